@@ -1,0 +1,24 @@
+"""The axis legend: one letter per axis, used in every signature and docstring.
+
+| letter | axis |
+| --- | --- |
+| B | sequences in a batch |
+| T | tokens of one sequence in this call |
+| K | draft tokens of a round |
+| R | rows of a verification window, K + 1; also the snapshot slots that a rollback can name |
+| S | slots of a KV cache |
+| V | vocabulary |
+| D | model (residual stream) width |
+| H | query heads |
+| G | KV heads (H is a multiple of G) |
+| N | attention head width |
+| F | hidden width of an MLP or of one expert |
+| E | experts |
+| L | layers |
+| Hk, Hv | key and value heads of a gated delta net (Hv is a multiple of Hk) |
+| Dk, Dv | key and value head widths of a gated delta net |
+| C | channels of its causal convolution, 2 Hk Dk + Hv Dv |
+| W | taps of its causal convolution |
+
+`*_len`, `n_*` and `length` are counts; positions start at 0.
+"""
