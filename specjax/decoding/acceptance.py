@@ -1,0 +1,199 @@
+"""Which drafts stand, and which token follows them.
+
+A round verifies K drafts with K + 1 rows of target logits: row i predicts the token at `position + i`, draft i is a
+guess of that token. The first n drafts are accepted and row n gives the next token, so a round emits n + 1 tokens.
+
+| rule | draft | accepted while | guarantee |
+| --- | --- | --- | --- |
+| greedy | argmax | it is the target's argmax | the tokens of plain greedy decoding |
+| coupled | drawn with the position's TOKEN noise | it is what the target draws with the same noise | the tokens of plain sampling with the same seed, whatever the drafter |
+| rejection | drawn with DRAFT noise, or any deterministic guess | u < p(draft) / q(draft) | the target's distribution |
+
+Rejection: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318). Coupled: Daliri et al. 2025
+(arXiv:2408.07978), with Gumbel noise. With a greedy config every rule is the greedy one.
+"""  # noqa: E501
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt
+
+from specjax.decoding.random import Purpose, uniform
+from specjax.decoding.sampling import SamplerConfig, Shortlist, sample_shortlist, sample_tokens, shortlist, warp
+
+Rule = Literal["greedy", "coupled", "rejection"]
+
+PADDING = -1
+"""Fills `Verdict.tokens` behind the last emitted token."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of a round.
+
+    n_accepted: drafts that stand, 0 to n_drafted. next_token: the token at position + n_accepted.
+    tokens: the accepted drafts, then next_token, then PADDING.
+    """
+
+    n_accepted: Int[Array, "B"]
+    next_token: Int[Array, "B"]
+    tokens: Int[Array, "B R"]
+
+
+class Proposal(NamedTuple):
+    """One draft token per sequence.
+
+    logq: the log-probabilities that the token was drawn from; None when it was not drawn for rejection sampling.
+    confidence: the head's largest probability, before warping. It is a function of the logits alone, not of the draw:
+    to stop drafting because of the token that was *drawn* would bias rejection sampling.
+    """
+
+    token: Int[Array, "B"]
+    logq: Float[Array, "B V"] | None
+    confidence: Float[Array, "B"]
+
+
+def _row(x, index):
+    """x[b, index[b]]"""
+    return jnp.take_along_axis(x, index.reshape((-1,) + (1,) * (x.ndim - 1)), axis=1)[:, 0]
+
+
+def _leading(hits, n_drafted):
+    """Number of hits before the first miss, among the first n_drafted."""
+    hits &= jnp.arange(hits.shape[1]) < n_drafted[:, None]
+    return jnp.sum(jnp.cumprod(hits.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+
+
+def _verdict(drafts, n_accepted, next_token):
+    column = jnp.arange(drafts.shape[1] + 1)
+    tokens = jnp.where(column == n_accepted[:, None], next_token[:, None], PADDING)
+    drafts = jnp.pad(drafts.astype(jnp.int32), ((0, 0), (0, 1)))
+    return Verdict(n_accepted, next_token, jnp.where(column < n_accepted[:, None], drafts, tokens))
+
+
+def _accept_equal(choices, drafts, n_drafted):
+    """Accept while the draft is the target's own choice; the choice at the first difference is the next token."""
+    n_accepted = _leading(choices[:, :-1] == drafts, n_drafted)
+    return _verdict(drafts, n_accepted, _row(choices, n_accepted))
+
+
+def accept_greedy(
+    target_logits: Float[Array, "B R V"], drafts: Int[Array, "B K"], n_drafted: Int[Array, "B"]
+) -> Verdict:
+    """Accept while the draft is the argmax of the target's row."""
+    return _accept_equal(jnp.argmax(target_logits, axis=-1).astype(jnp.int32), drafts, n_drafted)
+
+
+def accept_coupled(
+    target_logits: Float[Array, "B R V"],
+    drafts: Int[Array, "B K"],
+    n_drafted: Int[Array, "B"],
+    *,
+    config: SamplerConfig,
+    seed: UInt[Array, ""] | int,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Verdict:
+    """Accept while the draft is what plain sampling gives at its position. `position` is that of row 0's token."""
+    rows = position[:, None] + jnp.arange(target_logits.shape[1])
+    choices = sample_tokens(target_logits, config=config, seed=seed, sequence=sequence, position=rows)
+    return _accept_equal(choices, drafts, n_drafted)
+
+
+def accept_rejection(
+    target_logits: Float[Array, "B R V"],
+    drafts: Int[Array, "B K"],
+    draft_logq: Float[Array, "B K V"] | None,
+    n_drafted: Int[Array, "B"],
+    *,
+    config: SamplerConfig,
+    seed: UInt[Array, ""] | int,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Verdict:
+    """Speculative sampling: accept draft d with probability min(1, p(d) / q(d)), else draw from norm(max(0, p - q)).
+
+    `draft_logq` holds the log-probabilities that the drafts were drawn from; None says that they were not drawn but are
+    a function of the context (q is 1 at the draft). `position` is that of row 0's token. When all drafts stand, the
+    next token is drawn as plain sampling draws it: a row without drafts is plain sampling, draw for draw.
+
+    What decides `n_drafted` must not depend on the drawn tokens that it drops: see `DraftConfig`.
+    """
+    n_drafts = drafts.shape[1]
+    if config.greedy or n_drafts == 0:
+        return accept_coupled(
+            target_logits, drafts, n_drafted, config=config, seed=seed, sequence=sequence, position=position
+        )
+    tokens, scores = shortlist(target_logits, config)
+    probs = jax.nn.softmax(scores, axis=-1)
+    p_draft = jnp.sum(jnp.where(tokens[:, :-1] == drafts[..., None], probs[:, :-1], 0), axis=-1)
+    if draft_logq is None:
+        q_draft = jnp.ones_like(p_draft)
+    else:
+        q_draft = jnp.exp(jnp.take_along_axis(draft_logq, drafts[..., None], axis=-1)[..., 0])
+    u = uniform(seed, sequence, position[:, None] + jnp.arange(n_drafts), Purpose.ACCEPT)
+    n_accepted = _leading(u * q_draft < p_draft, n_drafted)
+
+    rejected = n_accepted < n_drafted
+    drafted = jnp.minimum(n_accepted, n_drafts - 1)
+    candidates = Shortlist(_row(tokens, n_accepted), _row(scores, n_accepted))
+    if draft_logq is None:
+        q = (candidates.tokens == _row(drafts, drafted)[:, None]).astype(jnp.float32)
+    else:
+        q = jnp.exp(jnp.take_along_axis(_row(draft_logq, drafted), candidates.tokens, axis=-1))
+    residual = jnp.maximum(_row(probs, n_accepted) - q, 0)
+    # Where p and q agree to the last place nothing is left of p - q, and a rejection is an accident of rounding: use p.
+    corrected = (rejected & jnp.any(residual > 0, axis=-1))[:, None]
+    candidates = candidates._replace(scores=jnp.where(corrected, jnp.log(residual), candidates.scores))
+    next_token = sample_shortlist(
+        candidates,
+        seed=seed,
+        sequence=sequence,
+        position=position + n_accepted,
+        purpose=jnp.where(rejected, Purpose.RESIDUAL, Purpose.TOKEN),
+    )
+    return _verdict(drafts, n_accepted, next_token)
+
+
+def accept(
+    target_logits: Float[Array, "B R V"],
+    drafts: Int[Array, "B K"],
+    draft_logq: Float[Array, "B K V"] | None,
+    n_drafted: Int[Array, "B"],
+    *,
+    rule: Rule,
+    config: SamplerConfig,
+    seed: UInt[Array, ""] | int,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Verdict:
+    """The verdict under `rule`, for drafts made by `propose_token` under the same rule."""
+    if rule == "greedy":
+        return accept_greedy(target_logits, drafts, n_drafted)
+    if rule == "coupled":
+        return accept_coupled(
+            target_logits, drafts, n_drafted, config=config, seed=seed, sequence=sequence, position=position
+        )
+    return accept_rejection(
+        target_logits, drafts, draft_logq, n_drafted, config=config, seed=seed, sequence=sequence, position=position
+    )
+
+
+def propose_token(
+    logits: Float[Array, "B V"],
+    *,
+    rule: Rule,
+    config: SamplerConfig,
+    seed: UInt[Array, ""] | int,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Proposal:
+    """The draft of the token at absolute `position`, from the drafter's logits for it."""
+    confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
+    if rule == "greedy" or config.greedy:
+        return Proposal(jnp.argmax(logits, axis=-1).astype(jnp.int32), None, confidence)
+    logq = warp(logits, config) if rule == "rejection" else None
+    purpose = Purpose.DRAFT if rule == "rejection" else Purpose.TOKEN
+    candidates = shortlist(logits, config)
+    token = sample_shortlist(candidates, seed=seed, sequence=sequence, position=position, purpose=purpose)
+    return Proposal(token, logq, confidence)
