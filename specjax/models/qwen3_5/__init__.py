@@ -1,0 +1,26 @@
+"""Qwen3.5 / Qwen3.6: gated delta nets with full attention in between, dense or MoE, and one MTP block."""
+
+from specjax.models.qwen3_5.config import (
+    FULL_ATTENTION,
+    LINEAR_ATTENTION,
+    MoEConfig,
+    Qwen35Config,
+    hybrid_layer_types,
+)
+from specjax.models.qwen3_5.mtp import Qwen35MTP
+from specjax.models.qwen3_5.parameters import init_params, parameter_shapes
+from specjax.models.qwen3_5.target import Qwen35Target
+from specjax.models.qwen3_5.training import training_forward
+
+__all__ = [
+    "FULL_ATTENTION",
+    "LINEAR_ATTENTION",
+    "MoEConfig",
+    "Qwen35Config",
+    "Qwen35MTP",
+    "Qwen35Target",
+    "hybrid_layer_types",
+    "init_params",
+    "parameter_shapes",
+    "training_forward",
+]

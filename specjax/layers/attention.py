@@ -1,0 +1,76 @@
+"""Gated full attention of the Qwen3.5 family over a KV cache."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.layers.linear import Linear
+from specjax.layers.norm import RMSNorm
+from specjax.layers.rope import apply_rope
+from specjax.state.kv import KVCache
+
+
+def attend(
+    q: Float[Array, "B T H N"], cache: KVCache, positions: Int[Array, "B T"], *, scale: float
+) -> Float[Array, "B T H N"]:
+    """Causal attention of T query rows over the cache: the row at position p reads slots 0..p.
+
+    Scores and softmax are float32. Query head h reads KV head h // (H / G).
+    """
+    batch, rows, heads, width = q.shape
+    kv_heads = cache.k.shape[2]
+    grouped = q.reshape(batch, rows, kv_heads, heads // kv_heads, width).astype(cache.k.dtype)
+    scores = jnp.einsum("btgrn,bsgn->bgrts", grouped, cache.k, preferred_element_type=jnp.float32) * scale
+    visible = jnp.arange(cache.capacity) <= positions[:, :, None]
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    out = jnp.einsum(
+        "bgrts,bsgn->btgrn", weights.astype(cache.v.dtype), cache.v, preferred_element_type=jnp.float32
+    )
+    return out.reshape(batch, rows, heads, width).astype(q.dtype)
+
+
+class GatedAttention(nn.Module):
+    """Grouped-query attention with RMS-normed q and k, partial RoPE and a sigmoid output gate per dimension.
+
+    Attributes:
+        num_heads, num_kv_heads, head_width: H, G, N.
+        rope_width, rope_theta: how many dimensions rotate, and the base of their frequencies.
+        norm_eps: epsilon of the q and k norms.
+
+    Source: `Qwen3_5Attention` in transformers, `build_layer_attn` in llama.cpp's `src/models/qwen35.cpp`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    rope_width: int
+    rope_theta: float
+    norm_eps: float
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
+        valid: Bool[Array, "B T"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        """Write the valid rows' keys and values at their positions, then attend."""
+        batch, rows, width = x.shape
+        q_and_gate = Linear(2 * self.num_heads * self.head_width, name="q_proj")(x)
+        q, gate = jnp.split(q_and_gate.reshape(batch, rows, self.num_heads, 2 * self.head_width), 2, axis=-1)
+        k = Linear(self.num_kv_heads * self.head_width, name="k_proj")(x)
+        v = Linear(self.num_kv_heads * self.head_width, name="v_proj")(x)
+        kv_shape = (batch, rows, self.num_kv_heads, self.head_width)
+        q = RMSNorm(self.norm_eps, name="q_norm")(q)
+        k = RMSNorm(self.norm_eps, name="k_norm")(k.reshape(kv_shape))
+        q = apply_rope(q, positions, theta=self.rope_theta, width=self.rope_width)
+        k = apply_rope(k, positions, theta=self.rope_theta, width=self.rope_width)
+        cache = cache.append(k, v.reshape(kv_shape), positions, valid)
+        out = attend(q, cache, positions, scale=self.head_width**-0.5)
+        out = (out * jax.nn.sigmoid(gate)).reshape(batch, rows, -1)
+        return Linear(width, name="o_proj")(out), cache

@@ -1,0 +1,101 @@
+"""Gated delta net: linear attention with a decaying matrix state, corrected by the delta rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import causal_conv1d
+from specjax.layers.linear import Linear
+from specjax.layers.norm import RMSNorm, l2_normalize
+from specjax.state.recurrent import DeltaInputs, RecurrentState
+
+
+class CausalConv(nn.Module):
+    """The depthwise causal convolution's weight, [C, W]; applied with SiLU by `causal_conv1d`."""
+
+    channels: int
+    width: int
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T C"], window: Float[Array, "B W-1 C"]
+    ) -> tuple[Float[Array, "B T C"], Float[Array, "B W-1+T C"]]:
+        init = nn.initializers.uniform(scale=2 * self.width**-0.5)
+        weight = self.param(
+            "weight", lambda key, shape, dtype: init(key, shape, dtype) - self.width**-0.5,
+            (self.channels, self.width), jnp.float32,
+        )  # fmt: skip
+        return causal_conv1d.causal_conv1d(x, weight, window, activation="silu")
+
+
+class GatedDeltaNet(nn.Module):
+    """One gated delta net layer.
+
+    Value heads are in tiled order: value head j uses key head j % Hk, as in GGUF files.
+
+    Attributes:
+        key_heads, value_heads, key_width, value_width: Hk, Hv, Dk, Dv.
+        conv_width: W.
+        norm_eps: epsilon of the output norm and of the L2 norm of q and k.
+
+    Source: Yang et al., "Gated Delta Networks", arXiv 2412.06464; `Qwen3_5GatedDeltaNet` in transformers,
+    `build_layer_attn_linear` in llama.cpp's `src/models/qwen35.cpp`.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    conv_width: int
+    norm_eps: float
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], n_valid: Int[Array, "B"], state: RecurrentState, *, rollback: bool
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Process the first `n_valid` rows.
+
+        Returns:
+            The output and, with `rollback`, a window that can still be committed partly; without, the next state.
+        """
+        batch, rows, width = x.shape
+        keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
+        qkv = Linear(2 * keys + values, name="qkv_proj")(x)
+        z = Linear(values, name="z_proj")(x).reshape(batch, rows, self.value_heads, self.value_width)
+        beta = jax.nn.sigmoid(Linear(self.value_heads, name="beta_proj")(x).astype(jnp.float32))
+        alpha = Linear(self.value_heads, name="alpha_proj")(x).astype(jnp.float32)
+        decay = self.param("a", init_decay, (self.value_heads,), jnp.float32)
+        dt_bias = self.param("dt_bias", init_dt_bias, (self.value_heads,), jnp.float32)
+        g = decay * jax.nn.softplus(alpha + dt_bias)
+
+        mixed, conv_inputs = CausalConv(2 * keys + values, self.conv_width, name="conv")(
+            qkv.astype(jnp.float32), state.conv_window()
+        )
+        q, k, v = jnp.split(mixed, [keys, 2 * keys], axis=-1)
+        inputs = DeltaInputs(
+            q=l2_normalize(q.reshape(batch, rows, self.key_heads, self.key_width), self.norm_eps),
+            k=l2_normalize(k.reshape(batch, rows, self.key_heads, self.key_width), self.norm_eps),
+            v=v.reshape(batch, rows, self.value_heads, self.value_width),
+            g=g,
+            beta=beta,
+        )
+        step = state.verify if rollback else state.extend
+        out, new_state = step(inputs, conv_inputs, n_valid)
+        out = RMSNorm(self.norm_eps, name="norm")(out) * jax.nn.silu(z.astype(jnp.float32))
+        return Linear(width, name="out_proj")(out.reshape(batch, rows, values).astype(x.dtype)), new_state
+
+
+def init_decay(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """-A with A uniform in (1, 16), the reference's initialisation away from its singular end."""
+    return -jax.random.uniform(key, shape, dtype, 1.0, 16.0)
+
+
+def init_dt_bias(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """The inverse softplus of a time step that is log-uniform in (0.001, 0.1), as in Mamba-2."""
+    dt = jnp.exp(jax.random.uniform(key, shape, dtype, jnp.log(0.001), jnp.log(0.1)))
+    return dt + jnp.log(-jnp.expm1(-dt))

@@ -1,0 +1,74 @@
+"""Bias-free linear layers with the weight stored as files store it: [outputs, inputs]."""
+
+from __future__ import annotations
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+FEW_ROWS = 16
+"""At most so many rows take the memory-bound form below; above it the matmul is bound by arithmetic."""
+
+
+def matmul_transposed(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float[Array, "... N"]:
+    """x @ weight.T, accumulated in float32, in the dtype of x.
+
+    Decoding multiplies each weight with a handful of rows and is bound by reading the weight once. XLA's CPU backend
+    reaches that bound only with the weight as the left operand; the barrier keeps it from swapping the operands back.
+    `benchmarks/few_row_matmul.py` measures both forms.
+    """
+    rows = math.prod(x.shape[:-1])
+    x_cast = x.astype(weight.dtype)
+    if rows > FEW_ROWS:
+        return jax.lax.dot_general(
+            x_cast, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        ).astype(x.dtype)
+
+    def weight_left(x: Array, weight: Array) -> Array:
+        flat = x.reshape(rows, x.shape[-1])
+        out = jax.lax.dot_general(weight, flat, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return jax.lax.optimization_barrier(out).T.reshape(*x.shape[:-1], weight.shape[0])
+
+    def weight_right(x: Array, weight: Array) -> Array:
+        return jax.lax.dot_general(
+            x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
+    return jax.lax.platform_dependent(x_cast, weight, cpu=weight_left, default=weight_right).astype(x.dtype)
+
+
+class Linear(nn.Module):
+    """y = x W^T without bias; `weight` is [N, K].
+
+    Attributes:
+        features: N, the number of outputs.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
+        weight = self.param("weight", nn.initializers.normal(0.02), (self.features, x.shape[-1]), jnp.float32)
+        return matmul_transposed(x, weight)
+
+
+class Embedding(nn.Module):
+    """A table of V rows of width D that can also serve as output head.
+
+    Attributes:
+        vocab_size: V.
+        width: D.
+    """
+
+    vocab_size: int
+    width: int
+
+    def setup(self) -> None:
+        self.weight = self.param("weight", nn.initializers.normal(0.02), (self.vocab_size, self.width), jnp.float32)
+
+    def __call__(self, tokens: Array) -> Float[Array, "... D"]:
+        """Rows of the table; [...] int32 -> [..., D]."""
+        return jnp.take(self.weight, tokens, axis=0, mode="clip")

@@ -1,0 +1,190 @@
+"""What the decoding loop knows of models: targets and drafters as frozen descriptions with pure methods.
+
+A target or drafter is hashable (a static argument of jitted functions); parameters and state travel as pytrees.
+`params` is always the whole tree, so that a drafter can share the target's embedding and output head.
+
+One round, for a row whose state has `length` committed tokens and whose `pending` token has been chosen but not fed:
+
+1. `drafter.propose(pending, K)` -> drafts d1..dK;
+2. `target.verify([pending, d1..dK])` -> logits of every row, requested features, a window;
+3. the loop accepts n of the drafts and chooses the next pending token;
+4. `drafter.observe(tokens, features)` joins the window, and `specjax.state.commit(window, n + 1)` keeps the accepted
+   tokens in every part of the state at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from jaxtyping import Array, Float, Int
+
+from specjax.state import RollbackStrategy, SequenceState, SequenceWindow
+from specjax.state.hybrid import Window
+
+Params = dict[str, Any]
+Rows = Literal["all", "last", "none"]
+
+
+@dataclass(frozen=True)
+class FeatureRequest:
+    """Which of the target's internals a drafter reads; the target returns these and nothing else.
+
+    Attributes:
+        final_hidden: the hidden states that the output head reads (or what the family's head expects).
+        layer_inputs: indices of layers whose input is wanted.
+    """
+
+    final_hidden: bool = False
+    layer_inputs: tuple[int, ...] = ()
+
+
+class Features(NamedTuple):
+    """Requested features of every row of a call; what was not asked for is None or ()."""
+
+    final_hidden: Float[Array, "B T D"] | None = None
+    layer_inputs: tuple[Float[Array, "B T D"], ...] = ()
+
+
+class TargetOutput(NamedTuple):
+    """Logits of the rows asked for, and the requested features of all rows.
+
+    Attributes:
+        logits: [B, T, V] for rows "all", [B, 1, V] for "last" (each row's last valid token), None for "none".
+        features: see `Features`.
+    """
+
+    logits: Float[Array, "B rows V"] | None
+    features: Features
+
+
+class Target(Protocol):
+    """The model whose output must not change."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence that the model was made for, in tokens."""
+        ...
+
+    def init_layers(
+        self, batch: int, capacity: int, *, rows: int, rollback: RollbackStrategy, dtype: Any
+    ) -> tuple[Any, ...]:
+        """The state of all layers before the first token, for at most `rows` tokens in a `verify` call."""
+        ...
+
+    def extend(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        n_valid: Int[Array, "B"],
+        state: SequenceState,
+        *,
+        request: FeatureRequest,
+        rows: Rows,
+    ) -> tuple[TargetOutput, SequenceState]:
+        """Feed tokens that are final; the drafter's part of the state is passed through."""
+        ...
+
+    def verify(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        n_valid: Int[Array, "B"],
+        state: SequenceState,
+        *,
+        request: FeatureRequest,
+    ) -> tuple[TargetOutput, SequenceWindow]:
+        """Feed tokens that may be taken back; logits of all rows. The window has no drafter part yet."""
+        ...
+
+
+class Choice(NamedTuple):
+    """A drafted token per row, with what acceptance needs to know of it.
+
+    Attributes:
+        token: [B].
+        log_q: the log-probabilities it was drawn from, or None when it was not drawn at random.
+        probability: the head's probability of the token, for `p_min`.
+    """
+
+    token: Int[Array, "B"]
+    log_q: Float[Array, "B V"] | None
+    probability: Float[Array, "B"]
+
+
+ChooseDraft = Callable[[Float[Array, "B V"], Int[Array, "B"]], Choice]
+"""Chooses a draft token from a drafter's logits and the position that the token will have."""
+
+
+class Proposal(NamedTuple):
+    """K drafts per row.
+
+    Attributes:
+        tokens: [B, K].
+        log_q: [B, K, V] or None, see `Choice`.
+        probability: [B, K].
+        state: the drafter's state after drafting.
+    """
+
+    tokens: Int[Array, "B K"]
+    log_q: Float[Array, "B K V"] | None
+    probability: Float[Array, "B K"]
+    state: Any
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Its state is a part of `SequenceState` and is committed with it."""
+
+    @property
+    def request(self) -> FeatureRequest:
+        """What it reads of the target."""
+        ...
+
+    @property
+    def max_drafts(self) -> int | None:
+        """The most drafts it can make in a round, or None."""
+        ...
+
+    def init_state(self, batch: int, capacity: int, *, rows: int, dtype: Any) -> Any:
+        """Its state before the first token, for rounds of at most `rows` verified tokens."""
+        ...
+
+    def extend(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        features: Features,
+        n_valid: Int[Array, "B"],
+        state: Any,
+        length: Int[Array, "B"],
+    ) -> Any:
+        """Take in final tokens and the target's features of them; `length` counts the tokens before them."""
+        ...
+
+    def propose(
+        self,
+        params: Params,
+        pending: Int[Array, "B"],
+        state: Any,
+        length: Int[Array, "B"],
+        *,
+        num_drafts: int,
+        choose: ChooseDraft,
+        keep_going: Callable[[Float[Array, "B"]], Array],
+    ) -> Proposal:
+        """Draft `num_drafts` tokens after `pending`, which has position `length`.
+
+        `keep_going` maps the probabilities of the last drafts to a [B] bool; drafting may stop when no row keeps
+        going, and what stands in later columns is then unspecified (their probability is 0).
+        """
+        ...
+
+    def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window:
+        """Join a verified window: its tokens and the target's features of them, of which a part will be committed."""
+        ...

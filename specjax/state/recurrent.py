@@ -1,0 +1,184 @@
+"""State of gated delta net layers and its rollback, in two strategies behind one contract.
+
+A committed state has `conv_window()` and `matrix_state()` and takes new tokens in two ways:
+
+- `extend(...)`: all valid tokens are final (prefill); returns the outputs and the next committed state;
+- `verify(...)`: some of the last tokens may be taken back; returns the outputs and a *window*, whose
+  `commit(n)` gives the committed state after the first n of them.
+
+`Replay` keeps the state of the last commit and the records of the window's tokens, and applies the accepted ones on
+commit. `Snapshot` writes the state after each of the window's newest tokens and on commit only remembers which one
+counts. Both start from zeros and agree to rounding; see the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import causal_conv1d, gated_delta
+
+RollbackStrategy = Literal["replay", "snapshot"]
+
+
+class DeltaInputs(NamedTuple):
+    """What one call feeds to the gated delta rule.
+
+    q, k are L2-normalised [B, T, Hk, Dk]; v is [B, T, Hv, Dv]; g (log decay) and beta are [B, T, Hv].
+    """
+
+    q: Float[Array, "B T Hk Dk"]
+    k: Float[Array, "B T Hk Dk"]
+    v: Float[Array, "B T Hv Dv"]
+    g: Float[Array, "B T Hv"]
+    beta: Float[Array, "B T Hv"]
+
+
+@struct.dataclass
+class ReplayState:
+    """The committed state: matrix [B, Hv, Dk, Dv] and the last W - 1 inputs of the convolution, both float32."""
+
+    matrix: Float[Array, "B Hv Dk Dv"]
+    window: Float[Array, "B W-1 C"]
+
+    def conv_window(self) -> Float[Array, "B W-1 C"]:
+        """The last W - 1 committed inputs of the convolution."""
+        return self.window
+
+    def matrix_state(self) -> Float[Array, "B Hv Dk Dv"]:
+        """The matrix after the last committed token."""
+        return self.matrix
+
+    def extend(
+        self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B T Hv Dv"], ReplayState]:
+        """Process `n_valid` final tokens per row. `conv_inputs` is the window followed by the new inputs."""
+        out, matrix = gated_delta.prefill(*x, self.matrix, n_valid=n_valid)
+        window = causal_conv1d.window_at(conv_inputs, n_valid, self.window.shape[1])
+        return out, ReplayState(matrix, window)
+
+    def verify(
+        self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B T Hv Dv"], ReplayWindow]:
+        """Process tokens that may be taken back."""
+        out, records = gated_delta.verify(*x, self.matrix, n_valid=n_valid)
+        return out, ReplayWindow(self.matrix, records, conv_inputs, self.window.shape[1])
+
+
+@struct.dataclass
+class ReplayWindow:
+    """The last committed matrix, and what is needed to apply the window's tokens to it."""
+
+    matrix: Float[Array, "B Hv Dk Dv"]
+    records: gated_delta.Records
+    conv_inputs: Float[Array, "B P C"]
+    width: int = struct.field(pytree_node=False)
+
+    def commit(self, n: Int[Array, "B"]) -> ReplayState:
+        """The state after the first n tokens of the window, 0 <= n <= T."""
+        return ReplayState(
+            matrix=gated_delta.commit(self.matrix, self.records, n),
+            window=causal_conv1d.window_at(self.conv_inputs, n, self.width),
+        )
+
+
+@struct.dataclass
+class SnapshotState:
+    """R snapshot slots per row, of which `slot` names the committed one.
+
+    Attributes:
+        slots: slot 0 is the newest state, slot s the state s tokens back.
+        slot: which slot is committed.
+        conv_inputs: the last inputs of the convolution; the committed window starts at `offset`.
+    """
+
+    slots: Float[Array, "B R Hv Dk Dv"]
+    slot: Int[Array, "B"]
+    conv_inputs: Float[Array, "B W-1+R C"]
+    offset: Int[Array, "B"]
+
+    @property
+    def _width(self) -> int:
+        return self.conv_inputs.shape[1] - self.slots.shape[1]
+
+    def conv_window(self) -> Float[Array, "B W-1 C"]:
+        """The last W - 1 committed inputs of the convolution."""
+        return causal_conv1d.window_at(self.conv_inputs, self.offset, self._width)
+
+    def matrix_state(self) -> Float[Array, "B Hv Dk Dv"]:
+        """The matrix after the last committed token."""
+        return jnp.take_along_axis(self.slots, self.slot[:, None, None, None, None], axis=1)[:, 0]
+
+    def extend(
+        self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B T Hv Dv"], SnapshotState]:
+        """Process `n_valid` final tokens per row; the result stands in slot 0."""
+        out, matrix = gated_delta.prefill(*x, self.matrix_state(), n_valid=n_valid)
+        window = causal_conv1d.window_at(conv_inputs, n_valid, self._width)
+        zero = jnp.zeros_like(self.slot)
+        inputs = jnp.zeros_like(self.conv_inputs).at[:, : self._width].set(window)
+        return out, SnapshotState(self.slots.at[:, 0].set(matrix), zero, inputs, zero)
+
+    def verify(
+        self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B T Hv Dv"], SnapshotWindow]:
+        """Process up to R tokens that may be taken back.
+
+        Raises:
+            ValueError: the call has more tokens than there are slots.
+        """
+        tokens, slots = x.q.shape[1], self.slots.shape[1]
+        if tokens > slots:
+            raise ValueError(f"a window of {tokens} tokens needs {tokens} snapshot slots; this state has {slots}")
+        out, new_slots = gated_delta.verify_snapshots(*x, self.slots, self.slot, n_valid=n_valid)
+        padded = jnp.pad(conv_inputs, ((0, 0), (0, slots - tokens), (0, 0)))
+        return out, SnapshotWindow(new_slots, self.slot, padded, n_valid)
+
+
+@struct.dataclass
+class SnapshotWindow:
+    """Snapshots after each of the window's tokens; rows without tokens keep their slots."""
+
+    slots: Float[Array, "B R Hv Dk Dv"]
+    slot: Int[Array, "B"]
+    conv_inputs: Float[Array, "B W-1+R C"]
+    n_valid: Int[Array, "B"]
+
+    def commit(self, n: Int[Array, "B"]) -> SnapshotState:
+        """The state after the first n tokens: 1 <= n <= n_valid, or n = 0 in rows that had no token."""
+        slot = jnp.where(self.n_valid > 0, self.n_valid - n, self.slot)
+        return SnapshotState(self.slots, slot, self.conv_inputs, n)
+
+
+RecurrentState = ReplayState | SnapshotState
+
+
+def zeros(
+    strategy: RollbackStrategy,
+    *,
+    batch: int,
+    rows: int,
+    value_heads: int,
+    key_width: int,
+    value_width: int,
+    conv_channels: int,
+    conv_width: int,
+) -> RecurrentState:
+    """The state before the first token; `rows` is R, the most tokens of a `verify` call (snapshots only)."""
+    matrix = (value_heads, key_width, value_width)
+    if strategy == "replay":
+        return ReplayState(
+            matrix=jnp.zeros((batch, *matrix), jnp.float32),
+            window=jnp.zeros((batch, conv_width - 1, conv_channels), jnp.float32),
+        )
+    if strategy == "snapshot":
+        return SnapshotState(
+            slots=jnp.zeros((batch, rows, *matrix), jnp.float32),
+            slot=jnp.zeros((batch,), jnp.int32),
+            conv_inputs=jnp.zeros((batch, conv_width - 1 + rows, conv_channels), jnp.float32),
+            offset=jnp.zeros((batch,), jnp.int32),
+        )
+    raise ValueError(f"rollback strategy {strategy!r} is unknown; known are 'replay' and 'snapshot'")

@@ -1,0 +1,99 @@
+"""The bundled model's recipe: its size, and every setting of its training."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
+
+OPTIMIZERS = ("muon", "adamw")
+
+
+def demo_config(vocab_size: int = 4096) -> Qwen35Config:
+    """About 6.4 M parameters: four gated delta nets, two full-attention layers, one MTP block."""
+    return Qwen35Config(
+        vocab_size=vocab_size,
+        width=256,
+        layer_types=hybrid_layer_types(6, full_attention_interval=3),
+        mlp_width=640,
+        num_heads=4,
+        num_kv_heads=2,
+        head_width=64,
+        rope_width=32,
+        rope_theta=10_000.0,
+        rope_sections=(6, 5, 5, 0),
+        conv_width=4,
+        linear_key_heads=2,
+        linear_value_heads=4,
+        linear_key_width=64,
+        linear_value_width=64,
+        context_length=2048,
+        tied_embeddings=True,
+        mtp_layers=1,
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that shapes a run besides the model's size and the text; equal recipes give equal models.
+
+    Attributes:
+        steps: optimizer steps; the learning rate follows a cosine over them.
+        batch_size, length: B sequences of T tokens per step.
+        seed: of the initial parameters and of the order of the text.
+        optimizer: "muon" (hidden matrices by Muon, everything else by AdamW) or "adamw" (everything).
+        learning_rate: peak of the schedule, reached after `warmup_steps`; it ends at `final_fraction` of the peak.
+        betas, weight_decay, clip_norm: of AdamW; only matrices decay; the gradient's global norm is clipped.
+        mtp_weight: weight of the MTP block's mean loss beside the trunk's loss.
+        mtp_steps: draft steps that training unrolls, each fed with the block's own hidden rows.
+        mtp_sequences: sequences of every batch on which the block trains.
+        eval_every, save_every: steps between held-out evaluations and between checkpoints.
+    """
+
+    steps: int
+    batch_size: int = 8
+    length: int = 512
+    seed: int = 0
+    optimizer: str = "muon"
+    learning_rate: float = 3e-3
+    warmup_steps: int = 60
+    final_fraction: float = 0.02
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    mtp_weight: float = 0.2
+    mtp_steps: int = 3
+    mtp_sequences: int = 2
+    eval_every: int = 250
+    save_every: int = 50
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, message: str) -> None:
+            if not condition:
+                raise ValueError(f"Recipe: {message}")
+
+        require(self.steps > 0, f"steps is {self.steps}; it must be positive")
+        require(self.optimizer in OPTIMIZERS, f"optimizer is {self.optimizer!r}; known are {OPTIMIZERS}")
+        require(self.mtp_weight >= 0, f"mtp_weight is {self.mtp_weight}; it must not be negative")
+        require(
+            0 < self.mtp_sequences <= self.batch_size,
+            f"mtp_sequences is {self.mtp_sequences}; it must be from 1 to batch_size ({self.batch_size})",
+        )
+        require(
+            0 < self.mtp_steps < self.length - 1,
+            f"mtp_steps is {self.mtp_steps}; it must be from 1 to length - 2 ({self.length - 2})",
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """B * T."""
+        return self.batch_size * self.length
+
+    def to_dict(self) -> dict[str, object]:
+        """The fields as plain values that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict) -> Recipe:
+        """The inverse of `to_dict`, also after a trip through JSON."""
+        return cls(**{**fields, "betas": tuple(fields["betas"])})
