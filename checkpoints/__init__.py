@@ -1,0 +1,36 @@
+"""Model files: GGUF and Hugging Face safetensors in and out, tokenizers, and the name tables that connect them."""
+
+from checkpoints.errors import (
+    CheckpointError,
+    ConfigError,
+    FormatError,
+    MissingMTPWarning,
+    TensorMismatchError,
+    TokenizerError,
+    UnknownArchitectureError,
+)
+from checkpoints.gguf_writer import write_gguf
+from checkpoints.hf_writer import write_hf
+from checkpoints.load import Checkpoint, Description, describe, load
+from checkpoints.source import TensorInfo
+from checkpoints.tokenizer import StreamDecoder, TextTokenizer, Vocabulary
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "ConfigError",
+    "Description",
+    "FormatError",
+    "MissingMTPWarning",
+    "StreamDecoder",
+    "TensorInfo",
+    "TensorMismatchError",
+    "TextTokenizer",
+    "TokenizerError",
+    "UnknownArchitectureError",
+    "Vocabulary",
+    "describe",
+    "load",
+    "write_gguf",
+    "write_hf",
+]

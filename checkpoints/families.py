@@ -1,0 +1,78 @@
+"""The model families that can be read and written, and how each maps to file formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoints.errors import UnknownArchitectureError
+from checkpoints.mapping import RuleTable
+from checkpoints.rules import qwen3_5, qwen3_5_gguf, qwen3_5_hf
+from checkpoints.source import TensorInfo
+from specjax.models.qwen3_5 import Qwen35Config
+
+Config = Qwen35Config
+ConfigReader = Callable[[Mapping[str, Any], Mapping[str, TensorInfo], str], Config]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family.
+
+    Attributes:
+        config_type: its config class.
+        gguf_architectures: values of `general.architecture`.
+        hf_model_types: values of `model_type` in config.json.
+        config_from_gguf, config_from_hf: (metadata or config.json, tensor table, file name) -> config.
+        config_to_gguf, config_to_hf: config -> metadata or config.json.
+        gguf_rules, hf_rules: (config, tensor names of the file; empty when writing) -> the rule table.
+    """
+
+    config_type: type
+    gguf_architectures: tuple[str, ...]
+    hf_model_types: tuple[str, ...]
+    config_from_gguf: ConfigReader
+    config_to_gguf: Callable[[Config], dict[str, Any]]
+    gguf_rules: Callable[[Config, Collection[str]], RuleTable]
+    config_from_hf: ConfigReader
+    config_to_hf: Callable[[Config], dict[str, Any]]
+    hf_rules: Callable[[Config, Collection[str]], RuleTable]
+
+
+FAMILIES = (
+    Family(
+        config_type=Qwen35Config,
+        gguf_architectures=("qwen35", "qwen35moe"),
+        hf_model_types=("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        config_from_gguf=qwen3_5_gguf.config_from_gguf,
+        config_to_gguf=qwen3_5_gguf.config_to_gguf,
+        gguf_rules=qwen3_5.gguf_rules,
+        config_from_hf=qwen3_5_hf.config_from_hf,
+        config_to_hf=qwen3_5_hf.config_to_hf,
+        hf_rules=qwen3_5.hf_rules,
+    ),
+)
+
+
+def family_of_gguf(architecture: str | None, where: str) -> Family:
+    """The family of a `general.architecture`; `UnknownArchitectureError` names the known ones."""
+    return _find(architecture, "architecture", lambda family: family.gguf_architectures, where)
+
+
+def family_of_hf(model_type: str | None, where: str) -> Family:
+    """The family of a `model_type` of config.json; `UnknownArchitectureError` names the known ones."""
+    return _find(model_type, "model_type", lambda family: family.hf_model_types, where)
+
+
+def family_of_config(config: Config) -> Family:
+    """The family that a config object belongs to."""
+    return next(family for family in FAMILIES if isinstance(config, family.config_type))
+
+
+def _find(name: str | None, what: str, names_of: Callable[[Family], tuple[str, ...]], where: str) -> Family:
+    for family in FAMILIES:
+        if name in names_of(family):
+            return family
+    known = ", ".join(known for family in FAMILIES for known in names_of(family))
+    raise UnknownArchitectureError(f"{where}: {what} {name!r} is not known; known are {known}")

@@ -1,0 +1,79 @@
+"""Writing a model as a Hugging Face directory: config.json, safetensors, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+from safetensors.numpy import save_file
+
+from checkpoints import tokenizer_hf
+from checkpoints.atomic import replaced
+from checkpoints.families import Config, family_of_config
+from checkpoints.mapping import Progress
+from checkpoints.tokenizer import TextTokenizer
+
+_SHARD_BYTES = 5 * 10**9
+
+
+def write_hf(
+    directory: str | Path,
+    config: Config,
+    params: Mapping[str, Any],
+    tokenizer: TextTokenizer | None = None,
+    *,
+    dtype: DTypeLike = np.float32,
+    shard_bytes: int = _SHARD_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Write a model as the text-only class that transformers loads with `AutoModelForCausalLM`.
+
+    Each file appears under its name only when it is complete, and config.json last of all.
+
+    Args:
+        directory: made if it is not there.
+        config, params: the model.
+        tokenizer: written as tokenizer.json if given.
+        dtype: of every tensor.
+        shard_bytes: a file is closed before it grows beyond this; one tensor at least goes into each.
+        progress: called with bytes written and bytes in all.
+
+    Raises:
+        TensorMismatchError: `params` do not fit `config`; nothing is written then.
+    """
+    directory, family, item = Path(directory), family_of_config(config), np.dtype(dtype)
+    tensors = list(family.hf_rules(config, ()).unload(params))
+    sizes = {name: int(np.prod(shape)) * item.itemsize for name, shape, _ in tensors}
+    shards: list[list[str]] = [[]]
+    for name in sizes:
+        if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
+            shards.append([])
+        shards[-1].append(name)
+    make = {name: function for name, _, function in tensors}
+    weight_map: dict[str, str] = {}
+    done = 0
+    for i, names in enumerate(shards, start=1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        with replaced(directory / file) as temporary:
+            save_file({name: make[name]().astype(item) for name in names}, temporary, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+        done += sum(sizes[name] for name in names)
+        if progress is not None:
+            progress(done, sum(sizes.values()))
+    index = directory / "model.safetensors.index.json"
+    if len(shards) == 1:
+        index.unlink(missing_ok=True)
+    else:
+        _write_json(index, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+    if tokenizer is not None:
+        tokenizer_hf.save(tokenizer, directory)
+    _write_json(directory / "config.json", {**family.config_to_hf(config), "dtype": item.name})
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    with replaced(path) as temporary:
+        temporary.write_text(json.dumps(document, indent=2))

@@ -1,0 +1,169 @@
+"""Opening a checkpoint: a GGUF file or a Hugging Face directory in, config, parameters and tokenizer out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from checkpoints import tokenizer_gguf, tokenizer_hf
+from checkpoints.errors import FormatError, TensorMismatchError, TokenizerError
+from checkpoints.families import Config, family_of_gguf, family_of_hf
+from checkpoints.gguf_file import GGUFFile
+from checkpoints.mapping import Progress, RuleTable
+from checkpoints.safetensors_file import SafetensorsDirectory
+from checkpoints.source import TensorInfo, TensorSource
+from checkpoints.tokenizer import TextTokenizer
+
+Format = Literal["gguf", "safetensors"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model in memory.
+
+    Attributes:
+        config: its hyper-parameters.
+        params: its parameters: {"target": ..., "mtp": ...}, the latter only when the file has the head.
+        tokenizer: its tokenizer; None only if `load` was told that it may be absent.
+        path, format: where it came from.
+        metadata: everything else that the file says about the model: the keys of the GGUF, or config.json.
+    """
+
+    config: Config
+    params: Mapping[str, Any] = field(repr=False)
+    tokenizer: TextTokenizer | None
+    path: Path
+    format: Format
+    metadata: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint contains, without its weights.
+
+    Attributes:
+        config, path, format, metadata: as in `Checkpoint`.
+        tensors: every tensor of the file.
+        has_mtp: whether the multi-token-prediction head is there.
+        vocab_size: tokens of the tokenizer, None if it is absent or not usable.
+        problems: why `load` would refuse the file; None if it would not.
+    """
+
+    config: Config
+    path: Path
+    format: Format
+    metadata: Mapping[str, Any] = field(repr=False)
+    tensors: tuple[TensorInfo, ...] = field(repr=False)
+    has_mtp: bool
+    vocab_size: int | None
+    problems: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in the file."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A checkpoint whose metadata are read and whose weights are not."""
+
+    config: Config
+    source: TensorSource
+    rules: RuleTable
+    path: Path
+    format: Format
+    metadata: Mapping[str, Any]
+
+    def tokenizer(self) -> TextTokenizer:
+        if self.format == "gguf":
+            return tokenizer_gguf.from_metadata(self.metadata, str(self.path))
+        return tokenizer_hf.from_directory(self.path)
+
+
+def load(
+    path: str | Path,
+    dtype: DTypeLike = np.float32,
+    *,
+    need_tokenizer: bool = True,
+    progress: Progress | None = None,
+) -> Checkpoint:
+    """Load a model. Tensors are read and converted one at a time, onto JAX's default device.
+
+    Args:
+        path: a GGUF file (any part of a split one), or a directory with config.json and safetensors.
+        dtype: of the matrices; norms, convolutions and other vectors are float32 always.
+        need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        FormatError: no such file, or not a (complete) checkpoint.
+        UnknownArchitectureError: a family that is not known; the message names those that are.
+        ConfigError: the metadata describe no model.
+        TensorMismatchError: missing, surplus, misshapen or unreadable tensors; all are listed.
+        TokenizerError: the tokenizer is absent or of an unknown kind.
+
+    Warns:
+        MissingMTPWarning: the MTP head is declared and absent; the trunk is loaded without it.
+    """
+    opened = _open(Path(path))
+    tokenizer = _tokenizer(opened, need_tokenizer)
+    params = opened.rules.load(opened.source, str(path), dtype, progress)
+    return Checkpoint(opened.config, params, tokenizer, opened.path, opened.format, opened.metadata)
+
+
+def describe(path: str | Path) -> Description:
+    """What a checkpoint contains. Reads no weights, and reports mismatched tensors instead of raising.
+
+    Raises:
+        FormatError, UnknownArchitectureError, ConfigError: as `load`.
+
+    Warns:
+        MissingMTPWarning: as `load`.
+    """
+    opened = _open(Path(path))
+    tokenizer = _tokenizer(opened, required=False)
+    problems = None
+    try:
+        opened.rules.check(opened.source, str(path))
+    except TensorMismatchError as error:
+        problems = str(error)
+    return Description(
+        config=opened.config,
+        path=opened.path,
+        format=opened.format,
+        metadata=opened.metadata,
+        tensors=tuple(opened.source.tensors.values()),
+        has_mtp=opened.config.mtp_layers > 0,
+        vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+        problems=problems,
+    )
+
+
+def _tokenizer(opened: _Opened, required: bool) -> TextTokenizer | None:
+    try:
+        return opened.tokenizer()
+    except TokenizerError:
+        if required:
+            raise
+        return None
+
+
+def _open(path: Path) -> _Opened:
+    if path.is_dir():
+        directory = SafetensorsDirectory(path)
+        hf_family = family_of_hf(directory.document.get("model_type"), str(path))
+        config = hf_family.config_from_hf(directory.document, directory.tensors, str(path))
+        rules = hf_family.hf_rules(config, directory.tensors.keys())
+        return _Opened(config, directory, rules, path, "safetensors", directory.document)
+    if not path.exists():
+        raise FormatError(f"{path}: no such file or directory")
+    file = GGUFFile(path)
+    family = family_of_gguf(file.metadata.get("general.architecture"), str(path))
+    config = family.config_from_gguf(file.metadata, file.tensors, str(path))
+    return _Opened(config, file, family.gguf_rules(config, file.tensors.keys()), path, "gguf", file.metadata)

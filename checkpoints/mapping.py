@@ -1,0 +1,277 @@
+"""Pairing the tensors of a file with the parameters of a model, with nothing left over on either side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from numpy.typing import DTypeLike
+
+from checkpoints.errors import TensorMismatchError
+from checkpoints.source import TensorSource, aligned_empty
+from checkpoints.transforms import IDENTITY, Shape, Transform
+
+SEPARATOR = "/"
+"""Between the parts of a parameter path, as in `target/layers_0/attn_norm/weight`."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), counted in the file."""
+
+
+class Rule(Protocol):
+    """Some tensors of a file that together are some parameters of the model."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Tensor names in the file."""
+        ...
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Parameter paths."""
+        ...
+
+    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Shapes in the file, given those of the parameters."""
+        ...
+
+    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
+        """Parameters from tensors; the tensors come one at a time, in the order of `sources`."""
+        ...
+
+    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Tensors from parameters: the inverse of `forward`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One tensor is one parameter."""
+
+    source: str
+    path: str
+    transform: Transform = IDENTITY
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return [self.transform.stored_shape(shapes[0])]
+
+    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
+        return [self.transform.forward(next(tensors))]
+
+    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        yield self.transform.backward(parameters[0])
+
+
+@dataclass(frozen=True)
+class Split:
+    """One tensor is several parameters of equal shape, one after the other along an axis."""
+
+    source: str
+    paths: tuple[str, ...]
+    axis: int
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        shape = list(shapes[0])
+        shape[self.axis] = sum(s[self.axis] for s in shapes)
+        return [tuple(shape)]
+
+    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
+        return np.split(next(tensors), len(self.paths), self.axis)
+
+    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        yield np.concatenate(parameters, self.axis)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Several tensors of equal shape are one parameter, stacked along a new first axis."""
+
+    sources: tuple[str, ...]
+    path: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return [shapes[0][1:]] * len(self.sources)
+
+    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
+        first = next(tensors)
+        stacked = aligned_empty((len(self.sources), *first.shape), first.dtype)
+        stacked[0] = first
+        for i, tensor in enumerate(tensors, start=1):
+            stacked[i] = tensor
+        return [stacked]
+
+    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        yield from parameters[0]
+
+
+@dataclass(frozen=True)
+class RuleTable:
+    """All rules of one model in one file format.
+
+    Attributes:
+        rules: they cover every parameter of the model exactly once.
+        ignored: patterns of tensor names that the model has no use for, each with a reason to be ignored.
+        shapes: parameter path -> shape.
+    """
+
+    rules: tuple[Rule, ...]
+    ignored: Mapping[str, str]
+    shapes: Mapping[str, Shape]
+
+    def __post_init__(self) -> None:
+        paths = [path for rule in self.rules for path in rule.paths]
+        if sorted(paths) != sorted(self.shapes):
+            without, unknown = sorted(set(self.shapes) - set(paths)), sorted(set(paths) - set(self.shapes))
+            twice = sorted({path for path in paths if paths.count(path) > 1})
+            raise AssertionError(
+                f"rule table and model disagree: parameters without a rule {without}, rules for no parameter {unknown},"
+                f" parameters with two rules {twice}"
+            )
+
+    def check(self, source: TensorSource, where: str) -> None:
+        """Raise `TensorMismatchError`, with every mismatch in it, unless file and model pair up exactly."""
+        tensors = source.tensors
+        missing, misshapen, unsupported = [], [], []
+        consumed = set()
+        for rule in self.rules:
+            for name, expected in zip(rule.sources, self._source_shapes(rule), strict=True):
+                consumed.add(name)
+                if name not in tensors:
+                    missing.append(f"{name} {expected}")
+                elif _without_units(tensors[name].shape) != _without_units(expected):
+                    misshapen.append(f"{name}: expected {expected}, got {tensors[name].shape}")
+                elif not source.can_read(name):
+                    unsupported.append(f"{name}: {tensors[name].type}")
+        surplus = [
+            f"{name} {info.shape}"
+            for name, info in tensors.items()
+            if name not in consumed and not any(re.fullmatch(pattern, name) for pattern in self.ignored)
+        ]
+        if missing or surplus or misshapen or unsupported:
+            raise TensorMismatchError(where, missing, surplus, misshapen, unsupported)
+
+    def load(
+        self, source: TensorSource, where: str, dtype: DTypeLike = np.float32, progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """The parameters as JAX arrays on the default device, converted one rule at a time.
+
+        Args:
+            source: the open file.
+            where: its name, for messages.
+            dtype: of matrices; vectors and convolutions stay float32.
+            progress: called after every rule.
+
+        Raises:
+            TensorMismatchError: file and model do not pair up exactly. Nothing has been read then.
+        """
+        self.check(source, where)
+        total = sum(source.tensors[name].num_bytes for rule in self.rules for name in rule.sources)
+        done = 0
+        flat = {}
+        for rule in self.rules:
+            kind = dtype if all(is_matrix(path, self.shapes[path]) for path in rule.paths) else np.float32
+            read = (
+                source.read(name, kind).reshape(shape)
+                for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
+            )
+            for path, parameter in zip(rule.paths, rule.forward(read), strict=True):
+                flat[path] = jax.device_put(np.ascontiguousarray(parameter.reshape(self.shapes[path])))
+            done += sum(source.tensors[name].num_bytes for name in rule.sources)
+            if progress is not None:
+                progress(done, total)
+        return unflatten(flat)
+
+    def unload(self, params: Mapping[str, Any]) -> Iterator[tuple[str, Shape, Callable[[], np.ndarray]]]:
+        """The file's tensors, in the order of the rules: name, shape, and a function that makes the array.
+
+        Raises:
+            TensorMismatchError: `params` lacks a parameter, has one too many, or one of the wrong shape.
+        """
+        flat = flatten(params)
+        wrong = [
+            f"{path}: expected {shape}, got {tuple(flat[path].shape)}"
+            for path, shape in self.shapes.items()
+            if path in flat and tuple(flat[path].shape) != shape
+        ]
+        missing = [path for path in self.shapes if path not in flat]
+        surplus = [path for path in flat if path not in self.shapes]
+        if wrong or missing or surplus:
+            raise TensorMismatchError("parameters to be written", missing, surplus, wrong)
+        for rule in self.rules:
+            shapes = self._source_shapes(rule)
+            for i, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
+                yield name, shape, _Tensor(rule, i, shape, tuple(flat[path] for path in rule.paths))
+
+    def _source_shapes(self, rule: Rule) -> list[Shape]:
+        return rule.source_shapes([self.shapes[path] for path in rule.paths])
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a file that is about to be written, computed when it is asked for."""
+
+    rule: Rule
+    index: int
+    shape: Shape
+    parameters: tuple[Any, ...]
+
+    def __call__(self) -> np.ndarray:
+        arrays = [np.asarray(parameter) for parameter in self.parameters]
+        for i, tensor in enumerate(self.rule.backward(arrays)):
+            if i == self.index:
+                return np.ascontiguousarray(tensor).reshape(self.shape)
+        raise IndexError(self.index)
+
+
+def is_matrix(path: str, shape: Shape) -> bool:
+    """Whether a parameter may be stored in few bits: everything but vectors and convolution taps."""
+    return len(shape) > 1 and f"{SEPARATOR}conv{SEPARATOR}" not in path
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts -> {path: leaf}."""
+
+    def walk(node: Any, prefix: str) -> Iterable[tuple[str, Any]]:
+        if isinstance(node, Mapping):
+            for key, child in node.items():
+                yield from walk(child, f"{prefix}{SEPARATOR}{key}" if prefix else key)
+        else:
+            yield prefix, node
+
+    return dict(walk(tree, ""))
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{path: leaf} -> nested dicts."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *parents, last = path.split(SEPARATOR)
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def _without_units(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)

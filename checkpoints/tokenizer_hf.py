@@ -1,0 +1,145 @@
+"""A tokenizer from Hugging Face's tokenizer.json and its neighbours, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gguf import TokenType
+from tokenizers import AddedToken, Tokenizer
+
+from checkpoints.errors import TokenizerError
+from checkpoints.tokenizer import PRE_TOKENIZERS, TextTokenizer, Vocabulary
+
+_ROLES = {"eos": "eos_token", "bos": "bos_token", "padding": "pad_token"}
+
+
+def from_directory(directory: Path) -> TextTokenizer:
+    """The tokenizer of a Hugging Face model directory.
+
+    Stop tokens are those of generation_config.json, config.json and tokenizer_config.json together.
+
+    Raises:
+        TokenizerError: there is no tokenizer.json, or it is not byte-level BPE.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(f"{directory}: no tokenizer: there is no tokenizer.json")
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # the bindings raise plain Exception
+        raise TokenizerError(f"{path}: {error}") from error
+    settings = _read_json(directory / "tokenizer_config.json")
+    special_ids = {}
+    for role, key in _ROLES.items():
+        token = settings.get(key)
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is not None and (i := backend.token_to_id(text)) is not None:
+            special_ids[role] = i
+    model, generation = _read_json(directory / "config.json"), _read_json(directory / "generation_config.json")
+    ends = [_ids(document.get("eos_token_id")) for document in (generation, model, model.get("text_config", {}))]
+    extra = [i for group in ends for i in group]
+    if extra:
+        special_ids.setdefault("eos", extra[0])
+    template_file = directory / "chat_template.jinja"
+    template = template_file.read_text() if template_file.is_file() else settings.get("chat_template")
+    return from_backend(backend, special_ids, extra, template if isinstance(template, str) else None, str(path))
+
+
+def from_backend(
+    backend: Tokenizer,
+    special_ids: Mapping[str, int],
+    extra_eos_ids: Iterable[int] = (),
+    chat_template: str | None = None,
+    where: str = "tokenizer",
+) -> TextTokenizer:
+    """A tokenizer around a `tokenizers.Tokenizer`, for instance one that was just trained.
+
+    Args:
+        backend: byte-level BPE.
+        special_ids: role ("eos", "bos", "padding", ...) -> id.
+        extra_eos_ids: further tokens after which generation stops.
+        chat_template: a Jinja template.
+        where: a name for messages.
+
+    Raises:
+        TokenizerError: it is not byte-level BPE, or lacks the token of some byte.
+    """
+    document = json.loads(backend.to_str())
+    model, decoder = document["model"], document.get("decoder") or {}
+    if model["type"] != "BPE" or "ByteLevel" not in _component_types(document.get("pre_tokenizer")):
+        raise TokenizerError(
+            f"{where}: only byte-level BPE is supported, got the model {model['type']} with the decoder"
+            f" {decoder.get('type')}"
+        )
+    ids = backend.get_vocab(with_added_tokens=True)
+    size = max(ids.values()) + 1
+    tokens, types = [f"[PAD{i}]" for i in range(size)], [TokenType.UNUSED] * size
+    for token, i in ids.items():
+        tokens[i], types[i] = token, TokenType.NORMAL
+    for i, added in backend.get_added_tokens_decoder().items():
+        looks_special = added.content.startswith("<|") and added.content.endswith("|>")
+        types[i] = TokenType.CONTROL if added.special or looks_special else TokenType.USER_DEFINED
+        if looks_special and not added.special:  # what is a control token in a GGUF is one here
+            backend.add_special_tokens([AddedToken(added.content, special=True, normalized=added.normalized)])
+    start = backend.encode("", add_special_tokens=True).ids
+    if len(start) > 1 or start[:1] != [special_ids.get("bos")][: len(start)]:
+        raise TokenizerError(f"{where}: the post-processor adds tokens {start}; only one bos token is supported")
+    vocabulary = Vocabulary(
+        tokens=tuple(tokens),
+        types=tuple(types),
+        merges=tuple(tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]),
+        pre=_pre_tokenizer_name(document["pre_tokenizer"]),
+        special_ids=dict(special_ids),
+        add_bos=len(start) == 1,
+        chat_template=chat_template,
+    )
+    vocabulary.check(where)
+    return TextTokenizer(vocabulary, backend, extra_eos_ids)
+
+
+def save(tokenizer: TextTokenizer, directory: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and generation_config.json into `directory`."""
+    vocabulary = tokenizer.vocabulary
+    tokenizer.backend.save(str(directory / "tokenizer.json"))
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for role, key in _ROLES.items():
+        if role in vocabulary.special_ids:
+            settings[key] = vocabulary.tokens[vocabulary.special_ids[role]]
+    if vocabulary.chat_template is not None:
+        settings["chat_template"] = vocabulary.chat_template
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    generation = {"eos_token_id": sorted(tokenizer.eos_ids)}
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2))
+
+
+def _pre_tokenizer_name(document: Mapping[str, Any]) -> str | None:
+    """The name of a split by a known pattern followed by the byte alphabet; None for anything else."""
+    match document:
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return next((name for name, known in PRE_TOKENIZERS.items() if known == pattern), None)
+    return None
+
+
+def _component_types(document: Mapping[str, Any] | None) -> list[str]:
+    if document is None:
+        return []
+    return [document["type"]] + [part["type"] for part in document.get("pretokenizers", [])]
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
