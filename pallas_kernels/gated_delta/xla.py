@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.gated_delta.layout import HeadMap, value_heads
+from pallas_kernels.gated_delta.triangular import unit_lower_inverse
 
 CHUNK = 64
 
@@ -27,7 +28,7 @@ def _decay(log_decay: Array) -> Array:
 
 def _unit_lower_solve(strictly_lower: Array, rhs: Array) -> Array:
     """Solves (I + A) X = rhs for strictly lower triangular A [..., n, n]."""
-    return lax.linalg.triangular_solve(strictly_lower, rhs, left_side=True, lower=True, unit_diagonal=True)
+    return unit_lower_inverse(strictly_lower) @ rhs
 
 
 def _strictly_lower(x: Array) -> Array:
