@@ -35,6 +35,12 @@ def reference(name: str, file: str) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
+def prompt_and_llama_cpp(name: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """The prompt of both references, the rows whose logits they keep, and llama.cpp's outputs."""
+    common = reference(name, "transformers.npz")
+    return common["prompt"], common["logit_rows"], reference(name, "llama_cpp.npz")
+
+
 def assert_close(got: jax.Array, want: np.ndarray) -> None:
     assert got.shape == want.shape
     error = np.sqrt(np.mean((np.asarray(got) - want) ** 2) / np.mean(want**2))
@@ -87,12 +93,18 @@ def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("file", "outputs"), [("hf", "transformers.npz"), ("model.gguf", "llama_cpp.npz")])
-def test_trunk_agrees_with_other_implementations(name: str, file: str, outputs: str) -> None:
-    want = reference(name, outputs)
-    logits, hidden, _ = prefill(*load(name, file), want["prompt"])
+def test_trunk_of_safetensors_agrees_with_transformers(name: str) -> None:
+    want = reference(name, "transformers.npz")
+    logits, hidden, _ = prefill(*load(name, "hf"), want["prompt"])
     assert_close(hidden, want["hidden"])
     assert_close(logits[want["logit_rows"]], want["logits"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trunk_of_gguf_agrees_with_llama_cpp(name: str) -> None:
+    prompt, rows, want = prompt_and_llama_cpp(name)
+    logits, _, _ = prefill(*load(name, "model.gguf"), prompt)
+    assert_close(logits[rows], want["logits"])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -106,9 +118,10 @@ def test_greedy_continuation_equals_that_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
-    want = reference(name, "llama_cpp.npz")
+    prompt, rows, want = prompt_and_llama_cpp(name)
     config, params = load(name, "model.gguf")
     drafter = Qwen35MTP(config)
+    _, trunk_hidden, _ = prefill(config, params, prompt)
 
     @jax.jit
     def run(params: Params, tokens: jax.Array, trunk_hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -118,19 +131,19 @@ def test_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
         hidden, _ = drafter.run(params, tokens[None], shifted, positions, positions >= 0, cache)
         return hidden[0], drafter.logits(params, hidden[0])
 
-    hidden, logits = run(params, want["prompt"], want["hidden"])
+    hidden, logits = run(params, prompt, trunk_hidden)
     assert_close(hidden, want["mtp_hidden"])
-    assert_close(logits[want["logit_rows"]], want["mtp_logits"])
+    assert_close(logits[rows], want["mtp_logits"])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_drafting_agrees_with_llama_cpp(name: str) -> None:
-    want = reference(name, "llama_cpp.npz")
+    prompt, _, want = prompt_and_llama_cpp(name)
     config, params = load(name, "model.gguf")
-    _, _, state = prefill(config, params, want["prompt"])
+    _, _, state = prefill(config, params, prompt)
 
     def greedy(logits: jax.Array, position: jax.Array) -> Choice:
-        return Choice(jnp.argmax(logits, axis=-1), log_q=logits, probability=jnp.ones(position.shape))
+        return Choice(jnp.argmax(logits, axis=-1), logq=logits, confidence=jnp.ones(position.shape))
 
     @jax.jit
     def propose(params: Params, pending: jax.Array, state: SequenceState) -> Proposal:
@@ -141,10 +154,10 @@ def test_drafting_agrees_with_llama_cpp(name: str) -> None:
             state.length,
             num_drafts=DRAFTS,
             choose=greedy,
-            keep_going=lambda probability: probability > 0,
+            keep_going=lambda confidence: confidence > 0,
         )
 
     drafts = propose(params, want["pending"], state)
     assert drafts.tokens[0].tolist() == want["draft_tokens"].tolist()
-    assert drafts.log_q is not None
-    assert_close(drafts.log_q[0], want["draft_logits"])
+    assert drafts.logq is not None
+    assert_close(drafts.logq[0], want["draft_logits"])
