@@ -1,0 +1,131 @@
+"""Draws are a function of (seed, sequence, position, purpose) and have the distributions they claim."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.random import threefry_2x32
+from scipy import stats
+
+from specjax.decoding.random import Purpose, _threefry, gumbel, gumbel_at, uniform
+from specjax.decoding.sampling import SamplerConfig, sample, sample_tokens, warp
+
+SEED = jnp.uint32(7)
+SEQUENCE = jnp.array([3, 0, 11])
+POSITION = jnp.array([[5, 6, 7, 8], [0, 1, 2, 3], [5, 6, 7, 8]])
+
+
+@partial(jax.jit, static_argnames="config")
+def draw(logits, sequence, position, *, config):
+    return sample_tokens(logits, config=config, seed=SEED, sequence=sequence, position=position)
+
+
+def test_draws_do_not_depend_on_batch_composition():
+    whole = gumbel(SEED, SEQUENCE, POSITION, Purpose.TOKEN, 37)
+    order = jnp.array([2, 0, 1])
+    np.testing.assert_array_equal(gumbel(SEED, SEQUENCE[order], POSITION[order], Purpose.TOKEN, 37), whole[order])
+    alone = gumbel(SEED, SEQUENCE[1:2], POSITION[1:2, 2], Purpose.TOKEN, 37)
+    np.testing.assert_array_equal(alone[0], whole[1, 2])
+
+
+def test_draws_do_not_depend_on_which_tokens_are_asked_for():
+    whole = gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, 37)
+    tokens = jax.random.randint(jax.random.key(0), (3, 4, 5), 0, 37)
+    some = gumbel_at(SEED, SEQUENCE, POSITION, Purpose.DRAFT, tokens)
+    np.testing.assert_array_equal(some, jnp.take_along_axis(whole, tokens, axis=-1))
+    np.testing.assert_array_equal(gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, 64)[..., :37], whole)
+
+
+def test_purpose_may_differ_by_sequence():
+    purpose = jnp.array([Purpose.RESIDUAL, Purpose.TOKEN, Purpose.RESIDUAL])
+    mixed = gumbel(SEED, SEQUENCE, POSITION, purpose, 9)
+    residual = gumbel(SEED, SEQUENCE, POSITION, Purpose.RESIDUAL, 9)
+    token = gumbel(SEED, SEQUENCE, POSITION, Purpose.TOKEN, 9)
+    np.testing.assert_array_equal(mixed, jnp.where((purpose == Purpose.TOKEN)[:, None, None], token, residual))
+
+
+def test_every_part_of_the_key_changes_the_draw():
+    def draw(seed=1, sequence=2, position=3, purpose=Purpose.TOKEN):
+        return float(uniform(jnp.uint32(seed), jnp.array([sequence]), jnp.array([position]), purpose)[0])
+
+    draws = [draw(), draw(seed=2), draw(sequence=3), draw(position=2), draw(sequence=3, position=2)]
+    draws += [draw(purpose=purpose) for purpose in Purpose if purpose != Purpose.TOKEN]
+    assert len(set(draws)) == len(draws)
+
+
+def test_bits_are_those_of_threefry():
+    key, counter = jax.random.bits(jax.random.key(0), (2, 2), jnp.uint32), jnp.arange(14, dtype=jnp.uint32) * 0x12345679
+    for k in key:
+        want = threefry_2x32((k[0], k[1]), counter)
+        np.testing.assert_array_equal(jnp.concatenate(_threefry((k[0], k[1]), jnp.split(counter, 2))), want)
+
+
+def test_a_seed_means_the_same_draws_for_ever():
+    got = uniform(jnp.uint32(0), jnp.array([0, 1]), jnp.array([0, 4095]), Purpose.ACCEPT)
+    np.testing.assert_array_equal(np.asarray(got) * 2**24, [7401501, 16432656])
+    got = gumbel(jnp.uint32(2**32 - 1), jnp.array([0]), jnp.array([17]), Purpose.TOKEN, 3)
+    np.testing.assert_allclose(got[0], [-0.3263962, -1.0477569, 1.0062878], rtol=1e-5)
+
+
+def test_draws_are_uniform_and_gumbel_and_independent():
+    position = jnp.arange(4000)
+    sequence = jnp.zeros(4000, jnp.int32)
+    u = np.asarray(uniform(SEED, sequence, position, Purpose.ACCEPT))
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert stats.kstest(u, "uniform").pvalue > 1e-3
+    noise = np.asarray(gumbel(SEED, sequence, position, Purpose.TOKEN, 5))
+    for token in range(5):
+        assert stats.kstest(noise[:, token], "gumbel_r").pvalue > 1e-3
+    draft = np.asarray(gumbel(SEED, sequence, position, Purpose.DRAFT, 1))
+    others = np.stack([noise[:, 0], noise[:, 1], draft[:, 0], u])
+    correlation = np.corrcoef(others) - np.eye(4)
+    assert np.abs(correlation).max() < 4 / np.sqrt(4000)
+
+
+def test_noise_is_finite_and_fine_in_the_tail(monkeypatch):
+    """Coarse steps in u near 1 would tie rare tokens of a large vocabulary, and -inf could exclude the only token."""
+    extremes = jnp.array([0, 1, 2, 2**31, 2**32 - 2, 2**32 - 1], jnp.uint32)
+    monkeypatch.setattr("specjax.decoding.random._bits", lambda *key: extremes[key[-1]])
+    noise = np.asarray(gumbel(SEED, jnp.array([0]), jnp.array([0]), Purpose.TOKEN, 6))[0]
+    assert np.isfinite(noise).all()
+    assert (np.diff(noise)[:3] < 0).all()
+    u = (np.array([0, 1, 2, 2**31]) + 0.5) / 2**32
+    np.testing.assert_allclose(noise[:4], stats.gumbel_r.isf(u), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SamplerConfig(1.0), SamplerConfig(0.7, top_k=4), SamplerConfig(1.3, top_p=0.8), SamplerConfig(1.0, min_p=0.1)],
+    ids=str,
+)
+def test_sampled_tokens_follow_the_warped_distribution(config):
+    n = 5000
+    row = jnp.array([1.0, -0.5, 2.0, 0.3, 2.0, -3.0, 0.9])
+    logits = jnp.broadcast_to(row, (n, 7))
+    tokens = draw(logits, jnp.arange(n), jnp.full(n, 3), config=config)
+    p = np.exp(np.asarray(warp(row, config), np.float64))
+    counts = np.bincount(tokens, minlength=7)
+    assert counts[p == 0].sum() == 0
+    kept = p > 0
+    assert stats.chisquare(counts[kept], n * p[kept] / p.sum()).pvalue > 1e-3
+
+
+def test_sampling_is_argmax_of_warped_logits_plus_noise():
+    logits = 3 * jax.random.normal(jax.random.key(1), (3, 4, 37))
+    noise = gumbel(SEED, SEQUENCE, POSITION, Purpose.TOKEN, 37)
+    for config in SamplerConfig(0.9), SamplerConfig(0.9, top_k=5, top_p=0.9):
+        got = draw(logits, SEQUENCE, POSITION, config=config)
+        np.testing.assert_array_equal(got, sample(warp(logits, config), noise))
+
+
+def test_rows_are_sampled_alike_alone_together_and_vmapped():
+    config = SamplerConfig(0.9, top_k=20, top_p=0.95, min_p=0.01)
+    logits = 3 * jax.random.normal(jax.random.key(1), (3, 4, 37))
+    whole = draw(logits, SEQUENCE, POSITION, config=config)
+    by_column = jax.vmap(partial(draw, config=config), in_axes=(1, None, 1), out_axes=1)(logits, SEQUENCE, POSITION)
+    np.testing.assert_array_equal(by_column, whole)
+    alone = draw(logits[2:], SEQUENCE[2:], POSITION[2:], config=config)
+    np.testing.assert_array_equal(alone, whole[2:])
