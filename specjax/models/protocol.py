@@ -109,13 +109,14 @@ class Choice(NamedTuple):
 
     Attributes:
         token: [B].
-        log_q: the log-probabilities it was drawn from, or None when it was not drawn at random.
-        probability: the head's probability of the token, for `p_min`.
+        logq: the log-probabilities that the token was drawn from; None when it was not drawn for rejection sampling.
+        confidence: the drafter's largest probability, before warping. It is a function of the logits alone, not of
+            the draw: to stop drafting because of the token that was *drawn* would bias rejection sampling.
     """
 
     token: Int[Array, "B"]
-    log_q: Float[Array, "B V"] | None
-    probability: Float[Array, "B"]
+    logq: Float[Array, "B V"] | None
+    confidence: Float[Array, "B"]
 
 
 ChooseDraft = Callable[[Float[Array, "B V"], Int[Array, "B"]], Choice]
@@ -127,14 +128,16 @@ class Proposal(NamedTuple):
 
     Attributes:
         tokens: [B, K].
-        log_q: [B, K, V] or None, see `Choice`.
-        probability: [B, K].
+        logq: [B, K, V] or None, see `Choice`.
+        confidence: [B, K], see `Choice`.
+        hidden_norm: [B], L2 norm of the hidden state that the first draft was made from, for traces.
         state: the drafter's state after drafting.
     """
 
     tokens: Int[Array, "B K"]
-    log_q: Float[Array, "B K V"] | None
-    probability: Float[Array, "B K"]
+    logq: Float[Array, "B K V"] | None
+    confidence: Float[Array, "B K"]
+    hidden_norm: Float[Array, "B"]
     state: Any
 
 
@@ -180,8 +183,8 @@ class Drafter(Protocol):
     ) -> Proposal:
         """Draft `num_drafts` tokens after `pending`, which has position `length`.
 
-        `keep_going` maps the probabilities of the last drafts to a [B] bool; drafting may stop when no row keeps
-        going, and what stands in later columns is then unspecified (their probability is 0).
+        `keep_going` maps the confidence of the last drafts to a [B] bool; drafting may stop when no row keeps going,
+        and what stands in later columns is then unspecified (their confidence is 0).
         """
         ...
 

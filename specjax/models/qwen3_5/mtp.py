@@ -177,36 +177,36 @@ class Qwen35MTP:
         choice = choose(self.logits(params, hidden), length + 1)
 
         tokens = jnp.zeros((num_drafts, batch), jnp.int32).at[0].set(choice.token)
-        probability = jnp.zeros((num_drafts, batch), jnp.float32).at[0].set(choice.probability)
-        log_q = None
-        if choice.log_q is not None:
-            log_q = jnp.zeros((num_drafts, *choice.log_q.shape), jnp.float32).at[0].set(choice.log_q)
+        confidence = jnp.zeros((num_drafts, batch), jnp.float32).at[0].set(choice.confidence)
+        logq = None
+        if choice.logq is not None:
+            logq = jnp.zeros((num_drafts, *choice.logq.shape), jnp.float32).at[0].set(choice.logq)
 
         def unfinished(carry: tuple) -> Array:
-            step, _, _, _, probability, _, going = carry
-            del probability
+            step, going = carry[0], carry[-1]
             return (step < num_drafts) & jnp.any(going)
 
         def draft_step(carry: tuple) -> tuple:
-            step, hidden, kv, tokens, probability, log_q, going = carry
+            step, hidden, kv, tokens, confidence, logq, going = carry
             position = (length + step)[:, None]
             valid = jnp.ones_like(position, bool)
             out, kv = self.run(params, tokens[step - 1][:, None], hidden[:, None], position, valid, kv)
             hidden = out[:, 0]
             choice = choose(self.logits(params, hidden), length + step + 1)
             tokens = tokens.at[step].set(choice.token)
-            probability = probability.at[step].set(choice.probability)
-            if log_q is not None:
-                log_q = log_q.at[step].set(choice.log_q)
-            return step + 1, hidden, kv, tokens, probability, log_q, going & keep_going(choice.probability)
+            confidence = confidence.at[step].set(choice.confidence)
+            if logq is not None:
+                logq = logq.at[step].set(choice.logq)
+            return step + 1, hidden, kv, tokens, confidence, logq, going & keep_going(choice.confidence)
 
-        carry = (jnp.int32(1), hidden, kv, tokens, probability, log_q, keep_going(choice.probability))
-        _, _, kv, tokens, probability, log_q, _ = jax.lax.while_loop(unfinished, draft_step, carry)
+        carry = (jnp.int32(1), hidden, kv, tokens, confidence, logq, keep_going(choice.confidence))
+        _, _, kv, tokens, confidence, logq, _ = jax.lax.while_loop(unfinished, draft_step, carry)
         return Proposal(
             tokens=tokens.T,
-            log_q=None if log_q is None else jnp.swapaxes(log_q, 0, 1),
-            probability=probability.T,
-            state=MTPState(kv, state.hidden, state.tokens, state.count),
+            logq=None if logq is None else jnp.swapaxes(logq, 0, 1),
+            confidence=confidence.T,
+            hidden_norm=jnp.linalg.norm(state.hidden[:, -1], axis=-1),
+            state=state.replace(kv=kv),
         )
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: MTPState) -> MTPWindow:

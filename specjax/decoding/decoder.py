@@ -1,0 +1,111 @@
+"""What a decoding program is made of: a static description and the pytree that its loop carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Int, UInt
+
+from specjax.decoding.acceptance import Rule
+from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.sampling import SamplerConfig
+from specjax.models.protocol import Drafter, FeatureRequest, Target
+from specjax.state import RollbackStrategy, SequenceState
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Everything static about a decoding program. Plain decoding is the same program with `draft.n_max` = 0.
+
+    Attributes:
+        target: the model whose output must not change.
+        drafter: what proposes tokens; must be given when `draft.n_max` > 0.
+        sampler: how the target's logits become a distribution.
+        rule: how drafts are accepted, see `specjax.decoding.acceptance`.
+        draft: how many tokens are drafted.
+        eos_ids: tokens that end a sequence; the token itself is still emitted.
+        rollback: strategy for recurrent state.
+        kv_dtype: dtype of KV caches.
+        margins: also record by how much each emitted token's logit led the second one.
+
+    Raises:
+        ValueError: drafts are asked for without a drafter, or more than the drafter can make.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    sampler: SamplerConfig = SamplerConfig()
+    rule: Rule = "rejection"
+    draft: DraftConfig = DraftConfig()
+    eos_ids: tuple[int, ...] = ()
+    rollback: RollbackStrategy = "replay"
+    kv_dtype: str = "float32"
+    margins: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draft.n_max > 0 and self.drafter is None:
+            raise ValueError(f"{self.draft.n_max} draft tokens are asked for, but there is no drafter; use 0")
+        limit = None if self.drafter is None else self.drafter.max_drafts
+        if limit is not None and self.draft.n_max > limit:
+            raise ValueError(f"{self.draft.n_max} draft tokens are asked for; this drafter makes at most {limit}")
+        self.draft.check_lossless(drawn=self.rule == "rejection" and not self.sampler.greedy)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether rounds draft at all."""
+        return self.draft.n_max > 0
+
+    @property
+    def rows(self) -> int:
+        """R, tokens of a verification window."""
+        return self.draft.n_max + 1
+
+    @property
+    def request(self) -> FeatureRequest:
+        """What the drafter reads of the target."""
+        return self.drafter.request if self.drafts and self.drafter else FeatureRequest()
+
+    def init_state(self, batch: int, capacity: int) -> SequenceState:
+        """The state of `batch` sequences before their first token, with room for `capacity` tokens each."""
+        dtype = jnp.dtype(self.kv_dtype)
+        layers = self.target.init_layers(batch, capacity, rows=self.rows, rollback=self.rollback, dtype=dtype)
+        drafter = None
+        if self.drafts and self.drafter is not None:
+            drafter = self.drafter.init_state(batch, capacity, rows=self.rows, dtype=dtype)
+        return SequenceState(layers, drafter, jnp.zeros((batch,), jnp.int32))
+
+
+@struct.dataclass
+class DecodeState:
+    """What the loop carries: B sequences and where each of them stands.
+
+    Attributes:
+        sequences: the committed state.
+        pending: the last chosen token per row, emitted but not fed.
+        budget: tokens that the row may still emit; a row with 0 is finished.
+        streak, skip: see `specjax.decoding.draft_control`.
+        sequence: identifies the row's random stream, whatever row of whatever batch it stands in.
+        seed: of all random draws.
+    """
+
+    sequences: SequenceState
+    pending: Int[Array, "B"]
+    budget: Int[Array, "B"]
+    streak: Int[Array, "B"]
+    skip: Bool[Array, "B"]
+    sequence: Int[Array, "B"]
+    seed: UInt[Array, ""]
+
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Which rows still decode."""
+        return self.budget > 0
+
+
+def is_eos(tokens: Int[Array, "*T"], eos_ids: tuple[int, ...]) -> Bool[Array, "*T"]:
+    """Which tokens end a sequence."""
+    if not eos_ids:
+        return jnp.zeros(tokens.shape, bool)
+    return jnp.isin(tokens, jnp.array(eos_ids, tokens.dtype))

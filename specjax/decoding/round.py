@@ -1,0 +1,130 @@
+"""One round of speculative decoding: draft, verify, accept, commit."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.acceptance import accept, propose_token
+from specjax.decoding.decoder import Decoder, DecodeState, is_eos
+from specjax.decoding.draft_control import effective_drafts, update_streak
+from specjax.decoding.sampling import top2_margin
+from specjax.models.protocol import Choice, Params, Proposal
+from specjax.state import SequenceWindow, commit
+
+
+@struct.dataclass
+class RoundRecord:
+    """What the host learns of a round.
+
+    Attributes:
+        tokens: emitted tokens, then unspecified values.
+        n_emitted: how many of them count; 0 in finished rows.
+        drafts: what was drafted.
+        n_drafted, n_accepted: how many drafts were verified and how many stood.
+        skipped: whether the row did not draft because of a streak of failures.
+        hidden_norm: L2 norm of the hidden state that the drafter started from.
+        margin: by how much each emitted token's logit led the second one; None unless asked for.
+    """
+
+    tokens: Int[Array, "B R"]
+    n_emitted: Int[Array, "B"]
+    drafts: Int[Array, "B K"]
+    n_drafted: Int[Array, "B"]
+    n_accepted: Int[Array, "B"]
+    skipped: Array
+    hidden_norm: Float[Array, "B"]
+    margin: Float[Array, "B R"] | None
+
+
+def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposal | None, Int[Array, "B"]]:
+    """Propose tokens; returns the proposal and how many of them each row verifies."""
+    if not decoder.drafts or decoder.drafter is None:
+        return None, jnp.zeros_like(state.pending)
+
+    def choose(logits: Array, position: Array) -> Choice:
+        return propose_token(
+            logits,
+            rule=decoder.rule,
+            config=decoder.sampler,
+            seed=state.seed,
+            sequence=state.sequence,
+            position=position,
+        )
+
+    def keep_going(confidence: Array) -> Array:
+        return state.active & ~state.skip & (confidence >= decoder.draft.p_min)
+
+    proposal = decoder.drafter.propose(
+        params,
+        state.pending,
+        state.sequences.drafter,
+        state.sequences.length,
+        num_drafts=decoder.draft.n_max,
+        choose=choose,
+        keep_going=keep_going,
+    )
+    n_drafted = effective_drafts(proposal.confidence, decoder.draft, state.budget, state.skip)
+    return proposal, n_drafted
+
+
+def verify(
+    decoder: Decoder, params: Params, state: DecodeState, proposal: Proposal | None, n_drafted: Int[Array, "B"]
+) -> tuple[Float[Array, "B R V"], SequenceWindow]:
+    """Run the target once over the pending token and the drafts; the window holds every part of the state."""
+    tokens = state.pending[:, None]
+    if proposal is not None:
+        tokens = jnp.concatenate([tokens, proposal.tokens], axis=1)
+    n_valid = jnp.where(state.active, n_drafted + 1, 0)
+    output, window = decoder.target.verify(params, tokens, n_valid, state.sequences, request=decoder.request)
+    if proposal is not None and decoder.drafter is not None:
+        window = window.replace(drafter=decoder.drafter.observe(tokens, output.features, proposal.state))
+    assert output.logits is not None
+    return output.logits, window
+
+
+def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, RoundRecord]:
+    """Each unfinished row emits 1 to K + 1 tokens; a token that ends the sequence is the last one."""
+    proposal, n_drafted = draft(decoder, params, state)
+    logits, window = verify(decoder, params, state, proposal, n_drafted)
+    drafts = jnp.zeros((state.pending.shape[0], 0), jnp.int32) if proposal is None else proposal.tokens
+    verdict = accept(
+        logits,
+        drafts,
+        None if proposal is None else proposal.logq,
+        n_drafted,
+        rule=decoder.rule,
+        config=decoder.sampler,
+        seed=state.seed,
+        sequence=state.sequence,
+        position=state.sequences.length + 1,
+    )
+
+    rows = jnp.arange(decoder.rows)
+    ends = is_eos(verdict.tokens, decoder.eos_ids) & (rows <= verdict.n_accepted[:, None])
+    ended = jnp.any(ends, axis=1)
+    n_emitted = jnp.where(ended, jnp.argmax(ends, axis=1).astype(jnp.int32), verdict.n_accepted) + 1
+    n_emitted = jnp.where(state.active, n_emitted, 0)
+    n_accepted = jnp.minimum(verdict.n_accepted, n_emitted)
+    last = jnp.take_along_axis(verdict.tokens, jnp.maximum(n_emitted - 1, 0)[:, None], axis=1)[:, 0]
+    streak, skip = update_streak(state.streak, n_drafted, n_accepted, decoder.draft)
+
+    record = RoundRecord(
+        tokens=verdict.tokens,
+        n_emitted=n_emitted,
+        drafts=drafts,
+        n_drafted=jnp.where(state.active, n_drafted, 0),
+        n_accepted=n_accepted,
+        skipped=state.skip,
+        hidden_norm=jnp.zeros_like(logits[:, 0, 0]) if proposal is None else proposal.hidden_norm,
+        margin=top2_margin(logits) if decoder.margins else None,
+    )
+    next_state = state.replace(
+        sequences=commit(window, n_emitted),
+        pending=jnp.where(state.active, last, state.pending),
+        budget=jnp.where(ended, 0, state.budget - n_emitted),
+        streak=streak,
+        skip=skip,
+    )
+    return next_state, record

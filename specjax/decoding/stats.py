@@ -1,0 +1,65 @@
+"""Counts of a decoding run, summed over rounds and rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specjax.decoding.loop import ChunkRecord
+
+
+@dataclass
+class DecodeStats:
+    """What drafting brought.
+
+    Attributes:
+        rounds: rounds of rows that were not finished (a round of a batch of 8 counts up to 8 times).
+        tokens: tokens emitted by these rounds. The first token of a sequence comes from prefill and is not counted.
+        drafted, accepted: draft tokens verified and accepted.
+        drafted_by_position, accepted_by_position: the same by position in the draft, position 1 first.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+
+    def add(self, record: ChunkRecord, row: int | None = None) -> None:
+        """Count a chunk's rounds, of one row or of all."""
+        n_rounds = int(record.n_rounds)
+        columns = slice(None) if row is None else slice(row, row + 1)
+        emitted = np.asarray(record.rounds.n_emitted)[:n_rounds, columns]
+        drafted = np.asarray(record.rounds.n_drafted)[:n_rounds, columns]
+        accepted = np.asarray(record.rounds.n_accepted)[:n_rounds, columns]
+        self.rounds += int((emitted > 0).sum())
+        self.tokens += int(emitted.sum())
+        self.drafted += int(drafted.sum())
+        self.accepted += int(accepted.sum())
+        positions = record.rounds.drafts.shape[-1]
+        missing = positions - len(self.drafted_by_position)
+        self.drafted_by_position += [0] * missing
+        self.accepted_by_position += [0] * missing
+        for position in range(positions):
+            self.drafted_by_position[position] += int((drafted > position).sum())
+            self.accepted_by_position[position] += int((accepted > position).sum())
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens of a round, tau: 1 when nothing is ever accepted."""
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted over drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Of the rounds that drafted this far, the share that accepted this far."""
+        return [
+            accepted / drafted if drafted else 0.0
+            for accepted, drafted in zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        ]
