@@ -2,7 +2,8 @@
 
 Every machine that can run the recipe has this text already. It is licensed under the PSF License Agreement; nothing of
 it is copied into the project. The split is by whole files, so that held-out text comes from modules that the model has
-never seen: a file is held out when it is named in `HELD_OUT` or when the hash of its path falls into the held-out share.
+never seen: a file is held out when it is named in `HELD_OUT`, or when the hash of its path falls into the held-out
+share.
 """
 
 from __future__ import annotations

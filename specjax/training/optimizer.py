@@ -46,10 +46,20 @@ def hidden_matrices(params: dict) -> dict:
 
 
 def learning_rate(recipe: Recipe) -> optax.Schedule:
-    """Linear warm-up, then a cosine down to `final_fraction` of the peak at the last step."""
-    warmup = min(recipe.warmup_steps, recipe.steps // 2)
-    return optax.warmup_cosine_decay_schedule(
-        0.0, recipe.learning_rate, warmup, recipe.steps, recipe.learning_rate * recipe.final_fraction
+    """Linear warm-up, a plateau, and a linear decay to zero over the last `decay_fraction` of the steps.
+
+    Until the decay begins the number of steps has no influence, so that it can still be changed (Hägele et al.,
+    "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", arXiv 2405.18392).
+    """
+    peak = recipe.learning_rate
+    decay_steps = max(1, round(recipe.steps * recipe.decay_fraction))
+    warmup_steps = max(1, min(recipe.warmup_steps, recipe.steps - decay_steps))
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(peak / warmup_steps, peak, warmup_steps - 1),
+            optax.linear_schedule(peak, 0.0, decay_steps),
+        ],
+        [recipe.steps - decay_steps],
     )
 
 

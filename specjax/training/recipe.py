@@ -38,34 +38,37 @@ class Recipe:
     """Everything that shapes a run besides the model's size and the text; equal recipes give equal models.
 
     Attributes:
-        steps: optimizer steps; the learning rate follows a cosine over them.
+        steps: optimizer steps.
         batch_size, length: B sequences of T tokens per step.
         seed: of the initial parameters and of the order of the text.
         optimizer: "muon" (hidden matrices by Muon, everything else by AdamW) or "adamw" (everything).
-        learning_rate: peak of the schedule, reached after `warmup_steps`; it ends at `final_fraction` of the peak.
+        learning_rate: peak of the schedule, reached after `warmup_steps` and held until the
+            last `decay_fraction` of the steps, over which it falls to zero.
         betas, weight_decay, clip_norm: of AdamW; only matrices decay; the gradient's global norm is clipped.
         mtp_weight: weight of the MTP block's mean loss beside the trunk's loss.
         mtp_steps: draft steps that training unrolls, each fed with the block's own hidden rows.
         mtp_sequences: sequences of every batch on which the block trains.
         eval_every, save_every: steps between held-out evaluations and between checkpoints.
+        eval_batches: batches of held-out text, evenly spread, that an evaluation reads.
     """
 
     steps: int
-    batch_size: int = 8
+    batch_size: int = 4
     length: int = 512
     seed: int = 0
     optimizer: str = "muon"
     learning_rate: float = 3e-3
     warmup_steps: int = 60
-    final_fraction: float = 0.02
+    decay_fraction: float = 0.4
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     mtp_weight: float = 0.2
     mtp_steps: int = 3
-    mtp_sequences: int = 2
-    eval_every: int = 250
-    save_every: int = 50
+    mtp_sequences: int = 1
+    eval_every: int = 100
+    eval_batches: int = 8
+    save_every: int = 25
 
     def __post_init__(self) -> None:
         def require(condition: bool, message: str) -> None:

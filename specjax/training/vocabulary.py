@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from checkpoints.tokenizer import PRE_TOKENIZERS
 from specjax.training.corpus import Document
 
 END_OF_TEXT = "<|endoftext|>"
@@ -19,12 +20,6 @@ END_OF_TEXT = "<|endoftext|>"
 
 PRETOKENIZER = "qwen35"
 """The name of the pre-tokenizer in GGUF metadata."""
-
-SPLIT_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""The published split pattern of Qwen3.5 (transformers, models/qwen3_5/tokenization_qwen3_5.py)."""
 
 
 def train_vocabulary(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -42,7 +37,7 @@ def train_vocabulary(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.Split(Regex(PRE_TOKENIZERS[PRETOKENIZER]), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -1,0 +1,56 @@
+"""A trained model as a GGUF that this project and llama.cpp run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+from tokenizers import Tokenizer
+
+from checkpoints import TextTokenizer, write_gguf
+from checkpoints.gguf_writer import WeightType
+from checkpoints.tokenizer_hf import from_backend
+from specjax.training.checkpointing import Checkpoints
+from specjax.training.optimizer import from_trainable
+from specjax.training.run_folder import RunFolder
+from specjax.training.trainer import initial_state
+from specjax.training.vocabulary import END_OF_TEXT
+
+
+def load_params(folder: RunFolder) -> dict:
+    """The parameters of the run's newest checkpoint, as the model runs them.
+
+    Raises:
+        FileNotFoundError: the folder holds no run, or no checkpoint yet.
+    """
+    config, recipe = folder.read_config(), folder.read_recipe()
+    assert recipe is not None
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        if checkpoints.latest_step is None:
+            raise FileNotFoundError(f"{folder.checkpoints} holds no checkpoint yet; train for some steps first")
+        state = checkpoints.restore(jax.eval_shape(lambda: initial_state(config, recipe)))
+    return from_trainable(state.params)
+
+
+def text_tokenizer(tokenizer: Tokenizer) -> TextTokenizer:
+    """The run's vocabulary with its one special token in every role that a file names."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    return from_backend(tokenizer, {"bos": end, "eos": end, "padding": end})
+
+
+def export_gguf(folder: RunFolder, path: Path, weights: WeightType) -> None:
+    """Write the run's newest checkpoint, with its vocabulary and the licence of its text."""
+    write_gguf(
+        path,
+        folder.read_config(),
+        load_params(folder),
+        text_tokenizer(folder.read_tokenizer()),
+        weights=weights,
+        metadata={
+            "general.name": "specjax demo",
+            "general.description": "Qwen3.5-style model with an MTP block, trained on the Python standard library",
+            "general.license": "PSF-2.0",
+            "general.languages": ["en"],
+            "general.tags": ["python", "speculative-decoding"],
+        },
+    )

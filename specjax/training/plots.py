@@ -1,0 +1,44 @@
+"""Loss curves of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from specjax.training.run_folder import RunFolder
+
+
+def plot_losses(folder: RunFolder) -> None:
+    """Write `loss.png`: training (smoothed) and held-out loss of the trunk and of each draft step, by step."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    lines = folder.read_metrics()
+    names = {"loss": "trunk"} | {f"mtp_loss_{j}": f"MTP step {j}" for j in range(1, 10)}
+    for color, (name, label) in enumerate(names.items()):
+        steps, values = series(lines, "step", name)
+        if len(steps):
+            axes.plot(steps, smoothed(values), color=f"C{color}", alpha=0.5, linewidth=1, label=f"{label}, training")
+        steps, values = series(lines, "held_out", name)
+        if len(steps):
+            axes.plot(steps, values, "o-", color=f"C{color}", markersize=3, label=f"{label}, held out")
+    axes.set_xlabel("step")
+    axes.set_ylabel("cross entropy (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    FigureCanvasAgg(figure).print_png(str(folder.loss_plot))
+
+
+def series(lines: list[dict], event: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one logged quantity."""
+    points = [(line["step"], line[name]) for line in lines if line["event"] == event and name in line]
+    steps, values = np.array(points, dtype=float).reshape(-1, 2).T
+    return steps, values
+
+
+def smoothed(values: np.ndarray, window: int = 20) -> np.ndarray:
+    """Running mean over the last `window` values."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)

@@ -1,0 +1,80 @@
+"""What a training run leaves on disk, and where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from specjax.models.qwen3_5.config import Qwen35Config
+from specjax.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run: `run.json`, `tokenizer.json`, `metrics.jsonl`, `checkpoints/`, `loss.png`."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Orbax checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per logged step or evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def loss_plot(self) -> Path:
+        """The loss curves."""
+        return self.path / "loss.png"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The vocabulary, as the `tokenizers` library stores it."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def description(self) -> Path:
+        """Recipe, config and provenance of the text."""
+        return self.path / "run.json"
+
+    def write(self, recipe: Recipe, config: Qwen35Config, provenance: dict, tokenizer: Tokenizer) -> None:
+        """Describe the run, so that it can be resumed, exported and reported on."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(str(self.tokenizer))
+        fields = {"recipe": recipe.to_dict(), "config": asdict(config), "corpus": provenance}
+        self.description.write_text(json.dumps(fields, indent=2) + "\n")
+
+    def read_recipe(self) -> Recipe | None:
+        """The recipe of the run in this folder, or None when there is no run yet."""
+        return Recipe.from_dict(self._read()["recipe"]) if self.description.exists() else None
+
+    def read_config(self) -> Qwen35Config:
+        """The model's config."""
+        fields = self._read()["config"]
+        return Qwen35Config(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
+
+    def read_tokenizer(self) -> Tokenizer:
+        """The run's vocabulary."""
+        return Tokenizer.from_file(str(self.tokenizer))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every logged line, oldest first; of a step that was run twice (after a resume) the later line."""
+        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
+        return list({(line["event"], line["step"]): line for line in lines}.values())
+
+    def log(self, event: str, step: int, **values: float) -> None:
+        """Append one line to the metrics."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
+
+    def _read(self) -> dict[str, Any]:
+        if not self.description.exists():
+            raise FileNotFoundError(f"{self.description} does not exist; {self.path} holds no training run")
+        return json.loads(self.description.read_text())

@@ -1,0 +1,170 @@
+"""The training loop: jitted steps with donated state, checkpoints, held-out evaluation, a log."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Int
+
+from specjax.models.qwen3_5.config import Qwen35Config
+from specjax.training.batches import Batches
+from specjax.training.checkpointing import Checkpoints, TrainState
+from specjax.training.initial import initial_parameters
+from specjax.training.loss import agreements, cross_entropies, predict, training_loss
+from specjax.training.optimizer import from_trainable, learning_rate, make_optimizer, to_trainable
+from specjax.training.progress import Progress
+from specjax.training.recipe import Recipe
+from specjax.training.run_folder import RunFolder
+
+StepFunction = Callable[[TrainState, Int[Array, "B T"]], tuple[TrainState, dict[str, Array]]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its last state, and whether all steps of the recipe were taken."""
+
+    state: TrainState
+    finished: bool
+
+    @property
+    def params(self) -> dict:
+        """The parameters, as the model runs them."""
+        return from_trainable(self.state.params)
+
+
+def initial_state(config: Qwen35Config, recipe: Recipe) -> TrainState:
+    """The state before the first step; a function of the seed alone."""
+    params = to_trainable(initial_parameters(config, jax.random.key(recipe.seed)))
+    return TrainState(jnp.int32(0), params, make_optimizer(recipe).init(params))
+
+
+def make_step(config: Qwen35Config, recipe: Recipe) -> StepFunction:
+    """The jitted optimizer step; it consumes the state that it is given."""
+    optimizer, rate = make_optimizer(recipe), learning_rate(recipe)
+
+    def loss(trainable: dict, tokens: Int[Array, "B T"]) -> tuple[Array, dict[str, Array]]:
+        return training_loss(
+            config,
+            from_trainable(trainable),
+            tokens,
+            mtp_steps=recipe.mtp_steps if config.mtp_layers and recipe.mtp_weight else 0,
+            mtp_sequences=recipe.mtp_sequences,
+            mtp_weight=recipe.mtp_weight,
+        )
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: TrainState, tokens: Int[Array, "B T"]) -> tuple[TrainState, dict[str, Array]]:
+        gradient, parts = jax.grad(loss, has_aux=True)(state.params, tokens)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        parts |= {"gradient_norm": optax.global_norm(gradient), "learning_rate": rate(state.step)}
+        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), parts
+
+    return step
+
+
+def make_evaluation(
+    config: Qwen35Config, recipe: Recipe, blocks: Int[np.ndarray, "n B T"]
+) -> Callable[[dict], dict[str, float]]:
+    """A function from trainable parameters to the mean held-out losses and draft agreements over `blocks`."""
+    mtp_steps = recipe.mtp_steps if config.mtp_layers else 0
+
+    @jax.jit
+    def measure(trainable: dict, tokens: Int[Array, "B T"]) -> dict[str, Array]:
+        predictions = predict(config, from_trainable(trainable), tokens, mtp_steps, recipe.mtp_sequences)
+        trunk, *mtp = cross_entropies(predictions, tokens)
+        return {
+            "loss": trunk,
+            **{f"mtp_loss_{j}": loss for j, loss in enumerate(mtp, 1)},
+            **{f"mtp_agreement_{j}": share for j, share in enumerate(agreements(predictions), 1)},
+        }
+
+    def evaluate(trainable: dict) -> dict[str, float]:
+        measured = [jax.device_get(measure(trainable, tokens)) for tokens in blocks]
+        return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
+
+    return evaluate
+
+
+def train(
+    config: Qwen35Config,
+    recipe: Recipe,
+    train_documents: list[np.ndarray],
+    held_out_blocks: Int[np.ndarray, "n B T"],
+    folder: RunFolder,
+    progress: Progress,
+) -> Outcome:
+    """Take the recipe's steps, continuing from the folder's newest checkpoint when there is one.
+
+    An interrupt (Ctrl-C, SIGTERM) ends the run after the current step, with a checkpoint; training again continues
+    as if nothing had happened.
+    """
+    batches = Batches(train_documents, recipe.batch_size, recipe.length, recipe.seed)
+    step_function = make_step(config, recipe)
+    evaluate = make_evaluation(config, recipe, held_out_blocks)
+    state = initial_state(config, recipe)
+    with Checkpoints(folder.checkpoints) as checkpoints, stop_request() as stop_requested:
+        if checkpoints.latest_step is not None:
+            state = checkpoints.restore(state)
+        first = int(state.step)
+        with progress.track(first, recipe.steps):
+            for step in range(first, recipe.steps):
+                started = time.perf_counter()
+                state, parts = step_function(state, batches[step])
+                values = {name: float(value) for name, value in parts.items()}
+                values["tokens_per_second"] = recipe.tokens_per_step / (time.perf_counter() - started)
+                folder.log("step", step + 1, **values)
+                progress.step(step + 1, values)
+                last = step + 1 == recipe.steps
+                if last or (step + 1) % recipe.eval_every == 0:
+                    held_out = evaluate(state.params)
+                    folder.log("held_out", step + 1, **held_out)
+                    progress.held_out(step + 1, held_out)
+                if last or stop_requested() or (step + 1) % recipe.save_every == 0:
+                    checkpoints.save(state)
+                if stop_requested():
+                    break
+    return Outcome(state, finished=int(state.step) >= recipe.steps)
+
+
+@contextmanager
+def stop_request() -> Iterator[Callable[[], bool]]:
+    """While inside, SIGINT and SIGTERM only set a flag: a step with donated buffers must not be cut in two."""
+    requested = False
+
+    def request(*_: object) -> None:
+        nonlocal requested
+        requested = True
+
+    handlers = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: requested
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def steps_within(minutes: float, config: Qwen35Config, recipe: Recipe, timed_steps: int = 3) -> Recipe:
+    """The recipe with as many steps as should fit into `minutes`, by timing a few on random tokens.
+
+    A tenth of the time is left to compilation, evaluation and checkpoints.
+    """
+    step, state = make_step(config, recipe), initial_state(config, recipe)
+    tokens = np.random.default_rng(0).integers(
+        config.vocab_size, size=(recipe.batch_size, recipe.length), dtype=np.int32
+    )
+    seconds = []
+    for _ in range(1 + timed_steps):  # the first compiles
+        started = time.perf_counter()
+        state, parts = step(state, tokens)
+        jax.block_until_ready((state, parts))
+        seconds.append(time.perf_counter() - started)
+    return replace(recipe, steps=max(1, int(0.9 * 60 * minutes / float(np.median(seconds[1:])))))

@@ -1,0 +1,183 @@
+"""The training loop on a tiny model: it learns, resumes bit for bit, and what it writes can be loaded."""
+
+import io
+import signal
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+import checkpoints
+from specjax.cli.train import add_parser, chosen_recipe
+from specjax.models.qwen3_5 import Qwen35Config, hybrid_layer_types, training_forward
+from specjax.training.corpus import Corpus, Document
+from specjax.training.export import export_gguf, load_params
+from specjax.training.initial import initial_parameters
+from specjax.training.loss import cross_entropies, predict, training_loss
+from specjax.training.optimizer import from_trainable, learning_rate, to_trainable
+from specjax.training.progress import Progress
+from specjax.training.recipe import Recipe
+from specjax.training.run import run
+from specjax.training.run_folder import RunFolder
+
+CONFIG = Qwen35Config(
+    vocab_size=300,
+    width=32,
+    layer_types=hybrid_layer_types(2, full_attention_interval=2),
+    mlp_width=48,
+    num_heads=2,
+    num_kv_heads=1,
+    head_width=16,
+    rope_width=8,
+    rope_theta=10_000.0,
+    rope_sections=(2, 1, 1, 0),
+    conv_width=4,
+    linear_key_heads=1,
+    linear_value_heads=2,
+    linear_key_width=16,
+    linear_value_width=16,
+    context_length=64,
+    tied_embeddings=True,
+    mtp_layers=1,
+)
+RECIPE = Recipe(
+    steps=12, batch_size=2, length=24, learning_rate=1e-2, warmup_steps=2, mtp_steps=2, eval_every=6, save_every=5
+)
+CORPUS = Corpus(
+    train=tuple(Document(f"{i}.py", f"def function_{i}(x):\n    return x + {i}\n\n\n" * 4) for i in range(12)),
+    held_out=tuple(Document(f"held_{i}.py", f"def held_{i}(x):\n    return x * {i}\n" * 4) for i in range(3)),
+)
+
+
+def quiet() -> Progress:
+    return Progress(Console(file=io.StringIO()))
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = RunFolder(tmp_path_factory.mktemp("trained"))
+    return folder, run(folder, CONFIG, RECIPE, CORPUS, quiet())
+
+
+def test_the_losses_of_trunk_and_mtp_decrease(trained):
+    folder, outcome = trained
+    assert outcome.finished
+    lines = [line for line in folder.read_metrics() if line["event"] == "step"]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    for name in ("loss", "mtp_loss_1", "mtp_loss_2"):
+        assert lines[-1][name] < lines[0][name] - 1.0
+    held_out = [line for line in folder.read_metrics() if line["event"] == "held_out"]
+    assert [line["step"] for line in held_out] == [6, 12]
+    assert 0 <= held_out[-1]["mtp_agreement_1"] <= 1
+    assert folder.loss_plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_run_resumes_bit_for_bit(trained, tmp_path):
+    _, uninterrupted = trained
+    folder = RunFolder(tmp_path)
+
+    class Interrupting(Progress):
+        def step(self, step, values):
+            if step == 7:
+                signal.raise_signal(signal.SIGINT)
+
+    first = run(folder, CONFIG, RECIPE, CORPUS, Interrupting(Console(file=io.StringIO())))
+    assert (first.finished, int(first.state.step)) == (False, 7)
+    second = run(folder, CONFIG, RECIPE, CORPUS, quiet())
+    assert second.finished
+    assert_same(second.state, uninterrupted.state)
+    assert_same(load_params(folder), uninterrupted.params)
+
+
+def test_a_run_of_other_settings_is_not_continued(trained):
+    folder, _ = trained
+    with pytest.raises(ValueError, match="seed: 0 -> 1"):
+        run(folder, CONFIG, replace(RECIPE, seed=1), CORPUS, quiet())
+
+
+def test_the_exported_gguf_has_the_trained_model_and_its_vocabulary(trained, tmp_path):
+    folder, outcome = trained
+    export_gguf(folder, tmp_path / "tiny.gguf", "F32")
+    loaded = checkpoints.load(tmp_path / "tiny.gguf")
+    assert_same(dict(loaded.params), outcome.params)
+    text = "def f(x):\n        return x\n"
+    assert loaded.tokenizer.encode(text) == folder.read_tokenizer().encode(text).ids
+    assert loaded.tokenizer.eos_ids == {folder.read_tokenizer().token_to_id("<|endoftext|>")}
+
+
+def test_trainable_parameters_are_the_parameters_with_decay_rates_on_a_log_scale():
+    params = initial_parameters(CONFIG, jax.random.key(0))
+    there_and_back = from_trainable(to_trainable(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), there_and_back, params)
+    far = jax.tree.map(lambda x: x + 100 * np.sign(x), to_trainable(params))
+    assert (from_trainable(far)["target"]["layers_0"]["delta_net"]["a"] < 0).all()
+
+
+def test_predictions_equal_the_models_own_training_forward():
+    params = initial_parameters(CONFIG, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
+    predictions = predict(CONFIG, params, tokens, 3, 2)
+    trunk, mtp = training_forward(CONFIG, params, tokens, 3)
+    np.testing.assert_allclose(predictions.trunk, trunk, atol=1e-5)
+    for one, other in zip(predictions.mtp, mtp, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_the_mtp_loss_leaves_embedding_and_output_head_alone():
+    params = initial_parameters(CONFIG, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
+
+    def mtp_only(params):
+        return cross_entropies(predict(CONFIG, params, tokens, 2, 1), tokens)[1]
+
+    def with_constant_trunk(embed):
+        frozen = jax.lax.stop_gradient(params["target"])
+        return mtp_only({"target": {**frozen, "embed": embed}, "mtp": params["mtp"]})
+
+    whole = jax.grad(mtp_only)(params)["target"]["embed"]["weight"]
+    unused = np.setdiff1d(np.arange(CONFIG.vocab_size), np.asarray(tokens))
+    assert not np.asarray(whole)[unused].any()  # an output head would receive gradient in every row
+    assert np.asarray(jax.grad(with_constant_trunk)(params["target"]["embed"])["weight"]).any()
+
+
+def test_without_weight_the_mtp_block_is_not_run():
+    params = initial_parameters(CONFIG, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (1, 8), 0, CONFIG.vocab_size)
+    total, parts = training_loss(CONFIG, params, tokens, mtp_steps=0, mtp_sequences=1, mtp_weight=0.0)
+    assert list(parts) == ["loss"]
+    assert total == parts["loss"]
+
+
+def test_the_number_of_steps_has_no_influence_before_the_decay():
+    short, long = (learning_rate(Recipe(steps=steps, warmup_steps=10)) for steps in (100, 1000))
+    assert [float(short(i)) for i in range(60)] == [float(long(i)) for i in range(60)]
+    assert short(0) > 0
+    assert short(99) < short(61) < short(59)
+    assert short(100) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("steps", 0), ("optimizer", "sgd"), ("mtp_weight", -1.0), ("mtp_sequences", 9), ("mtp_steps", 0)],
+)
+def test_a_recipe_out_of_range_names_the_field(field, value):
+    with pytest.raises(ValueError, match=field):
+        replace(RECIPE, **{field: value})
+
+
+def test_the_command_line_starts_from_the_runs_own_recipe(trained):
+    import argparse
+
+    folder, _ = trained
+    parser = add_parser(argparse.ArgumentParser().add_subparsers())
+    assert chosen_recipe(parser.parse_args(["--out", str(folder.path)]), folder) == RECIPE
+    longer = chosen_recipe(parser.parse_args(["--out", str(folder.path), "--steps", "20"]), folder)
+    assert longer == replace(RECIPE, steps=20)
+    with pytest.raises(ValueError, match="new runs"):
+        chosen_recipe(parser.parse_args(["--out", str(folder.path), "--minutes", "1"]), folder)
