@@ -1,0 +1,171 @@
+"""One batch of prompts through prefill and the decoding loop, as the host sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.loop import ChunkRecord, decode, decode_chunk
+from specjax.decoding.prefill import chunks, prefill, prefill_chunk, start_decoding
+from specjax.decoding.sampling import top2_margin
+from specjax.errors import PromptError
+from specjax.generation import Timings
+from specjax.models.protocol import Params, Target
+
+CAPACITY_STEP = 256
+"""KV caches grow in steps of so many slots, so that prompts of similar length share a compiled program."""
+
+
+def check_prompts(target: Target, prompts: Sequence[Sequence[int]]) -> None:
+    """Raise `PromptError` for a prompt that is empty, too long, or has ids outside the vocabulary."""
+    for index, prompt in enumerate(prompts):
+        name = "the prompt" if len(prompts) == 1 else f"prompt {index}"
+        if not len(prompt):
+            raise PromptError(f"{name} is empty; give at least one token of text to continue")
+        if len(prompt) >= target.context_length:
+            raise PromptError(
+                f"{name} has {len(prompt)} tokens; the model's context of {target.context_length} must also hold at"
+                " least one new token: shorten the prompt"
+            )
+        outside = [token for token in prompt if not 0 <= token < target.vocab_size]
+        if outside:
+            raise PromptError(
+                f"{name} has token ids outside the vocabulary of {target.vocab_size} (0 to {target.vocab_size - 1}):"
+                f" {outside[:10]}"
+            )
+
+
+@dataclass
+class Emission:
+    """Tokens that became known: the first of each row after prefill, then those of a chunk of rounds.
+
+    Attributes:
+        tokens: new tokens per row.
+        margins: their logit margins per row, if recorded.
+        record: the chunk, None for the first tokens.
+    """
+
+    tokens: list[list[int]]
+    margins: list[list[float]] | None
+    record: ChunkRecord | None
+
+
+@dataclass
+class Batch:
+    """Prompts being continued together.
+
+    Attributes:
+        decoder, params: the program and its weights.
+        prompts: token ids, checked.
+        max_tokens: tokens to emit per row at most, cut where the model's context ends.
+        seed: of random draws.
+        sequence: the random stream of each row.
+        rounds_per_chunk: rounds between looks of the host.
+        timings: filled in as it runs.
+        state: where the rows stand after the last round; set when `run` is exhausted.
+    """
+
+    decoder: Decoder
+    params: Params
+    prompts: Sequence[Sequence[int]]
+    max_tokens: int
+    seed: int
+    sequence: Sequence[int]
+    rounds_per_chunk: int
+    timings: Timings = field(default_factory=Timings)
+    state: DecodeState | None = None
+
+    def __post_init__(self) -> None:
+        check_prompts(self.decoder.target, self.prompts)
+
+    @property
+    def budgets(self) -> list[int]:
+        """Tokens that each row may emit."""
+        context = self.decoder.target.context_length
+        return [min(self.max_tokens, context - len(prompt)) for prompt in self.prompts]
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the KV caches."""
+        longest = max(len(prompt) + budget for prompt, budget in zip(self.prompts, self.budgets, strict=True))
+        return -(-longest // CAPACITY_STEP) * CAPACITY_STEP
+
+    def start(self) -> tuple[DecodeState, jax.Array]:
+        """Compile what has not been compiled, then prefill and choose the first tokens; returns their margins too."""
+        batch = len(self.prompts)
+        begin = time.perf_counter()
+        state = self.decoder.init_state(batch, self.capacity)
+        sizes = {tokens.shape[1] for tokens, _ in chunks(self.prompts)}
+        state = compile_programs(self.decoder, self.params, state, sizes, self.rounds_per_chunk)
+        compiled = time.perf_counter()
+        sequences, logits = prefill(self.decoder, self.params, state.sequences, self.prompts)
+        margins = top2_margin(logits)
+        state = start_decoding(
+            self.decoder,
+            sequences,
+            logits,
+            jnp.asarray(self.budgets, jnp.int32),
+            jnp.asarray(self.sequence, jnp.int32),
+            jnp.uint32(self.seed),
+        )
+        jax.block_until_ready(state.pending)
+        self.timings.compile = compiled - begin
+        self.timings.prefill = time.perf_counter() - compiled
+        return state, margins
+
+    def run(self) -> Iterator[Emission]:
+        """Emit tokens as they become known."""
+        state, margins = self.start()
+        first = np.asarray(state.pending)
+        recorded = self.decoder.margins
+        yield Emission(
+            [[int(token)] for token in first],
+            [[float(margin)] for margin in np.asarray(margins)] if recorded else None,
+            None,
+        )
+        begin = time.perf_counter()
+        rounds = decode(self.decoder, self.params, state, rounds_per_chunk=self.rounds_per_chunk)
+        while True:
+            try:
+                record = next(rounds)
+            except StopIteration as finished:
+                self.state = finished.value
+                return
+            self.timings.decode = time.perf_counter() - begin
+            tokens = rows_of(record, record.rounds.tokens)
+            yield Emission(tokens, rows_of(record, record.rounds.margin) if recorded else None, record)
+
+
+def rows_of(record: ChunkRecord, values: np.ndarray) -> list[list]:
+    """Per row of the batch, the entries of `values` [rounds, B, R] that belong to emitted tokens."""
+    emitted = np.asarray(record.rounds.n_emitted)[: int(record.n_rounds)]
+    values = np.asarray(values)
+    return [
+        [value for index, count in enumerate(emitted[:, row]) for value in values[index, row, :count].tolist()]
+        for row in range(emitted.shape[1])
+    ]
+
+
+def compile_programs(
+    decoder: Decoder, params: Params, state, chunk_sizes: set[int], rounds_per_chunk: int
+) -> DecodeState:
+    """Run the programs on no tokens, so that what has to be compiled is; the state comes back unchanged.
+
+    Without this, the time of the first call of each program would be charged to prefill and decoding. `jax.jit` keeps
+    what it has compiled; a program that is there already runs once for nothing, which costs one chunk of prefill.
+    """
+    batch = state.length.shape[0]
+    nothing = np.zeros((batch,), np.int32)
+    logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
+    for size in sorted(chunk_sizes):
+        state, logits = prefill_chunk(decoder, params, state, np.zeros((batch, size), np.int32), nothing, logits)
+    started = start_decoding(decoder, state, logits, jnp.asarray(nothing), jnp.asarray(nothing), jnp.uint32(0))
+    started, _ = decode_chunk(decoder, params, started, rounds_per_chunk)
+    jax.block_until_ready(started)
+    return started

@@ -1,0 +1,52 @@
+"""From a file to a model."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+from specjax.model import Model
+from specjax.models import registry
+
+
+def bundled_model() -> Path:
+    """The path of the trained model that comes with the package.
+
+    Raises:
+        FileNotFoundError: the package was built without it.
+    """
+    folder = Path(str(resources.files(checkpoints))) / "demo"
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise FileNotFoundError(f"no bundled model in {folder}; train one with `specjax train` or name a file")
+    return files[0]
+
+
+def load(path: str | Path | None = None, *, dtype: Any = "float32", progress: Any = None) -> Model:
+    """Load a model: a GGUF file, or a directory with Hugging Face safetensors; default: the bundled model.
+
+    Args:
+        path: FILE.gguf or a directory with config.json.
+        dtype: of the matrices ("float32", "bfloat16", "float16"); norms and recurrent parameters stay float32.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
+
+    Warns:
+        checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
+    """
+    checkpoint = checkpoints.load(
+        bundled_model() if path is None else path, dtype=dtype, need_tokenizer=False, progress=progress
+    )
+    target, drafter = registry.build(checkpoint.config)
+    return Model(
+        config=checkpoint.config,
+        params=dict(checkpoint.params),
+        tokenizer=checkpoint.tokenizer,
+        target=target,
+        drafter=drafter,
+        path=checkpoint.path,
+    )

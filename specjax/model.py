@@ -1,0 +1,229 @@
+"""A loaded model: what a user types against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from checkpoints import TextTokenizer
+from specjax.batch import Batch, Emission, check_prompts
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.stats import DecodeStats
+from specjax.errors import SpecjaxError
+from specjax.generation import FinishReason, GenerateOptions, Generation
+from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
+from specjax.models.qwen3_5 import Qwen35Config
+
+Prompt = str | Sequence[int]
+NO_DRAFTS = DraftConfig(n_max=0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target, its drafter if it has one, their weights, and the tokenizer. Made by `specjax.load`.
+
+    >>> model = specjax.load()
+    >>> model.generate("def add(a, b):", max_tokens=32)
+
+    Attributes:
+        config: hyper-parameters.
+        params: {"target": ..., "mtp": ...}.
+        tokenizer: None if the file has none; prompts must then be token ids.
+        target, drafter: static descriptions; drafter is None when the file has no MTP head.
+        path: where the weights came from.
+    """
+
+    config: Qwen35Config
+    params: Params = field(repr=False)
+    tokenizer: TextTokenizer | None = field(repr=False)
+    target: Target = field(repr=False)
+    drafter: Drafter | None = field(repr=False)
+    path: Path
+
+    def __repr__(self) -> str:
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        head = "with its MTP head" if self.drafter else "without MTP head"
+        c = self.config
+        return (
+            f"Model({self.path.name}: {c.architecture}, {size / 1e6:.1f} M parameters, {c.num_layers} layers {head},"
+            f" V={c.vocab_size}, context {c.context_length})"
+        )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt given as text, or the ids themselves."""
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.tokenizer is None:
+            raise SpecjaxError(f"{self.path} has no tokenizer; give the prompt as token ids")
+        return self.tokenizer.encode(prompt)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids without control tokens; empty for a model without tokenizer."""
+        return self.tokenizer.decode(tokens, special=False) if self.tokenizer else ""
+
+    def decoder(self, options: GenerateOptions) -> Decoder:
+        """The static part of the decoding program that the options ask for.
+
+        Raises:
+            SpecjaxError: drafts are asked for, but the file has no MTP head.
+        """
+        draft = options.draft_config(self.drafter is not None)
+        if draft.n_max > 0 and self.drafter is None:
+            raise SpecjaxError(f"{self.path} has no MTP head, so nothing can be drafted; use draft=0 (plain decoding)")
+        eos = () if options.ignore_eos or self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
+        return Decoder(
+            target=self.target,
+            drafter=self.drafter if draft.n_max > 0 else None,
+            sampler=options.sampler,
+            rule=options.rule,
+            draft=draft,
+            eos_ids=eos,
+            rollback=options.rollback_strategy,
+            kv_dtype=options.kv_dtype,
+            margins=options.margins,
+        )
+
+    def batch(
+        self, prompts: Sequence[Prompt], options: GenerateOptions, sequence: Sequence[int] | None = None
+    ) -> Batch:
+        """Prompts ready to run together; `sequence` names their random streams (default: 0, 1, ...)."""
+        return Batch(
+            decoder=self.decoder(options),
+            params=self.params,
+            prompts=[self.encode(prompt) for prompt in prompts],
+            max_tokens=options.max_tokens,
+            seed=options.seed,
+            sequence=range(len(prompts)) if sequence is None else sequence,
+            rounds_per_chunk=options.rounds_per_chunk,
+        )
+
+    def generate(self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Any) -> Generation:
+        """Continue one prompt.
+
+        Args:
+            prompt: text, or token ids.
+            options: see `GenerateOptions`, whose fields can also be given as keywords:
+                `model.generate("def f(", max_tokens=64, draft=3, temperature=0.8, seed=1)`.
+
+        Raises:
+            PromptError: the prompt is empty, too long or has ids outside the vocabulary.
+            SpecjaxError: the model has no MTP head but drafts are asked for.
+            ValueError: an option is out of its range.
+        """
+        return self.generate_batch([prompt], options, **changes)[0]
+
+    def generate_batch(
+        self, prompts: Sequence[Prompt], options: GenerateOptions | None = None, **changes: Any
+    ) -> list[Generation]:
+        """Continue several prompts of any lengths as one batch; see `generate`.
+
+        A prompt's random draws are keyed by its index, so the result of prompt 0 equals `generate` of it alone.
+        """
+        if not prompts:
+            return []
+        stream = TextStream(self, prompts, replace(options or GenerateOptions(), **changes))
+        for _ in stream.emissions():
+            pass
+        return stream.results()
+
+    def stream(self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Any) -> TextStream:
+        """Iterate over pieces of text as they come; afterwards `.result` is the `Generation`. See `generate`."""
+        return TextStream(self, [prompt], replace(options or GenerateOptions(), **changes))
+
+    def logits(self, tokens: Sequence[int] | str) -> np.ndarray:
+        """The target's logits of every position, [T, V] float32: row p predicts the token after tokens[p].
+
+        Raises:
+            PromptError: as `generate`.
+        """
+        ids = self.encode(tokens)
+        check_prompts(self.target, [ids])
+        padded = np.zeros((1, -(-len(ids) // 64) * 64), np.int32)
+        padded[0, : len(ids)] = ids
+        logits = _all_logits(self.target, self.params, jnp.asarray(padded), jnp.asarray([len(ids)], jnp.int32))
+        return np.asarray(logits[0, : len(ids)], np.float32)
+
+
+@partial(jax.jit, static_argnames="target")
+def _all_logits(
+    target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
+) -> Float[Array, "B T V"]:
+    state = Decoder(target, None, draft=NO_DRAFTS).init_state(tokens.shape[0], tokens.shape[1])
+    output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
+    assert output.logits is not None
+    return output.logits
+
+
+class TextStream:
+    """A generation in progress. Iterating yields the first prompt's text in pieces.
+
+    Attributes:
+        batch: what runs.
+    """
+
+    def __init__(self, model: Model, prompts: Sequence[Prompt], options: GenerateOptions) -> None:
+        self.batch = model.batch(prompts, options)
+        self._model = model
+        self._stats = [DecodeStats() for _ in prompts]
+        self._tokens: list[list[int]] = [[] for _ in prompts]
+        self._margins: list[list[float]] | None = [[] for _ in prompts] if options.margins else None
+        self._finished = False
+
+    def emissions(self) -> Iterator[Emission]:
+        """Run, and pass on what becomes known of all rows."""
+        for emission in self.batch.run():
+            for row, new in enumerate(emission.tokens):
+                self._tokens[row] += new
+                if self._margins is not None and emission.margins is not None:
+                    self._margins[row] += emission.margins[row]
+                if emission.record is not None:
+                    self._stats[row].add(emission.record, row)
+            yield emission
+        self._finished = True
+
+    def __iter__(self) -> Iterator[str]:
+        decoder = self._model.tokenizer.stream(special=False) if self._model.tokenizer else None
+        for emission in self.emissions():
+            if decoder and (piece := decoder.push(emission.tokens[0])):
+                yield piece
+        if decoder and (rest := decoder.flush()):
+            yield rest
+
+    @property
+    def result(self) -> Generation:
+        """The generation, once the stream is exhausted."""
+        return self.results()[0]
+
+    def results(self) -> list[Generation]:
+        """One generation per prompt, once everything has run.
+
+        Raises:
+            SpecjaxError: the stream has not been iterated to its end.
+        """
+        if not self._finished:
+            raise SpecjaxError("the stream is not exhausted yet; iterate over it before asking for its result")
+        return [self._result(row) for row in range(len(self._tokens))]
+
+    def _result(self, row: int) -> Generation:
+        tokens, eos_ids = self._tokens[row], self.batch.decoder.eos_ids
+        reason: FinishReason = "length" if len(tokens) >= self.batch.max_tokens else "context"
+        if tokens[-1] in eos_ids:
+            reason = "eos"
+        return Generation(
+            text=self._model.decode(tokens),
+            tokens=tokens,
+            prompt_tokens=list(self.batch.prompts[row]),
+            finish_reason=reason,
+            stats=self._stats[row],
+            timings=self.batch.timings,
+            margins=self._margins[row] if self._margins is not None else None,
+        )
