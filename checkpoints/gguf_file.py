@@ -36,7 +36,7 @@ _PLAIN_TYPES: Mapping[GGMLQuantizationType, DTypeLike] = {
     GGMLQuantizationType.F16: np.float16,
     GGMLQuantizationType.BF16: ml_dtypes.bfloat16,
 }
-_ELEMENTS_PER_STEP = 1 << 20
+_ELEMENTS_PER_STEP = 1 << 18
 """Block formats are decoded this many elements at a time: decoding needs several times its output in scratch space."""
 
 

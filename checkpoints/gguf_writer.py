@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -120,7 +120,12 @@ def _encode(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
     is_list = isinstance(value, (list, tuple))
     items = list(value) if is_list else [value]
-    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     for scalar, add in adders.items():
         if items and all(isinstance(item, scalar) for item in items):
             if is_list:
@@ -129,5 +134,5 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
                 add(key, value)
             return
     raise CheckpointError(
-        f"metadata key {key}: cannot write {value!r}: it is neither a bool, int, float or str, nor a list of one of them"
+        f"metadata key {key}: cannot write {value!r}: it is neither a bool, int, float or str, nor a list of one type"
     )

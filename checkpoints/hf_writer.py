@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from numpy.typing import DTypeLike
 from safetensors.numpy import save_file
 
 from checkpoints import tokenizer_hf
-from checkpoints.atomic import replaced
+from checkpoints.atomic import replaced, write_text
 from checkpoints.families import Config, family_of_config
 from checkpoints.mapping import Progress
 from checkpoints.tokenizer import TextTokenizer
 
 _SHARD_BYTES = 5 * 10**9
+_SHARD_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 def write_hf(
@@ -32,7 +34,8 @@ def write_hf(
 ) -> None:
     """Write a model as the text-only class that transformers loads with `AutoModelForCausalLM`.
 
-    Each file appears under its name only when it is complete, and config.json last of all.
+    Each file appears under its name only when it is complete, and config.json last of all. Weight files that an
+    earlier model left in the directory are removed.
 
     Args:
         directory: made if it is not there.
@@ -68,12 +71,10 @@ def write_hf(
     if len(shards) == 1:
         index.unlink(missing_ok=True)
     else:
-        _write_json(index, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+        write_text(index, json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}))
+    for old in directory.glob("model*.safetensors"):
+        if _SHARD_NAME.fullmatch(old.name) and old.name not in weight_map.values():
+            old.unlink()
     if tokenizer is not None:
         tokenizer_hf.save(tokenizer, directory)
-    _write_json(directory / "config.json", {**family.config_to_hf(config), "dtype": item.name})
-
-
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    with replaced(path) as temporary:
-        temporary.write_text(json.dumps(document, indent=2))
+    write_text(directory / "config.json", json.dumps({**family.config_to_hf(config), "dtype": item.name}, indent=2))

@@ -10,6 +10,7 @@ from typing import Any
 from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer
 
+from checkpoints.atomic import write_text
 from checkpoints.errors import TokenizerError
 from checkpoints.tokenizer import PRE_TOKENIZERS, TextTokenizer, Vocabulary
 
@@ -103,16 +104,16 @@ def from_backend(
 def save(tokenizer: TextTokenizer, directory: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and generation_config.json into `directory`."""
     vocabulary = tokenizer.vocabulary
-    tokenizer.backend.save(str(directory / "tokenizer.json"))
+    write_text(directory / "tokenizer.json", tokenizer.backend.to_str(pretty=True))
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for role, key in _ROLES.items():
         if role in vocabulary.special_ids:
             settings[key] = vocabulary.tokens[vocabulary.special_ids[role]]
     if vocabulary.chat_template is not None:
         settings["chat_template"] = vocabulary.chat_template
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    write_text(directory / "tokenizer_config.json", json.dumps(settings, indent=2))
     generation = {"eos_token_id": sorted(tokenizer.eos_ids)}
-    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2))
+    write_text(directory / "generation_config.json", json.dumps(generation, indent=2))
 
 
 def _pre_tokenizer_name(document: Mapping[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ Sources: llama.cpp `gguf-py/gguf/constants.py`, `src/models/qwen35*.cpp` and `co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping
 
 from checkpoints.mapping import Copy, Rule, RuleTable, Split, Stack, flatten
@@ -223,5 +224,6 @@ def _block_rules(names: _Names, block: str, path: str) -> Iterator[Rule]:
         yield Copy(f"{block}{source}", f"{path}{parameter}", transform)
 
 
-def _shapes(config: Qwen35Config) -> dict[str, Shape]:
+@functools.cache
+def _shapes(config: Qwen35Config) -> Mapping[str, Shape]:
     return {path: tuple(leaf.shape) for path, leaf in flatten(parameter_shapes(config)).items()}

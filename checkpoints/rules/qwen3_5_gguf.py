@@ -129,7 +129,6 @@ def config_to_gguf(config: Qwen35Config) -> dict[str, Any]:
         "block_count": config.num_layers + config.mtp_layers,
         "context_length": config.context_length,
         "embedding_length": config.width,
-        "feed_forward_length": config.mlp_width,
         "vocab_size": config.vocab_size,
         "attention.head_count": config.num_heads,
         "attention.head_count_kv": config.num_kv_heads,
@@ -150,6 +149,8 @@ def config_to_gguf(config: Qwen35Config) -> dict[str, Any]:
         if hybrid_layer_types(config.num_layers, interval) == config.layer_types:
             keys["full_attention_interval"] = interval
             break
+    if config.mlp_width:
+        keys["feed_forward_length"] = config.mlp_width
     if config.mtp_layers:
         keys["nextn_predict_layers"] = config.mtp_layers
     if config.moe is not None:

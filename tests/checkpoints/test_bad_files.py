@@ -1,0 +1,256 @@
+"""Whatever is wrong with a file is said, completely and in the terms of the file."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from safetensors.numpy import load_file, save_file
+from tiny_checkpoints import edit_gguf, make_config, make_params, make_tokenizer, write_tiny_gguf
+
+import checkpoints
+from checkpoints import (
+    CheckpointError,
+    ConfigError,
+    FormatError,
+    MissingMTPWarning,
+    TensorMismatchError,
+    TokenizerError,
+    UnknownArchitectureError,
+)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("good") / "good.gguf", make_config())
+
+
+@pytest.fixture
+def hf(tmp_path: Path) -> Path:
+    config = make_config()
+    checkpoints.write_hf(tmp_path / "hf", config, make_params(config), make_tokenizer())
+    return tmp_path / "hf"
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no such file"):
+        checkpoints.load(tmp_path / "nothing.gguf")
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 something else"])
+def test_not_a_gguf(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="not a GGUF"):
+        checkpoints.load(path)
+
+
+def test_a_file_cut_anywhere_is_called_truncated(good: Path, tmp_path: Path) -> None:
+    content = good.read_bytes()
+    path = tmp_path / "model.gguf"
+    header_end = gguf.GGUFReader(good).data_offset
+    cuts = [4, 7, 8, 15, 23, 24, 31, *range(100, header_end, header_end // 50), header_end - 1, header_end]
+    cuts += [*range(header_end, len(content), len(content) // 10), len(content) - 1]
+    for cut in cuts:
+        path.write_bytes(content[:cut])
+        with pytest.raises(FormatError, match=r"truncated.*(the file ends at byte|but the file has)") as raised:
+            checkpoints.load(path)
+        assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("offset", "field", "message"),
+    [
+        (4, struct.pack("<I", 1), "GGUF version 1"),
+        (4, struct.pack(">I", 3), "big-endian"),
+        (8, struct.pack("<Q", 2**60), "truncated|unknown|not UTF-8"),
+        (16, struct.pack("<Q", 2**60), "truncated|unknown|not UTF-8"),
+        (24, struct.pack("<Q", 2**63), "truncated"),
+    ],
+)
+def test_absurd_headers_are_refused(offset: int, field: bytes, message: str, good: Path, tmp_path: Path) -> None:
+    content = bytearray(good.read_bytes())
+    content[offset : offset + len(field)] = field
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=message):
+        checkpoints.load(path)
+
+
+def test_unknown_architecture_names_the_known_ones(good: Path, tmp_path: Path) -> None:
+    path = edit_gguf(good, tmp_path / "model.gguf", keys={"general.architecture": "llama"})
+    with pytest.raises(UnknownArchitectureError, match=r"'llama' is not known; known are qwen35, qwen35moe"):
+        checkpoints.load(path)
+
+
+def test_all_absent_keys_are_listed(good: Path, tmp_path: Path) -> None:
+    dropped = ["qwen35.block_count", "qwen35.ssm.inner_size", "qwen35.rope.dimension_sections"]
+    path = edit_gguf(good, tmp_path / "model.gguf", drop_keys=dropped)
+    with pytest.raises(ConfigError) as raised:
+        checkpoints.load(path)
+    assert all(key in str(raised.value) for key in dropped)
+
+
+def test_contradictory_metadata_are_refused(good: Path, tmp_path: Path) -> None:
+    path = edit_gguf(good, tmp_path / "model.gguf", keys={"qwen35.rope.scaling.type": "yarn"})
+    with pytest.raises(ConfigError, match="rope scaling 'yarn'"):
+        checkpoints.load(path)
+    path = edit_gguf(good, tmp_path / "model.gguf", keys={"qwen35.block_count": "four"})
+    with pytest.raises(ConfigError, match="describe no model"):
+        checkpoints.load(path)
+
+
+def test_all_mismatched_tensors_are_listed_at_once(good: Path, tmp_path: Path) -> None:
+    missing = ("blk.0.ssm_a", "output_norm.weight", "blk.3.nextn.enorm.weight")
+    surplus = {"blk.0.attn_q.bias": np.zeros(8, np.float32), "strange.weight": np.zeros((2, 2), np.float32)}
+    wrong_shape = np.zeros((64, 32), np.float32), GGMLQuantizationType.F32
+    wrong_type = np.zeros((96, 64), np.int32), GGMLQuantizationType.I32
+    path = edit_gguf(
+        good,
+        tmp_path / "model.gguf",
+        drop=missing,
+        add=surplus,
+        retype={"blk.2.attn_k.weight": wrong_shape, "blk.1.ffn_up.weight": wrong_type},
+    )
+    with pytest.raises(TensorMismatchError) as raised:
+        checkpoints.load(path)
+    error = raised.value
+    assert [name.split()[0] for name in error.missing] == list(missing)
+    assert [name.split()[0] for name in error.surplus] == list(surplus)
+    assert error.misshapen == ("blk.2.attn_k.weight: expected (32, 64), got (64, 32)",)
+    assert error.unsupported == ("blk.1.ffn_up.weight: I32",)
+    assert all(line in str(error) for line in (*error.missing, *error.surplus, *error.misshapen, *error.unsupported))
+    assert checkpoints.describe(path).problems == str(error)
+
+
+def test_a_declared_head_that_is_absent_is_said_aloud(good: Path, tmp_path: Path) -> None:
+    head = [tensor.name for tensor in gguf.GGUFReader(good).tensors if tensor.name.startswith("blk.3.")]
+    path = edit_gguf(good, tmp_path / "model.gguf", drop=head)
+    with pytest.warns(MissingMTPWarning, match=r"none of its tensors \(blk.3"):
+        loaded = checkpoints.load(path)
+    assert loaded.config == make_config(mtp_layers=0)
+    assert loaded.params.keys() == {"target"}
+    with pytest.warns(MissingMTPWarning):
+        assert not checkpoints.describe(path).has_mtp
+
+
+def test_a_head_that_is_partly_there_is_an_error(good: Path, tmp_path: Path) -> None:
+    gone = ["blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight"]
+    path = edit_gguf(good, tmp_path / "model.gguf", drop=gone)
+    with pytest.raises(TensorMismatchError) as raised:
+        checkpoints.load(path)
+    assert {name.split()[0] for name in raised.value.missing} == set(gone)
+
+
+def test_an_undeclared_head_is_surplus(good: Path, tmp_path: Path) -> None:
+    path = edit_gguf(good, tmp_path / "model.gguf", drop_keys=["qwen35.nextn_predict_layers"])
+    with pytest.raises(TensorMismatchError) as raised:
+        checkpoints.load(path)
+    assert {name.split(" ")[0].split(".nextn.")[1] for name in raised.value.surplus} == {
+        "eh_proj.weight",
+        "enorm.weight",
+        "hnorm.weight",
+        "shared_head_norm.weight",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drop_keys": ["tokenizer.ggml.model"]}, "no tokenizer"),
+        ({"drop_keys": ["tokenizer.ggml.tokens"]}, "no tokenizer"),
+        ({"drop_keys": ["tokenizer.ggml.merges"]}, "lacks tokenizer.ggml.merges"),
+        ({"drop_keys": ["tokenizer.ggml.pre"]}, "known are qwen2, qwen35"),
+        ({"keys": {"tokenizer.ggml.pre": "llama-bpe"}}, "'llama-bpe' is not known; known are qwen2, qwen35"),
+        ({"keys": {"tokenizer.ggml.model": "llama"}}, "'llama' is not known; known is 'gpt2'"),
+    ],
+)
+def test_unusable_tokenizers(changes: dict[str, Any], message: str, good: Path, tmp_path: Path) -> None:
+    path = edit_gguf(good, tmp_path / "model.gguf", **changes)
+    with pytest.raises(TokenizerError, match=message):
+        checkpoints.load(path)
+    assert checkpoints.load(path, need_tokenizer=False).tokenizer is None
+    assert checkpoints.describe(path).vocab_size is None
+
+
+def test_a_missing_part_of_a_split_file(good: Path, tmp_path: Path) -> None:
+    edit_gguf(good, tmp_path / "split.gguf", tensors_per_part=30)
+    first, second, *_ = sorted(tmp_path.glob("split-*.gguf"))
+    second.unlink()
+    with pytest.raises(FormatError, match=f"{second.name}: no such file"):
+        checkpoints.load(first)
+    first.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(FormatError, match="one of 2 parts"):
+        checkpoints.load(tmp_path / "renamed.gguf")
+
+
+def _remove(name: str) -> Callable[[Path], None]:
+    return lambda directory: (directory / name).unlink()
+
+
+def _cut(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _set(**keys: Any) -> Callable[[Path], None]:
+    def edit(directory: Path) -> None:
+        document = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(document | keys))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "message"),
+    [
+        (_remove("config.json"), FormatError, "no config.json"),
+        (_remove("model.safetensors"), FormatError, "missing model.safetensors"),
+        (_remove("tokenizer.json"), TokenizerError, "no tokenizer.json"),
+        (_cut, FormatError, "truncated"),
+        (_set(model_type="llama"), UnknownArchitectureError, "'llama' is not known; known are qwen3_5,"),
+        (_set(hidden_size=None, vocab_size=None), ConfigError, "lacks vocab_size, hidden_size"),
+        (_set(rope_parameters={"rope_type": "yarn"}), ConfigError, "'yarn' is not supported"),
+        (_set(mtp_num_hidden_layers=3), ConfigError, "at most one"),
+        (_set(num_hidden_layers=7), ConfigError, "layer_types has 3 entries"),
+    ],
+)
+def test_damaged_directories(damage: Callable[[Path], None], kind: type[Exception], message: str, hf: Path) -> None:
+    damage(hf)
+    with pytest.raises(kind, match=message):
+        checkpoints.load(hf)
+
+
+def test_all_mismatched_tensors_of_a_directory_are_listed_at_once(hf: Path) -> None:
+    tensors = load_file(hf / "model.safetensors")
+    del tensors["model.norm.weight"], tensors["mtp.fc.weight"]
+    save_file(tensors | {"model.extra.weight": np.zeros(3, np.float32)}, hf / "model.safetensors")
+    with pytest.raises(TensorMismatchError) as raised:
+        checkpoints.load(hf)
+    assert [name.split()[0] for name in raised.value.missing] == ["model.norm.weight", "mtp.fc.weight"]
+    assert raised.value.surplus == ("model.extra.weight (3,)",)
+
+
+def test_a_directory_without_its_declared_head_loads_the_trunk(hf: Path) -> None:
+    tensors = load_file(hf / "model.safetensors")
+    trunk = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+    save_file(trunk, hf / "model.safetensors")
+    with pytest.warns(MissingMTPWarning, match=r"none of its tensors \(mtp"):
+        loaded = checkpoints.load(hf)
+    assert loaded.params.keys() == {"target"}
+
+
+def test_wrong_parameters_are_not_written(tmp_path: Path) -> None:
+    config, params = make_config(), make_params(make_config(moe=True))
+    with pytest.raises(TensorMismatchError, match="target/layers_0/mlp/gate_proj/weight"):
+        checkpoints.write_gguf(tmp_path / "model.gguf", config, params, make_tokenizer())
+    with pytest.raises(CheckpointError, match="'Q3_K' weights; known are F32, F16, BF16, Q8_0"):
+        checkpoints.write_gguf(tmp_path / "m", config, params, make_tokenizer(), weights="Q3_K")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
