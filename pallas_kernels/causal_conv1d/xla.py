@@ -10,7 +10,6 @@ def causal_conv1d(inputs: Array, weight: Array, *, activation: str | None) -> Ar
     width = weight.shape[1]
     n_tokens = inputs.shape[1] - width + 1
     inputs, weight = inputs.astype(jnp.float32), weight.astype(jnp.float32)
-    out = sum(
-        (inputs[:, w : w + n_tokens] * weight[:, w] for w in range(1, width)), inputs[:, :n_tokens] * weight[:, 0]
-    )
+    taps = [inputs[:, w : w + n_tokens] * weight[:, w] for w in range(width)]
+    out = sum(taps[1:], taps[0])
     return jax.nn.silu(out) if activation == "silu" else out

@@ -1,51 +1,48 @@
-"""Inverse of small unit lower triangular matrices by matrix products.
+"""Solves with small unit lower triangular matrices, made of matrix products alone.
 
-XLA's CPU backend runs `triangular_solve` as a library call that waits on the thread pool it runs in: several of them
-at once (the layers of a backward pass) deadlock when the pool has two threads. Products do not, and are faster here.
+`jax.lax.linalg.triangular_solve` is no choice on the CPU: it is a library call that waits for tasks on the thread pool
+it occupies, so two of them at once (as in a backward pass) deadlock a pool of two threads. Products are faster as well.
 """
 
-import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-BASE = 8
-"""Blocks of this size are inverted by the Neumann series, which is exact for nilpotent matrices; larger ones from
-their halves, so that no power of a large block is formed and rounding errors stay those of substitution."""
-
-
-def _inverse(strictly_lower: Array) -> Array:
-    n = strictly_lower.shape[-1]
-    if n <= BASE:
-        inverse, power = jnp.eye(n, dtype=strictly_lower.dtype) - strictly_lower, strictly_lower
-        for _ in range((n - 1).bit_length() - 1):
-            power = power @ power
-            inverse = inverse + inverse @ power
-        return inverse
-    half = n // 2
-    upper_left, lower_right = strictly_lower[..., :half, :half], strictly_lower[..., half:, half:]
-    inverse = _inverse(jnp.stack([upper_left, lower_right]))
-    lower_left = -inverse[1] @ (strictly_lower[..., half:, :half] @ inverse[0])
-    top = jnp.concatenate([inverse[0], jnp.zeros_like(lower_left)], axis=-1)
-    return jnp.concatenate([top, jnp.concatenate([lower_left, inverse[1]], axis=-1)], axis=-2)
+BASE = 16
+"""Up to this size whole masked products beat the slicing of blocks (measured on CPU at 64 x 64)."""
 
 
-@jax.custom_vjp
-def unit_lower_inverse(strictly_lower: Array) -> Array:
-    """(I + A)^-1 for strictly lower triangular A [..., n, n]; differentiable."""
-    n = strictly_lower.shape[-1]
-    size = 1 << (n - 1).bit_length()
-    padding = [(0, 0)] * (strictly_lower.ndim - 2) + [(0, size - n)] * 2
-    return _inverse(jnp.pad(strictly_lower, padding))[..., :n, :n]
+def _inverse(a: Array) -> Array:
+    """(I + A)^-1 from the inverses of ever larger diagonal blocks.
+
+    As stable as forward substitution. The Neumann series by repeated squaring is not: with repeated keys the powers of
+    A grow like binomial coefficients and cancel (error 3e-4 at 16 x 16 where this has 3e-8).
+    """
+    n = a.shape[-1]
+    if n > BASE and n % 2 == 0:
+        half = n // 2
+        first, last = _inverse(jnp.stack([a[..., :half, :half], a[..., half:, half:]]))
+        corner = -(last @ a[..., half:, :half] @ first)
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        return jnp.concatenate([top, jnp.concatenate([corner, last], axis=-1)], axis=-2)
+    row, column = jnp.arange(n)[:, None], jnp.arange(n)
+    inverse = jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape)
+    size = 1
+    while size < n:
+        corners = jnp.where((row // (2 * size) == column // (2 * size)) & (row // size != column // size), a, 0)
+        inverse = inverse - (corners if size == 1 else inverse @ corners @ inverse)
+        size *= 2
+    return inverse
 
 
-def _forward(strictly_lower: Array) -> tuple[Array, Array]:
-    inverse = unit_lower_inverse(strictly_lower)
-    return inverse, inverse
+def solve_unit_lower(a: Array, rhs: Array) -> Array:
+    """X with (I + A) X = rhs, for strictly lower triangular A [..., n, n] and rhs [..., n, m]; differentiable.
 
-
-def _backward(inverse: Array, cotangent: Array) -> tuple[Array]:
-    transposed = jnp.swapaxes(inverse, -1, -2)
-    return (-jnp.tril(transposed @ cotangent @ transposed, -1),)
-
-
-unit_lower_inverse.defvjp(_forward, _backward)
+    The derivative with respect to A is not restricted to the triangle: mask A outside.
+    """
+    inverse = _inverse(lax.stop_gradient(a))
+    return lax.custom_linear_solve(
+        lambda x: x + a @ x,
+        rhs,
+        solve=lambda _, b: inverse @ b,
+        transpose_solve=lambda _, b: jnp.swapaxes(inverse, -1, -2) @ b,
+    )

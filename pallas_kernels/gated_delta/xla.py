@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.gated_delta.layout import HeadMap, value_heads
-from pallas_kernels.gated_delta.triangular import unit_lower_inverse
+from pallas_kernels.gated_delta.triangular import solve_unit_lower
 
 CHUNK = 64
 
@@ -26,11 +26,6 @@ def _decay(log_decay: Array) -> Array:
     return jnp.exp(jnp.where(lower, log_decay[..., :, None] - log_decay[..., None, :], -jnp.inf))
 
 
-def _unit_lower_solve(strictly_lower: Array, rhs: Array) -> Array:
-    """Solves (I + A) X = rhs for strictly lower triangular A [..., n, n]."""
-    return unit_lower_inverse(strictly_lower) @ rhs
-
-
 def _strictly_lower(x: Array) -> Array:
     return jnp.tril(x, -1)
 
@@ -39,9 +34,9 @@ def prefill_chunked(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
 ) -> tuple[Array, Array]:
     """All chunks' inner work as batched products; only the chunk states form a chain."""
-    n_rows, n_tokens, _, dk = k.shape
+    n_rows, n_tokens = k.shape[:2]
     hv, dv = v.shape[2:]
-    chunk = min(CHUNK, n_tokens)
+    chunk = min(CHUNK, 1 << (n_tokens - 1).bit_length())
     n_chunks = -(-n_tokens // chunk)
 
     def chunked(x: Array) -> Array:  # [B, T, H, ...] -> [B, H, chunks, chunk, ...]
@@ -61,7 +56,7 @@ def prefill_chunked(
     key_products, query_products = products(k), products(q) * decay
     q, k = value_heads(q, hv, head_map, 1), value_heads(k, hv, head_map, 1)
     beta = beta[..., None]
-    solved = _unit_lower_solve(
+    solved = solve_unit_lower(
         _strictly_lower(key_products * decay * beta), jnp.concatenate([beta * v, beta * from_start * k], axis=-1)
     )
     u_alone, u_state = solved[..., :dv], solved[..., dv:]
@@ -91,7 +86,7 @@ def verify_wy(
     key_and_query = jnp.concatenate([k, q], axis=2)
     products = value_heads(jnp.einsum("bhtk,bhik->bhti", key_and_query, k), hv, head_map, 1)
     on_state = value_heads(key_and_query, hv, head_map, 1) @ state
-    u = _unit_lower_solve(
+    u = solve_unit_lower(
         _strictly_lower(products[:, :, :n_tokens] * decay * beta), beta * (v - from_start * on_state[:, :, :n_tokens])
     )
     out = scale * (from_start * on_state[:, :, n_tokens:] + (products[:, :, n_tokens:] * decay) @ u)
