@@ -1,0 +1,59 @@
+# Everything runs in a virtual environment of its own, made from nothing but Python 3.11 or later:
+#   make demo   generate Python with the bundled model, speculatively, and compare with plain decoding
+#   make test   run the tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: help demo test test-slow lint format bench notebook clean
+
+help:
+	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
+	@echo "make test       run the tests (about ten minutes on two cores)"
+	@echo "make test-slow  run the longer checks as well"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      the decoding benchmark of the README"
+	@echo "make notebook   open the notebooks in Jupyter"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "specjax needs Python 3.11 or later; name one with make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run
+	$(BIN)/specjax generate --max-tokens 128 --compare
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m ''
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.run
+	$(BIN)/python benchmarks/decode.py
+
+notebook: $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[notebooks]'
+	$(BIN)/jupyter lab notebooks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
