@@ -100,7 +100,6 @@ class TextTokenizer:
         backend.no_padding()
         self.vocabulary = vocabulary
         self.backend = backend
-        self._pieces = [_piece(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)]
         self._control = frozenset(i for i, kind in enumerate(vocabulary.types) if kind in _CONTROL_TYPES)
         by_role = {vocabulary.special_ids[role] for role in _END_ROLES if role in vocabulary.special_ids}
         by_text = {i for i in self._control if vocabulary.tokens[i] in _END_TEXTS}
@@ -114,7 +113,7 @@ class TextTokenizer:
     @property
     def vocab_size(self) -> int:
         """V as far as tokens have names; a model may have more rows than that."""
-        return len(self._pieces)
+        return len(self.vocabulary.tokens)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of `text`.
@@ -152,7 +151,9 @@ class TextTokenizer:
     def _piece_of(self, i: int, special: bool) -> bytes:
         if not 0 <= i < self.vocab_size:
             raise ValueError(f"token id {i} is outside the vocabulary of {self.vocab_size}")
-        return b"" if i in self._control and not special else self._pieces[i]
+        return (
+            b"" if i in self._control and not special else _piece(self.vocabulary.tokens[i], self.vocabulary.types[i])
+        )
 
     @functools.cached_property
     def _literal_backend(self) -> Tokenizer:
