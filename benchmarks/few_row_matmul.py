@@ -1,0 +1,59 @@
+"""Few rows times a weight on this machine's CPU: the forms XLA offers, as fractions of the read limit.
+
+A decode step multiplies every weight with a handful of rows; reading the weight once is the limit. The limit is taken
+in the same run, as the best rate at which a sum over the same weight is formed.
+
+    python benchmarks/few_row_matmul.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from specjax.layers.linear import matmul_transposed
+
+
+def median_seconds(run: Callable[[], jax.Array], repetitions: int) -> float:
+    """Median time of a call that ends when its result is there."""
+    jax.block_until_ready(run())
+    times = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outputs", type=int, default=8192)
+    parser.add_argument("--inputs", type=int, default=4096)
+    parser.add_argument("--repetitions", type=int, default=9)
+    args = parser.parse_args()
+
+    weight = jax.random.normal(jax.random.key(0), (args.outputs, args.inputs))
+    forms = {
+        "x @ W": (jax.jit(lambda x, w: x @ w), weight.T.copy()),
+        "x . W^T": (jax.jit(lambda x, w: jnp.einsum("mk,nk->mn", x, w)), weight),
+        "used here": (jax.jit(matmul_transposed), weight),
+    }
+    read = jax.jit(lambda w: jnp.sum(w, axis=1))
+    print(f"{jax.devices()[0].device_kind}, {args.outputs} x {args.inputs} float32; fractions of the read limit")
+    print(f"{'rows':>5} {'limit GB/s':>11} " + " ".join(f"{name:>10}" for name in forms))
+    for rows in (1, 2, 4, 6, 8, 16):
+        x = jax.random.normal(jax.random.key(rows), (rows, args.inputs))
+        limit = median_seconds(lambda: read(weight), args.repetitions)
+        times = [median_seconds(lambda f=f, w=w: f(x, w), args.repetitions) for f, w in forms.values()]
+        rate = weight.nbytes / limit / 1e9
+        print(f"{rows:>5} {rate:>11.1f} " + " ".join(f"{limit / seconds:>10.2f}" for seconds in times))
+
+
+if __name__ == "__main__":
+    main()
