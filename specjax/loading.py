@@ -24,12 +24,15 @@ def bundled_model() -> Path:
     return files[0]
 
 
-def load(path: str | Path | None = None, *, dtype: Any = "float32", progress: Any = None) -> Model:
+def load(
+    path: str | Path | None = None, *, dtype: Any = "float32", need_tokenizer: bool = False, progress: Any = None
+) -> Model:
     """Load a model: a GGUF file, or a directory with Hugging Face safetensors; default: the bundled model.
 
     Args:
         path: FILE.gguf or a directory with config.json.
         dtype: of the matrices ("float32", "bfloat16", "float16"); norms and recurrent parameters stay float32.
+        need_tokenizer: whether an absent or unusable tokenizer is an error; prompts must be token ids otherwise.
         progress: called with bytes done and bytes in all.
 
     Raises:
@@ -39,7 +42,7 @@ def load(path: str | Path | None = None, *, dtype: Any = "float32", progress: An
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
     """
     checkpoint = checkpoints.load(
-        bundled_model() if path is None else path, dtype=dtype, need_tokenizer=False, progress=progress
+        bundled_model() if path is None else path, dtype=dtype, need_tokenizer=need_tokenizer, progress=progress
     )
     target, drafter = registry.build(checkpoint.config)
     return Model(

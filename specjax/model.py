@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from checkpoints import TextTokenizer
 from specjax.batch import Batch, Emission, check_prompts
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.prefill import prefill
 from specjax.decoding.stats import DecodeStats
 from specjax.errors import SpecjaxError
 from specjax.generation import FinishReason, GenerateOptions, Generation
@@ -48,6 +49,7 @@ class Model:
     target: Target = field(repr=False)
     drafter: Drafter | None = field(repr=False)
     path: Path
+    _compiled: set[tuple] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -63,12 +65,20 @@ class Model:
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]
         if self.tokenizer is None:
-            raise SpecjaxError(f"{self.path} has no tokenizer; give the prompt as token ids")
+            raise SpecjaxError(
+                f"{self.path} has no usable tokenizer; give the prompt as token ids"
+                " (load it with need_tokenizer=True to learn what is wrong)"
+            )
         return self.tokenizer.encode(prompt)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids without control tokens; empty for a model without tokenizer."""
-        return self.tokenizer.decode(tokens, special=False) if self.tokenizer else ""
+        return self.tokenizer.decode(self._named(tokens), special=False) if self.tokenizer else ""
+
+    def _named(self, tokens: Sequence[int]) -> list[int]:
+        """Without the ids of padding rows, which a model may have beyond its vocabulary: they stand for no text."""
+        assert self.tokenizer is not None
+        return [token for token in tokens if token < self.tokenizer.vocab_size]
 
     def decoder(self, options: GenerateOptions) -> Decoder:
         """The static part of the decoding program that the options ask for.
@@ -104,6 +114,7 @@ class Model:
             seed=options.seed,
             sequence=range(len(prompts)) if sequence is None else sequence,
             rounds_per_chunk=options.rounds_per_chunk,
+            compiled=self._compiled,
         )
 
     def generate(self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Any) -> Generation:
@@ -152,6 +163,17 @@ class Model:
         logits = _all_logits(self.target, self.params, jnp.asarray(padded), jnp.asarray([len(ids)], jnp.int32))
         return np.asarray(logits[0, : len(ids)], np.float32)
 
+    def next_logits(self, tokens: Sequence[int] | str, *, kv_dtype: str = "float32") -> np.ndarray:
+        """The target's logits for the token after a prompt, [V] float32; the prompt is fed as `generate` feeds it.
+
+        Raises:
+            PromptError: as `generate`.
+        """
+        batch = self.batch([tokens], GenerateOptions(max_tokens=1, draft=0, kv_dtype=kv_dtype))
+        state = batch.decoder.init_state(1, batch.capacity)
+        _, logits = prefill(batch.decoder, self.params, state, batch.prompts)
+        return np.asarray(logits[0], np.float32)
+
 
 @partial(jax.jit, static_argnames="target")
 def _all_logits(
@@ -168,10 +190,12 @@ class TextStream:
 
     Attributes:
         batch: what runs.
+        observers: called with every emission as it becomes known.
     """
 
     def __init__(self, model: Model, prompts: Sequence[Prompt], options: GenerateOptions) -> None:
         self.batch = model.batch(prompts, options)
+        self.observers: list[Callable[[Emission], None]] = []
         self._model = model
         self._stats = [DecodeStats() for _ in prompts]
         self._tokens: list[list[int]] = [[] for _ in prompts]
@@ -187,13 +211,15 @@ class TextStream:
                     self._margins[row] += emission.margins[row]
                 if emission.record is not None:
                     self._stats[row].add(emission.record, row)
+            for observe in self.observers:
+                observe(emission)
             yield emission
         self._finished = True
 
     def __iter__(self) -> Iterator[str]:
         decoder = self._model.tokenizer.stream(special=False) if self._model.tokenizer else None
         for emission in self.emissions():
-            if decoder and (piece := decoder.push(emission.tokens[0])):
+            if decoder and (piece := decoder.push(self._model._named(emission.tokens[0]))):
                 yield piece
         if decoder and (rest := decoder.flush()):
             yield rest

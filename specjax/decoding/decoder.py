@@ -14,6 +14,9 @@ from specjax.decoding.sampling import SamplerConfig
 from specjax.models.protocol import Drafter, FeatureRequest, Target
 from specjax.state import RollbackStrategy, SequenceState
 
+MAX_DRAFTS = 15
+"""The most drafts of a round: beyond 16 rows verification is no longer bound by reading the weights once."""
+
 
 @dataclass(frozen=True)
 class Decoder:
@@ -31,7 +34,7 @@ class Decoder:
         margins: also record by how much each emitted token's logit led the second one.
 
     Raises:
-        ValueError: drafts are asked for without a drafter, or more than the drafter can make.
+        ValueError: drafts are asked for without a drafter, or more than the drafter or a round can take.
     """
 
     target: Target
@@ -47,6 +50,11 @@ class Decoder:
     def __post_init__(self) -> None:
         if self.draft.n_max > 0 and self.drafter is None:
             raise ValueError(f"{self.draft.n_max} draft tokens are asked for, but there is no drafter; use 0")
+        if self.draft.n_max > MAX_DRAFTS:
+            raise ValueError(
+                f"{self.draft.n_max} draft tokens are asked for; a round verifies at most {MAX_DRAFTS + 1} tokens at"
+                f" once: draft at most {MAX_DRAFTS}"
+            )
         limit = None if self.drafter is None else self.drafter.max_drafts
         if limit is not None and self.draft.n_max > limit:
             raise ValueError(f"{self.draft.n_max} draft tokens are asked for; this drafter makes at most {limit}")
