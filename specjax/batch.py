@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from specjax.decoding.sampling import top2_margin
 from specjax.errors import PromptError
 from specjax.generation import Timings
 from specjax.models.protocol import Params, Target
+from specjax.state import SequenceState
 
 CAPACITY_STEP = 256
 """KV caches grow in steps of so many slots, so that prompts of similar length share a compiled program."""
@@ -67,6 +69,7 @@ class Batch:
         seed: of random draws.
         sequence: the random stream of each row.
         rounds_per_chunk: rounds between looks of the host.
+        compiled: the programs that have run before, shared by the batches of a model.
         timings: filled in as it runs.
         state: where the rows stand after the last round; set when `run` is exhausted.
     """
@@ -78,6 +81,7 @@ class Batch:
     seed: int
     sequence: Sequence[int]
     rounds_per_chunk: int
+    compiled: set[tuple] = field(default_factory=set)
     timings: Timings = field(default_factory=Timings)
     state: DecodeState | None = None
 
@@ -100,11 +104,11 @@ class Batch:
         """Compile what has not been compiled, then prefill and choose the first tokens; returns their margins too."""
         batch = len(self.prompts)
         begin = time.perf_counter()
-        state = self.decoder.init_state(batch, self.capacity)
+        sequences = self.decoder.init_state(batch, self.capacity)
         sizes = {tokens.shape[1] for tokens, _ in chunks(self.prompts)}
-        state = compile_programs(self.decoder, self.params, state, sizes, self.rounds_per_chunk)
+        sequences = self.compile(sequences, sizes)
         compiled = time.perf_counter()
-        sequences, logits = prefill(self.decoder, self.params, state.sequences, self.prompts)
+        sequences, logits = prefill(self.decoder, self.params, sequences, self.prompts)
         margins = top2_margin(logits)
         state = start_decoding(
             self.decoder,
@@ -118,6 +122,31 @@ class Batch:
         self.timings.compile = compiled - begin
         self.timings.prefill = time.perf_counter() - compiled
         return state, margins
+
+    def compile(self, state: SequenceState, chunk_sizes: set[int]) -> SequenceState:
+        """Run the programs that have not run yet on no tokens; the state comes back unchanged.
+
+        `jax.jit` compiles at the first call. Without this, that time would be charged to prefill and decoding.
+        """
+        decoder, batch = self.decoder, len(self.prompts)
+        nothing = jnp.zeros((batch,), jnp.int32)
+        logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
+
+        def first_time(*what: Any) -> bool:
+            key = (decoder, batch, self.capacity, *what)
+            seen = key in self.compiled
+            self.compiled.add(key)
+            return not seen
+
+        for size in sorted(chunk_sizes):
+            if first_time("prefill", size):
+                tokens = np.zeros((batch, size), np.int32)
+                state, logits = prefill_chunk(decoder, self.params, state, tokens, np.asarray(nothing), logits)
+        if first_time("decode", self.rounds_per_chunk):
+            started = start_decoding(decoder, state, logits, nothing, nothing, jnp.uint32(self.seed))
+            finished, _ = decode_chunk(decoder, self.params, started, self.rounds_per_chunk)
+            state = jax.block_until_ready(finished.sequences)
+        return state
 
     def run(self) -> Iterator[Emission]:
         """Emit tokens as they become known."""
@@ -150,22 +179,3 @@ def rows_of(record: ChunkRecord, values: np.ndarray) -> list[list]:
         [value for index, count in enumerate(emitted[:, row]) for value in values[index, row, :count].tolist()]
         for row in range(emitted.shape[1])
     ]
-
-
-def compile_programs(
-    decoder: Decoder, params: Params, state, chunk_sizes: set[int], rounds_per_chunk: int
-) -> DecodeState:
-    """Run the programs on no tokens, so that what has to be compiled is; the state comes back unchanged.
-
-    Without this, the time of the first call of each program would be charged to prefill and decoding. `jax.jit` keeps
-    what it has compiled; a program that is there already runs once for nothing, which costs one chunk of prefill.
-    """
-    batch = state.length.shape[0]
-    nothing = np.zeros((batch,), np.int32)
-    logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
-    for size in sorted(chunk_sizes):
-        state, logits = prefill_chunk(decoder, params, state, np.zeros((batch, size), np.int32), nothing, logits)
-    started = start_decoding(decoder, state, logits, jnp.asarray(nothing), jnp.asarray(nothing), jnp.uint32(0))
-    started, _ = decode_chunk(decoder, params, started, rounds_per_chunk)
-    jax.block_until_ready(started)
-    return started

@@ -1,0 +1,135 @@
+"""Speculative against plain decoding on the bundled model, in one run, with the bound that the parts allow.
+
+Every K decodes the same held-out prompts greedily, the Ks in turn, several times over; ratios are taken within a turn
+and their median is printed, because the speed of a shared machine drifts. Columns:
+
+    tok/s      emitted tokens over the seconds of all rounds, at batch 1
+    tau        mean tokens per round
+    speed-up   tok/s over those of plain decoding in the same turn
+    bound      tau * t_verify(1) / (t_verify(K + 1) + t_draft), from the halves timed alone
+    verify     t_verify(K + 1) / t_verify(1)
+    draft      t_draft / t_verify(1)
+    host       share of the wall time of a round in which the device waits for the host
+    compile    seconds to build the programs
+
+    python benchmarks/decode.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import specjax
+from specjax.profiling import round_cost, speedup_bound
+
+PROMPTS = Path(__file__).parent / "prompts.jsonl"
+
+
+def machine() -> str:
+    """The processor or accelerator, and the versions that matter."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = f"{len(lines)} x {lines[0].split(': ', 1)[1]}" if lines else model
+    device = jax.devices()[0]
+    return f"{model if device.platform == 'cpu' else device.device_kind}, jax {jax.__version__}"
+
+
+def measure(model: specjax.Model, prompts: list[str], options: specjax.GenerateOptions) -> tuple[float, float]:
+    """Tokens and seconds of all rounds of all prompts, one prompt after the other."""
+    results = [model.generate(prompt, options) for prompt in prompts]
+    return sum(r.stats.tokens for r in results), sum(r.timings.decode for r in results)
+
+
+def main() -> None:
+    """Run, print the table, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="GGUF file or safetensors folder (default: the bundled model)")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL with a `prompt` per line")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--drafts", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5], help="values of K; 0 is plain")
+    parser.add_argument("--turns", type=int, default=5, help="times that all Ks run")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    args = parser.parse_args()
+    console = Console(stderr=True)
+
+    model = specjax.load(args.model)
+    prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text().splitlines() if line]
+    drafts = sorted({0, *args.drafts})
+    options = {
+        k: specjax.GenerateOptions(max_tokens=args.max_tokens, draft=k, ignore_eos=True) for k in drafts
+    }
+
+    rows: dict[int, dict[str, Any]] = {}
+    longest = max(prompts, key=lambda prompt: len(model.encode(prompt)))
+    for k in track(drafts, "compile, and time the halves", console=console):
+        first = model.generate(longest, options[k])
+        batch = model.batch([longest], options[k])
+        for _ in batch.run():
+            pass
+        assert batch.state is not None
+        results = [model.generate(prompt, options[k]) for prompt in prompts]
+        rows[k] = {
+            "compile": first.timings.compile,
+            "cost": round_cost(batch.decoder, model.params, batch.state),
+            "tau": sum(r.stats.tokens for r in results) / sum(r.stats.rounds for r in results),
+            "tokens": [r.tokens for r in results],
+            "rates": [],
+            "ratios": [],
+            "host": [],
+        }
+    for k, row in rows.items():
+        if row["tokens"] != rows[0]["tokens"]:
+            console.print(f"K = {k} gave other tokens than plain decoding; see `specjax generate --compare`")
+
+    for _ in track(range(args.turns), "decode", console=console):
+        for k, row in rows.items():
+            tokens, seconds = measure(model, prompts, options[k])
+            row["rates"].append(tokens / seconds)
+            row["ratios"].append(row["rates"][-1] / rows[0]["rates"][-1])
+            one_chunk = specjax.GenerateOptions(
+                max_tokens=args.max_tokens, draft=k, ignore_eos=True, rounds_per_chunk=args.max_tokens
+            )
+            _, device_seconds = measure(model, prompts[:3], one_chunk)
+            _, host_seconds = measure(model, prompts[:3], options[k])
+            row["host"].append(max(0.0, 1 - device_seconds / host_seconds))
+
+    plain = rows[0]["cost"]
+    table = Table(title=f"{model.path.name}, greedy, {len(prompts)} held-out prompts x {args.max_tokens} tokens")
+    for column in ("K", "tok/s", "tau", "speed-up", "bound", "verify", "draft", "host", "compile"):
+        table.add_column(column, justify="right")
+    figures = []
+    for k, row in rows.items():
+        figure = {
+            "K": k,
+            "tokens_per_second": statistics.median(row["rates"]),
+            "tau": row["tau"],
+            "speedup": statistics.median(row["ratios"]),
+            "bound": speedup_bound(row["tau"], plain, row["cost"]),
+            "verify": row["cost"].verify / plain.verify,
+            "draft": row["cost"].draft / plain.verify,
+            "host": statistics.median(row["host"]),
+            "compile": row["compile"],
+        }
+        figures.append(figure)
+        formats = ("{}", "{:.0f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.0%}", "{:.1f} s")
+        table.add_row(*(form.format(value) for form, value in zip(formats, figure.values(), strict=True)))
+    Console().print(table)
+    print(f"{machine()}; t_verify(1) = {plain.verify * 1e3:.2f} ms; {args.turns} turns, medians")
+    if args.out:
+        args.out.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
