@@ -100,8 +100,11 @@ class Batch:
         longest = max(len(prompt) + budget for prompt, budget in zip(self.prompts, self.budgets, strict=True))
         return -(-longest // CAPACITY_STEP) * CAPACITY_STEP
 
-    def start(self) -> tuple[DecodeState, jax.Array]:
-        """Compile what has not been compiled, then prefill and choose the first tokens; returns their margins too."""
+    def start(self) -> tuple[DecodeState, jax.Array | None]:
+        """Compile what has not been compiled, then prefill and choose the first tokens.
+
+        The logit margins of the first tokens come too, if they are recorded.
+        """
         batch = len(self.prompts)
         begin = time.perf_counter()
         sequences = self.decoder.init_state(batch, self.capacity)
@@ -109,7 +112,7 @@ class Batch:
         sequences = self.compile(sequences, sizes)
         compiled = time.perf_counter()
         sequences, logits = prefill(self.decoder, self.params, sequences, self.prompts)
-        margins = top2_margin(logits)
+        margins = top2_margin(logits) if self.decoder.margins else None
         state = start_decoding(
             self.decoder,
             sequences,
@@ -152,12 +155,9 @@ class Batch:
         """Emit tokens as they become known."""
         state, margins = self.start()
         first = np.asarray(state.pending)
-        recorded = self.decoder.margins
-        yield Emission(
-            [[int(token)] for token in first],
-            [[float(margin)] for margin in np.asarray(margins)] if recorded else None,
-            None,
-        )
+        recorded = margins is not None
+        first_margins = None if margins is None else [[float(margin)] for margin in np.asarray(margins)]
+        yield Emission([[int(token)] for token in first], first_margins, None)
         begin = time.perf_counter()
         rounds = decode(self.decoder, self.params, state, rounds_per_chunk=self.rounds_per_chunk)
         while True:
