@@ -1,6 +1,14 @@
 """The gated delta rule's public functions.
 
-Per token and value head: S *= exp(g); u = beta * (v - S^T k); S += k u^T; out = scale * S^T q.
+Per token and value head, with S [Dk, Dv] in float32:
+
+    S *= exp(g); u = beta * (v - S^T k); S += k u^T; out = scale * S^T q
+
+q and k come L2-normalised. Rows t >= n_valid[b] may hold anything, NaN included: they leave no trace in the state and
+their outputs are 0. A row with n_valid 0 is an empty sequence. `head_map` says which key head value head j uses:
+"tiled" j % Hk (GGUF), "grouped" j // (Hv // Hk) (Hugging Face). `scale` is Dk ** -0.5 unless given. `impl` names an
+implementation; unset, the platform and the arguments choose, and `explain` says how. Inputs are float32, bfloat16 or
+float16, computed in float32; outputs have v's dtype. ValueError where arguments do not fit.
 """
 
 from typing import NamedTuple
@@ -9,12 +17,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from pallas_kernels.gated_delta import xla
-from pallas_kernels.gated_delta.layout import HeadMap, mask_padding, valid_rows
+from pallas_kernels import dispatch
+from pallas_kernels.gated_delta.arguments import check_head_map, check_inputs, expect, expect_counts, expect_state
+from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.gated_delta.implementations import COMMIT, IMPLEMENTATIONS
 
 
 class Records(NamedTuple):
-    """What `commit` needs of each verified token."""
+    """What `commit` needs of each verified token: g and u as applied to the state (float32), and its key."""
 
     k: Float[Array, "B T Hk Dk"]
     u: Float[Array, "B T Hv Dv"]
@@ -34,10 +44,12 @@ def prefill(
     scale: float | None = None,
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Float[Array, "B Hv Dk Dv"]]:
-    """Many tokens at once: outputs and the state after the last valid one."""
-    q, k, v, g, beta = mask_padding(valid_rows(n_valid, q.shape[1]), q, k, v, g, beta)
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    out, state = xla.prefill_chunked(q, k, v, g, beta, state, head_map=head_map, scale=scale)
+    """Many tokens at once: outputs, and the state after each row's last valid token. Differentiable."""
+    dims = check_inputs("gated_delta.prefill", q, k, v, g, beta, n_valid, head_map)
+    expect_state("gated_delta.prefill", "state", state, tuple(dims[x] for x in ("B", "Hv", "Dk", "Dv")), "B Hv Dk Dv")
+    run = dispatch.choose("gated_delta.prefill", IMPLEMENTATIONS["prefill"], impl, dims).run
+    inputs, n = _without_padding(n_valid, q, k, v, g, beta)
+    out, state = run(*inputs, state, n_valid=n, head_map=head_map, scale=_scale(scale, dims))
     return out.astype(v.dtype), state
 
 
@@ -54,18 +66,27 @@ def verify(
     scale: float | None = None,
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Records]:
-    """A few tokens whose number accepted is not known yet: outputs, and records for `commit`."""
-    q, k, v, g, beta = mask_padding(valid_rows(n_valid, q.shape[1]), q, k, v, g, beta)
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    out, u = xla.verify_wy(q, k, v, g, beta, state, head_map=head_map, scale=scale)
-    return out.astype(v.dtype), Records(k, u, g.astype(jnp.float32))
+    """A few tokens of which not all may stay: outputs, and the records from which `commit` makes the state."""
+    dims = check_inputs("gated_delta.verify", q, k, v, g, beta, n_valid, head_map)
+    expect_state("gated_delta.verify", "state", state, tuple(dims[x] for x in ("B", "Hv", "Dk", "Dv")), "B Hv Dk Dv")
+    run = dispatch.choose("gated_delta.verify", IMPLEMENTATIONS["verify"], impl, dims).run
+    inputs, n = _without_padding(n_valid, q, k, v, g, beta)
+    out, u = run(*inputs, state, n_valid=n, head_map=head_map, scale=_scale(scale, dims))
+    return out.astype(v.dtype), Records(k=inputs[1], u=u, g=inputs[3].astype(jnp.float32))
 
 
 def commit(
     state: Float[Array, "B Hv Dk Dv"], records: Records, n: Int[Array, " B"], *, head_map: HeadMap = "tiled"
 ) -> Float[Array, "B Hv Dk Dv"]:
-    """The state after the first n[b] recorded tokens."""
-    return xla.commit_serial(state, *records, n, head_map=head_map)
+    """The state after the first n[b] recorded tokens, n[b] at most n_valid[b]; `state` is the one given to `verify`."""
+    b, t, hk, dk = records.k.shape
+    hv, dv = records.u.shape[2:]
+    check_head_map("gated_delta.commit", hk, hv, head_map)
+    expect("gated_delta.commit", "records.u", records.u, (b, t, hv, dv), "B T Hv Dv")
+    expect("gated_delta.commit", "records.g", records.g, (b, t, hv), "B T Hv")
+    expect_state("gated_delta.commit", "state", state, (b, hv, dk, dv), "B Hv Dk Dv")
+    expect_counts("gated_delta.commit", "n", n, b)
+    return COMMIT(state, *records, n, head_map=head_map)
 
 
 def verify_snapshots(
@@ -82,14 +103,43 @@ def verify_snapshots(
     scale: float | None = None,
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Float[Array, "B M Hv Dk Dv"]]:
-    """Reads slots[b, slot[b]]; slot s of the result holds the state s tokens before the newest."""
-    n_rows, n_tokens = q.shape[:2]
-    q, k, v, g, beta = mask_padding(valid_rows(n_valid, n_tokens), q, k, v, g, beta)
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    rows = jnp.arange(n_rows)
-    out, _, states = xla.verify_recurrent(q, k, v, g, beta, slots[rows, slot], head_map=head_map, scale=scale)
-    n = jnp.full((n_rows,), n_tokens) if n_valid is None else n_valid
-    age = jnp.arange(slots.shape[1])
-    picked = states[jnp.maximum(n[:, None] - 1 - age, 0), rows[:, None]]
-    slots = jnp.where((age < n[:, None])[..., None, None, None], picked, slots)
+    """A few tokens with the state kept after each of the last M: outputs, and the slots.
+
+    Reads slots[b, slot[b]], 0 <= slot[b] < M. Writes the newest min(n_valid[b], M) states: slot 0 the newest, slot s
+    the state s tokens back; other slots stay as they were. So a row with n_valid 0 keeps all its slots and is read
+    through the same slot next time.
+    """
+    dims = check_inputs("gated_delta.verify_snapshots", q, k, v, g, beta, n_valid, head_map)
+    if slots.ndim != 5 or slots.shape[1] < 1:
+        raise ValueError(f"gated_delta.verify_snapshots: slots has shape {slots.shape}; [B M Hv Dk Dv], M at least 1")
+    dims["M"] = slots.shape[1]
+    shape = tuple(dims[x] for x in ("B", "M", "Hv", "Dk", "Dv"))
+    expect_state("gated_delta.verify_snapshots", "slots", slots, shape, "B M Hv Dk Dv")
+    expect_counts("gated_delta.verify_snapshots", "slot", slot, dims["B"])
+    run = dispatch.choose("gated_delta.verify_snapshots", IMPLEMENTATIONS["verify_snapshots"], impl, dims).run
+    inputs, n = _without_padding(n_valid, q, k, v, g, beta)
+    out, slots = run(*inputs, slots, slot, n_valid=n, head_map=head_map, scale=_scale(scale, dims))
     return out.astype(v.dtype), slots
+
+
+def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
+    """Which implementation "prefill", "verify" or "verify_snapshots" takes for sizes T, Hk, Hv, Dk, Dv, and why."""
+    if operation not in IMPLEMENTATIONS:
+        raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(IMPLEMENTATIONS)}")
+    if missing := [axis for axis in ("T", "Hk", "Hv", "Dk", "Dv") if axis not in dims]:
+        raise ValueError(f"gated_delta.explain: sizes missing: {', '.join(missing)}; got {dims}")
+    return dispatch.explain(f"gated_delta.{operation}", IMPLEMENTATIONS[operation], dims, platform)
+
+
+def _scale(scale: float | None, dims: dict[str, int]) -> float:
+    return dims["Dk"] ** -0.5 if scale is None else scale
+
+
+def _without_padding(n_valid: Array | None, *inputs: Array) -> tuple[tuple[Array, ...], Array]:
+    """Zeroes the rows t >= n_valid: a zero row neither moves the state nor gives output. Also the lengths [B]."""
+    n_rows, n_tokens = inputs[0].shape[:2]
+    if n_valid is None:
+        return inputs, jnp.full((n_rows,), n_tokens, jnp.int32)
+    valid = jnp.arange(n_tokens) < n_valid[:, None]
+    masked = tuple(jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0) for x in inputs)
+    return masked, n_valid.astype(jnp.int32)

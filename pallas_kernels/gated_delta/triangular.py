@@ -1,4 +1,4 @@
-"""Solves with small unit lower triangular matrices, made of matrix products alone.
+"""Lower triangular matrices of a chunk: decay ratios, and solves made of matrix products alone.
 
 `jax.lax.linalg.triangular_solve` is no choice on the CPU: it is a library call that waits for tasks on the thread pool
 it occupies, so two of them at once (as in a backward pass) deadlock a pool of two threads. Products are faster as well.
@@ -9,6 +9,28 @@ from jax import Array, lax
 
 BASE = 16
 """Up to this size whole masked products beat the slicing of blocks (measured on CPU at 64 x 64)."""
+
+
+def decay_ratios(log_decay: Array) -> Array:
+    """exp(G_t - G_i) where i <= t, 0 elsewhere; `log_decay` is G, the running sum of g, [..., T].
+
+    Masked before the exp: above the diagonal the difference is positive, overflows, and poisons gradients.
+    """
+    n = log_decay.shape[-1]
+    lower = jnp.tril(jnp.ones((n, n), bool))
+    return jnp.exp(jnp.where(lower, log_decay[..., :, None] - log_decay[..., None, :], -jnp.inf))
+
+
+def solve_unit_lower(a: Array, rhs: Array) -> Array:
+    """X with (I + A) X = rhs, A the part of a [..., n, n] below the diagonal, rhs [..., n, m]; differentiable."""
+    a = jnp.tril(a, -1)
+    inverse = _inverse(lax.stop_gradient(a))
+    return lax.custom_linear_solve(
+        lambda x: x + a @ x,
+        rhs,
+        solve=lambda _, b: inverse @ b,
+        transpose_solve=lambda _, b: jnp.swapaxes(inverse, -1, -2) @ b,
+    )
 
 
 def _inverse(a: Array) -> Array:
@@ -32,17 +54,3 @@ def _inverse(a: Array) -> Array:
         inverse = inverse - (corners if size == 1 else inverse @ corners @ inverse)
         size *= 2
     return inverse
-
-
-def solve_unit_lower(a: Array, rhs: Array) -> Array:
-    """X with (I + A) X = rhs, for strictly lower triangular A [..., n, n] and rhs [..., n, m]; differentiable.
-
-    The derivative with respect to A is not restricted to the triangle: mask A outside.
-    """
-    inverse = _inverse(lax.stop_gradient(a))
-    return lax.custom_linear_solve(
-        lambda x: x + a @ x,
-        rhs,
-        solve=lambda _, b: inverse @ b,
-        transpose_solve=lambda _, b: jnp.swapaxes(inverse, -1, -2) @ b,
-    )

@@ -1,0 +1,80 @@
+"""Choice of an implementation by platform and arguments, with a reason for every one that is passed over."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+Dims = Mapping[str, int]
+"""Sizes of a call by axis letter, such as {"T": 4, "Dk": 128}."""
+
+
+def _fits(dims: Dims) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operation.
+
+    `platforms` are those (as named by `jax.default_backend()`) on which it is chosen without being named; `unfit` says
+    why it cannot serve a call of some sizes, or returns None.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    platforms: frozenset[str] = frozenset()
+    unfit: Callable[[Dims], str | None] = _fits
+
+
+ANYWHERE = frozenset({"cpu", "gpu", "tpu", "METAL", "mps"})
+
+
+def choose(
+    operation: str, implementations: Sequence[Implementation], impl: str | None, dims: Dims, platform: str | None = None
+) -> Implementation:
+    """The implementation called `impl`, or the first that fits on the platform (default: the one that jax runs on).
+
+    A named implementation is checked against the arguments but not against the platform, so that a program can be
+    lowered for another machine. Raises ValueError when nothing fits.
+    """
+    platform = jax.default_backend() if platform is None else platform
+    if impl is None:
+        for candidate in implementations:
+            if _refusal(candidate, dims, platform) is None:
+                return candidate
+        raise ValueError(f"no implementation fits. {explain(operation, implementations, dims, platform)}")
+    for candidate in implementations:
+        if candidate.name == impl:
+            reason = candidate.unfit(dims)
+            if reason is None:
+                return candidate
+            raise ValueError(f"{operation}: impl={impl!r} does not fit: {reason}. {_fitting(implementations, dims)}")
+    raise ValueError(f"{operation}: impl={impl!r} is not known. {_fitting(implementations, dims)}")
+
+
+def explain(operation: str, implementations: Sequence[Implementation], dims: Dims, platform: str | None = None) -> str:
+    """One line for each implementation: chosen, fits, or why not."""
+    platform = jax.default_backend() if platform is None else platform
+    lines = [f"{operation} on {platform}, {', '.join(f'{axis}={size}' for axis, size in dims.items())}:"]
+    chosen = False
+    for candidate in implementations:
+        reason = _refusal(candidate, dims, platform)
+        verdict = ("fits" if chosen else "chosen") if reason is None else f"passed over: {reason}"
+        chosen = chosen or reason is None
+        lines.append(f"  {candidate.name:<{max(len(i.name) for i in implementations)}}  {verdict}")
+    return "\n".join(lines)
+
+
+def _refusal(candidate: Implementation, dims: Dims, platform: str) -> str | None:
+    if platform in candidate.platforms:
+        return candidate.unfit(dims)
+    if candidate.platforms:
+        return f"chosen on {', '.join(sorted(candidate.platforms))} only"
+    return "by name only"
+
+
+def _fitting(implementations: Sequence[Implementation], dims: Dims) -> str:
+    names = [candidate.name for candidate in implementations if candidate.unfit(dims) is None]
+    return f"Leave impl unset, or name one that fits: {', '.join(names)}"

@@ -1,0 +1,98 @@
+"""The law of the gated delta rule: one token after the other, as the equations say.
+
+Slow on purpose. Everything is computed in the dtype of the state. Equations: Yang et al., "Gated Delta Networks",
+arXiv:2412.06464, with q and k normalised by the caller.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.gated_delta.heads import HeadMap, key_head
+
+
+def recurrence(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+) -> tuple[Array, Array, list[Array]]:
+    """Outputs and u, both [B, T, Hv, Dv], and the state after each token. Rows t >= n_valid[b] change nothing."""
+    n_tokens, n_key_heads = k.shape[1:3]
+    n_value_heads = v.shape[2]
+    heads = jnp.array([key_head(j, n_key_heads, n_value_heads, head_map) for j in range(n_value_heads)])
+    q, k = q[:, :, heads], k[:, :, heads]
+    outputs, updates, states = [], [], []
+    for t in range(n_tokens):
+        q_t, k_t, v_t, g_t, beta_t = (x[:, t].astype(state.dtype) for x in (q, k, v, g, beta))
+        decayed = state * jnp.exp(g_t)[:, :, None, None]
+        u_t = beta_t[:, :, None] * (v_t - jnp.sum(decayed * k_t[:, :, :, None], axis=2))
+        new = decayed + k_t[:, :, :, None] * u_t[:, :, None, :]
+        out_t = scale * jnp.sum(new * q_t[:, :, :, None], axis=2)
+        valid = (t < n_valid)[:, None, None]
+        state = jnp.where(valid[..., None], new, state)
+        outputs.append(jnp.where(valid, out_t, 0))
+        updates.append(jnp.where(valid, u_t, 0))
+        states.append(state)
+    return jnp.stack(outputs, axis=1), jnp.stack(updates, axis=1), states
+
+
+def prefill(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+) -> tuple[Array, Array]:
+    """Outputs and the final state."""
+    out, _, states = recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)
+    return out, states[-1]
+
+
+def verify(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+) -> tuple[Array, Array]:
+    """Outputs and u."""
+    return recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)[:2]
+
+
+def verify_snapshots(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    slots: Array,
+    slot: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+) -> tuple[Array, Array]:
+    """Outputs and the slots with the newest min(n_valid, M) states written."""
+    state = slots[jnp.arange(slots.shape[0]), slot]
+    out, _, states = recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)
+    for t, state in enumerate(states):
+        for s in range(slots.shape[1]):
+            belongs = (n_valid - 1 - t == s)[:, None, None, None]
+            slots = slots.at[:, s].set(jnp.where(belongs, state, slots[:, s]))
+    return out, slots

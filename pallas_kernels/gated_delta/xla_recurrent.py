@@ -1,0 +1,110 @@
+"""The recurrence as a scan: verification with records or snapshots, and the commit that repeats it from records.
+
+`commit` does the arithmetic of `verify_snapshots` in the same order, so the states of the two agree bit for bit.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
+
+
+def _time_major(*arrays: Array) -> tuple[Array, ...]:
+    return tuple(jnp.moveaxis(x, 1, 0) for x in arrays)
+
+
+def _decayed(state: Array, g: Array) -> Array:
+    return state * jnp.exp(g)[..., None, None]
+
+
+def _updated(state: Array, k: Array, u: Array) -> Array:
+    return state + k[..., :, None] * u[..., None, :]
+
+
+def _step(state: Array, xs: tuple[Array, ...], scale: float) -> tuple[Array, tuple[Array, Array]]:
+    q, k, v, g, beta = (x.astype(jnp.float32) for x in xs)
+    state = _decayed(state, g)
+    u = beta[..., None] * (v - jnp.einsum("bhk,bhkv->bhv", k, state))
+    state = _updated(state, k, u)
+    return state, (scale * jnp.einsum("bhk,bhkv->bhv", q, state), u)
+
+
+def verify(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
+) -> tuple[Array, Array]:
+    """Outputs and u, both [B, T, Hv, Dv] in float32."""
+    _, (out, u) = _scan(q, k, v, g, beta, state, head_map=head_map, scale=scale)
+    return out, u
+
+
+def prefill(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
+) -> tuple[Array, Array]:
+    """Outputs in float32 and the final state."""
+    state, (out, _) = _scan(q, k, v, g, beta, state, head_map=head_map, scale=scale)
+    return out, state
+
+
+def _scan(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
+) -> tuple[Array, tuple[Array, Array]]:
+    q, k = (per_value_head(x, v.shape[2], head_map, 2) for x in (q, k))
+    state, outputs = lax.scan(lambda state, xs: _step(state, xs, scale), state, _time_major(q, k, v, g, beta))
+    out, u = (jnp.moveaxis(x, 0, 1) for x in outputs)
+    return state, (out, u)
+
+
+def commit(state: Array, k: Array, u: Array, g: Array, n: Array, *, head_map: HeadMap) -> Array:
+    """Applies the first n[b] records."""
+
+    def step(state: Array, xs: tuple[Array, ...]) -> tuple[Array, None]:
+        t, k, u, g = xs
+        new = _updated(_decayed(state, g), per_value_head(k.astype(jnp.float32), u.shape[1], head_map, 1), u)
+        return jnp.where((t < n)[:, None, None, None], new, state), None
+
+    return lax.scan(step, state, (jnp.arange(k.shape[1]), *_time_major(k, u, g)))[0]
+
+
+def verify_snapshots(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    slots: Array,
+    slot: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+) -> tuple[Array, Array]:
+    """Outputs in float32 and the slots.
+
+    Every row is shifted to end with its last valid token, so that step t of the scan belongs to the same slot in all
+    rows and a state is written once, where it stays.
+    """
+    n_rows, n_tokens = k.shape[:2]
+    n_slots = slots.shape[1]
+    q, k = (per_value_head(x, v.shape[2], head_map, 2) for x in (q, k))
+    rows = jnp.arange(n_rows)[:, None]
+    source = jnp.arange(n_tokens) - (n_tokens - n_valid)[:, None]
+
+    def shifted(x: Array) -> Array:
+        present = (source >= 0).reshape(n_rows, n_tokens, *[1] * (x.ndim - 2))
+        return jnp.where(present, x[rows, jnp.maximum(source, 0)], 0)
+
+    def step(carry: tuple[Array, Array], xs: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+        state, slots = carry
+        age = xs[0]
+        state, (out, _) = _step(state, xs[1:], scale)
+        index = jnp.minimum(age, n_slots - 1)
+        old = lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
+        new = jnp.where((age < jnp.minimum(n_valid, n_slots))[:, None, None, None], state, old)
+        return (state, lax.dynamic_update_index_in_dim(slots, new, index, axis=1)), out
+
+    ages = jnp.arange(n_tokens - 1, -1, -1)
+    carry = (slots[jnp.arange(n_rows), slot], slots)
+    (_, slots), out = lax.scan(step, carry, (ages, *_time_major(*(shifted(x) for x in (q, k, v, g, beta)))))
+    unshifted = jnp.minimum(jnp.arange(n_tokens) + (n_tokens - n_valid)[:, None], n_tokens - 1)
+    out = jnp.where((jnp.arange(n_tokens) < n_valid[:, None])[..., None, None], out[unshifted, rows], 0)
+    return out, slots
