@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specjax.cli.runtime import UsageError
+
 DESCRIPTION = """\
 Train a small Qwen3.5-style model with its multi-token-prediction block, on the source files of this Python's own
 standard library. This is how the bundled model was made.
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         import matplotlib  # noqa: F401
         import optax  # noqa: F401
     except ImportError as error:
-        raise SystemExit(f"specjax train needs {error.name}; install it with: pip install 'specjax[train]'") from error
+        raise UsageError(f"specjax train needs {error.name}; install it with: pip install 'specjax[train]'") from error
     from specjax.training.corpus import standard_library
     from specjax.training.export import export_gguf
     from specjax.training.progress import Progress
@@ -93,6 +95,10 @@ def run(args: argparse.Namespace) -> int:
     from specjax.training.run import run as run_recipe
     from specjax.training.run_folder import RunFolder
 
+    if args.export is not None and not args.export.resolve().parent.is_dir():
+        raise UsageError(f"--export {args.export}: the folder {args.export.parent} does not exist")
+    if args.minutes is not None and args.minutes <= 0:
+        raise UsageError(f"--minutes is {args.minutes:g}; it must be positive")
     folder, progress = RunFolder(args.out), Progress()
     recipe = chosen_recipe(args, folder)
     outcome = run_recipe(folder, demo_config(), recipe, standard_library(), progress)
@@ -110,14 +116,15 @@ def chosen_recipe(args: argparse.Namespace, folder: Any) -> Any:
     """The recipe of the folder's run, or the default one, with the settings that the command line names.
 
     Raises:
-        ValueError: a setting out of range, or `--minutes` for a run that exists already.
+        UsageError: `--minutes` for a run that exists already.
+        ValueError: a setting out of range.
     """
     from specjax.training.recipe import Recipe, demo_config
     from specjax.training.trainer import steps_within
 
     previous = folder.read_recipe()
     if previous is not None and args.minutes is not None:
-        raise ValueError(f"--minutes is for new runs; {args.out} holds one of {previous.steps} steps (use --steps)")
+        raise UsageError(f"--minutes is for new runs; {args.out} holds one of {previous.steps} steps (use --steps)")
     settings = {
         "steps": args.steps,
         "batch_size": args.batch,

@@ -14,7 +14,7 @@ from specjax.training.checkpointing import Checkpoints
 from specjax.training.optimizer import from_trainable
 from specjax.training.run_folder import RunFolder
 from specjax.training.trainer import initial_state
-from specjax.training.vocabulary import END_OF_TEXT
+from specjax.training.vocabulary import end_of_text
 
 
 def load_params(folder: RunFolder) -> dict:
@@ -34,7 +34,7 @@ def load_params(folder: RunFolder) -> dict:
 
 def text_tokenizer(tokenizer: Tokenizer) -> TextTokenizer:
     """The run's vocabulary with its one special token in every role that a file names."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_of_text(tokenizer)
     return from_backend(tokenizer, {"bos": end, "eos": end, "padding": end})
 
 

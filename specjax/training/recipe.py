@@ -75,7 +75,8 @@ class Recipe:
             if not condition:
                 raise ValueError(f"Recipe: {message}")
 
-        require(self.steps > 0, f"steps is {self.steps}; it must be positive")
+        for name in ("steps", "batch_size", "length", "eval_every", "eval_batches", "save_every"):
+            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
         require(self.optimizer in OPTIMIZERS, f"optimizer is {self.optimizer!r}; known are {OPTIMIZERS}")
         require(self.mtp_weight >= 0, f"mtp_weight is {self.mtp_weight}; it must not be negative")
         require(

@@ -58,7 +58,9 @@ class RunFolder:
     def read_config(self) -> Qwen35Config:
         """The model's config."""
         fields = self._read()["config"]
-        return Qwen35Config(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
+        return Qwen35Config(
+            **{**fields, "layer_types": tuple(fields["layer_types"]), "rope_sections": tuple(fields["rope_sections"])}
+        )
 
     def read_tokenizer(self) -> Tokenizer:
         """The run's vocabulary."""

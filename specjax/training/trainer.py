@@ -25,8 +25,6 @@ from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
 from specjax.training.run_folder import RunFolder
 
-StepFunction = Callable[[TrainState, Int[Array, "B T"]], tuple[TrainState, dict[str, Array]]]
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -47,11 +45,13 @@ def initial_state(config: Qwen35Config, recipe: Recipe) -> TrainState:
     return TrainState(jnp.int32(0), params, make_optimizer(recipe).init(params))
 
 
-def make_step(config: Qwen35Config, recipe: Recipe) -> StepFunction:
-    """The jitted optimizer step; it consumes the state that it is given."""
-    optimizer, rate = make_optimizer(recipe), learning_rate(recipe)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def train_step(
+    config: Qwen35Config, recipe: Recipe, state: TrainState, tokens: Int[Array, "B T"]
+) -> tuple[TrainState, dict[str, Array]]:
+    """One optimizer step; consumes the state that it is given. Returns the next one and what the log wants to know."""
 
-    def loss(trainable: dict, tokens: Int[Array, "B T"]) -> tuple[Array, dict[str, Array]]:
+    def loss(trainable: dict) -> tuple[Array, dict[str, Array]]:
         return training_loss(
             config,
             from_trainable(trainable),
@@ -61,37 +61,35 @@ def make_step(config: Qwen35Config, recipe: Recipe) -> StepFunction:
             mtp_weight=recipe.mtp_weight,
         )
 
-    @partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, tokens: Int[Array, "B T"]) -> tuple[TrainState, dict[str, Array]]:
-        gradient, parts = jax.grad(loss, has_aux=True)(state.params, tokens)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        parts |= {"gradient_norm": optax.global_norm(gradient), "learning_rate": rate(state.step)}
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), parts
-
-    return step
+    gradient, parts = jax.grad(loss, has_aux=True)(state.params)
+    updates, opt_state = make_optimizer(recipe).update(gradient, state.opt_state, state.params)
+    parts |= {"gradient_norm": optax.tree.norm(gradient), "learning_rate": learning_rate(recipe)(state.step)}
+    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), parts
 
 
-def make_evaluation(
-    config: Qwen35Config, recipe: Recipe, blocks: Int[np.ndarray, "n B T"]
-) -> Callable[[dict], dict[str, float]]:
-    """A function from trainable parameters to the mean held-out losses and draft agreements over `blocks`."""
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def measure(
+    config: Qwen35Config, mtp_steps: int, mtp_sequences: int, trainable: dict, tokens: Int[Array, "B T"]
+) -> dict[str, Array]:
+    """Losses of the trunk and of each draft step, and how often each draft step agrees with the trunk."""
+    predictions = predict(config, from_trainable(trainable), tokens, mtp_steps, mtp_sequences)
+    trunk, *mtp = cross_entropies(predictions, tokens)
+    return {
+        "loss": trunk,
+        **{f"mtp_loss_{j}": loss for j, loss in enumerate(mtp, 1)},
+        **{f"mtp_agreement_{j}": share for j, share in enumerate(agreements(predictions), 1)},
+    }
+
+
+def evaluate(
+    config: Qwen35Config, recipe: Recipe, trainable: dict, blocks: Int[np.ndarray, "n B T"]
+) -> dict[str, float]:
+    """The means of `measure` over held-out blocks."""
     mtp_steps = recipe.mtp_steps if config.mtp_layers else 0
-
-    @jax.jit
-    def measure(trainable: dict, tokens: Int[Array, "B T"]) -> dict[str, Array]:
-        predictions = predict(config, from_trainable(trainable), tokens, mtp_steps, recipe.mtp_sequences)
-        trunk, *mtp = cross_entropies(predictions, tokens)
-        return {
-            "loss": trunk,
-            **{f"mtp_loss_{j}": loss for j, loss in enumerate(mtp, 1)},
-            **{f"mtp_agreement_{j}": share for j, share in enumerate(agreements(predictions), 1)},
-        }
-
-    def evaluate(trainable: dict) -> dict[str, float]:
-        measured = [jax.device_get(measure(trainable, tokens)) for tokens in blocks]
-        return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
-
-    return evaluate
+    measured = [
+        jax.device_get(measure(config, mtp_steps, recipe.mtp_sequences, trainable, tokens)) for tokens in blocks
+    ]
+    return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
 
 
 def train(
@@ -108,8 +106,6 @@ def train(
     as if nothing had happened.
     """
     batches = Batches(train_documents, recipe.batch_size, recipe.length, recipe.seed)
-    step_function = make_step(config, recipe)
-    evaluate = make_evaluation(config, recipe, held_out_blocks)
     state = initial_state(config, recipe)
     with Checkpoints(folder.checkpoints) as checkpoints, stop_request() as stop_requested:
         if checkpoints.latest_step is not None:
@@ -118,14 +114,14 @@ def train(
         with progress.track(first, recipe.steps):
             for step in range(first, recipe.steps):
                 started = time.perf_counter()
-                state, parts = step_function(state, batches[step])
+                state, parts = train_step(config, recipe, state, batches[step])
                 values = {name: float(value) for name, value in parts.items()}
                 values["tokens_per_second"] = recipe.tokens_per_step / (time.perf_counter() - started)
                 folder.log("step", step + 1, **values)
                 progress.step(step + 1, values)
                 last = step + 1 == recipe.steps
                 if last or (step + 1) % recipe.eval_every == 0:
-                    held_out = evaluate(state.params)
+                    held_out = evaluate(config, recipe, state.params, held_out_blocks)
                     folder.log("held_out", step + 1, **held_out)
                     progress.held_out(step + 1, held_out)
                 if last or stop_requested() or (step + 1) % recipe.save_every == 0:
@@ -157,14 +153,14 @@ def steps_within(minutes: float, config: Qwen35Config, recipe: Recipe, timed_ste
 
     A tenth of the time is left to compilation, evaluation and checkpoints.
     """
-    step, state = make_step(config, recipe), initial_state(config, recipe)
+    state = initial_state(config, recipe)
     tokens = np.random.default_rng(0).integers(
         config.vocab_size, size=(recipe.batch_size, recipe.length), dtype=np.int32
     )
     seconds = []
     for _ in range(1 + timed_steps):  # the first compiles
         started = time.perf_counter()
-        state, parts = step(state, tokens)
+        state, parts = train_step(config, recipe, state, tokens)
         jax.block_until_ready((state, parts))
         seconds.append(time.perf_counter() - started)
     return replace(recipe, steps=max(1, int(0.9 * 60 * minutes / float(np.median(seconds[1:])))))

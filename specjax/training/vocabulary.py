@@ -61,6 +61,13 @@ def train_vocabulary(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[np.ndarray]:
     """Token ids of every document, int32, each ending with `END_OF_TEXT`."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_of_text(tokenizer)
     encodings = tokenizer.encode_batch([document.text for document in documents], add_special_tokens=False)
     return [np.array([*encoding.ids, end], np.int32) for encoding in encodings]
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The id of `END_OF_TEXT`."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    assert end is not None
+    return end

@@ -63,8 +63,8 @@ def test_vocabulary_round_trips_all_bytes(tokenizer):
 
 
 def test_indentation_is_one_token(tokenizer):
-    tokens = tokenizer.encode("def f(x):\n        return x\n").tokens
-    assert tokens[-4:-1] == ["\u0120" * 7, "\u0120return", "\u0120x"]
+    tokens = tokenizer.encode("def f(self):\n        return self\n").tokens
+    assert tokens[-4:-1] == ["\u0120" * 7, "\u0120return", "\u0120self"]
 
 
 def test_every_document_ends_with_the_end_of_text(tokenizer):
