@@ -1,0 +1,7 @@
+"""`python -m specjax`."""
+
+import sys
+
+from specjax.cli.main import main
+
+sys.exit(main())

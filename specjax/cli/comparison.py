@@ -1,0 +1,57 @@
+"""Speculative against plain decoding of one prompt: the same tokens? how much faster?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specjax.divergence import Divergence, find_divergence
+from specjax.generation import GenerateOptions, Generation
+from specjax.model import Model
+from specjax.profiling import RoundCost, round_cost, speedup_bound
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What plain decoding did, and how the two differ.
+
+    Attributes:
+        plain: the generation without drafts.
+        comparable: whether the tokens had to be equal; rejection sampling keeps only the distribution.
+        divergence: the first difference, None if there is none or if `comparable` does not hold.
+        speedup: tokens per second over those of plain decoding.
+        bound: what the measured cost of a round allows at these tokens per round; None if it was not measured.
+        plain_cost: of one round of plain decoding, if measured.
+    """
+
+    plain: Generation
+    comparable: bool
+    divergence: Divergence | None
+    speedup: float
+    bound: float | None
+    plain_cost: RoundCost | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the tokens differ where they must not."""
+        return self.divergence is not None and not self.divergence.near_tie
+
+
+def compare(
+    model: Model, prompt: str | Sequence[int], options: GenerateOptions, drafted: Generation, cost: RoundCost | None
+) -> Comparison:
+    """Decode `prompt` again with K = 0. The cost of plain rounds is measured if `cost`, that of drafted ones, is."""
+    stream = model.stream(prompt, replace(options, draft=0))
+    for _ in stream:
+        pass
+    plain = stream.result
+    comparable = options.rule != "rejection"
+    divergence = None
+    if comparable:
+        divergence = find_divergence(model, plain.prompt_tokens, options, drafted.tokens, plain.tokens)
+    plain_cost = bound = None
+    if cost is not None and stream.batch.state is not None:
+        plain_cost = round_cost(stream.batch.decoder, model.params, stream.batch.state)
+        bound = speedup_bound(drafted.stats.tokens_per_round, plain_cost, cost)
+    speedup = drafted.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else float("nan")
+    return Comparison(plain, comparable, divergence, speedup, bound, plain_cost)

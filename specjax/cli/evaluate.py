@@ -1,0 +1,185 @@
+"""`specjax eval`: continue many prompts, and keep what comes of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specjax.cli.options import add_decoding_options, add_model_options, check_output, generate_options, load_model
+from specjax.cli.runtime import say
+
+if TYPE_CHECKING:
+    from specjax.evaluation import Evaluation
+    from specjax.generation import GenerateOptions
+
+DEFAULT_ROWS = 8
+
+DESCRIPTION = """\
+Continue many prompts. They run together in a batch of B rows; a row that finishes is given to the next prompt. Each
+result is written as it comes. A run that was stopped is taken up again by the same command.
+"""
+
+EPILOG = """\
+Lines of the prompt file are JSON objects:
+  {"prompt": "def add(a, b):"}
+  {"id": "second", "prompt": "class Queue:", "max_tokens": 64}
+  {"id": "third", "tokens": [1, 2, 3]}
+"id" is the line's number among the prompts, from 0, unless it is given. Lines of the result file have id, index, text,
+tokens, finish_reason, prompt_tokens, rounds, drafted, accepted, drafted_by_position and accepted_by_position, in the
+order in which prompts finish. The settings of the run stand beside it, in R.jsonl.settings.json.
+
+A prompt's random draws are keyed by the seed and its number: its result depends neither on --batch nor on the order.
+
+examples:
+  specjax eval --prompts questions.jsonl --out answers.jsonl
+  specjax eval --model model.gguf --prompts p.jsonl --out r.jsonl --batch 16 --draft 3 --max-tokens 256
+  specjax eval --prompts p.jsonl --out r.jsonl --temperature 0.8 --seed 1 --accept coupled
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
+    parser = subparsers.add_parser(
+        "eval",
+        help="continue many prompts in a batch",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_options(parser)
+    parser.add_argument("--prompts", type=Path, required=True, metavar="F.jsonl", help="one JSON object a line")
+    parser.add_argument("--out", type=Path, required=True, metavar="R.jsonl", help="one result a line")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=DEFAULT_ROWS,
+        metavar="B",
+        help=f"prompts that run together (default: {DEFAULT_ROWS})",
+    )
+    parser.add_argument("--json", action="store_true", help="the summary as one JSON object on the standard output")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    add_decoding_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit status."""
+    options = generate_options(args)
+
+    from specjax.evaluation import Evaluation, ResultFile, read_prompts
+
+    prompts = read_prompts(args.prompts)
+    check_output(args.out)
+    results = ResultFile(args.out, settings_of(args, options))
+    left = [prompt for prompt in prompts if prompt.id not in results.results]
+    if len(left) < len(prompts) and not args.quiet:
+        say(f"{len(prompts) - len(left)} of {len(prompts)} prompts are done already")
+    evaluation = None
+    if left:
+        model = load_model(args, need_tokenizer=any(isinstance(prompt.prompt, str) for prompt in left))
+        evaluation = Evaluation(model, left, options, args.batch)
+        try:
+            with results, _progress(len(left), args.quiet) as finished:
+                for result in evaluation.run():
+                    results.append(result.as_line())
+                    finished(len(result.tokens))
+        except KeyboardInterrupt:
+            say(f"{len(results.results)} of {len(prompts)} prompts are done; the same command goes on from there")
+            raise
+    if args.json or not args.quiet:
+        _summarize(list(results.results.values()), evaluation, args)
+    return 0
+
+
+def settings_of(args: argparse.Namespace, options: GenerateOptions) -> dict[str, Any]:
+    """Everything that a result depends on."""
+    from specjax.evaluation.results import fingerprint_of_file, fingerprint_of_model
+    from specjax.loading import bundled_model
+
+    decoding = asdict(options)
+    del decoding["margins"], decoding["rounds_per_chunk"]
+    model = args.model or bundled_model()
+    return {
+        "prompts": fingerprint_of_file(args.prompts),
+        "model": fingerprint_of_model(model) if model.exists() else str(model),
+        "dtype": args.dtype,
+        **decoding,
+    }
+
+
+@contextmanager
+def _progress(prompts: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on the standard error, if that is a terminal. Yields what to call with a finished prompt's tokens."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from specjax.cli.text import console
+
+    out = console(stderr=True)
+    bar = Progress(
+        TextColumn("prompts"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=out,
+        transient=True,
+        disable=quiet or not out.is_terminal,
+    )
+    task = bar.add_task("prompts", total=prompts, tokens=0)
+
+    def finished(tokens: int) -> None:
+        bar.update(task, advance=1, tokens=bar.tasks[0].fields["tokens"] + tokens)
+
+    with bar:
+        yield finished
+
+
+def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, args: argparse.Namespace) -> None:
+    from specjax.cli.generate_report import acceptance_line
+    from specjax.cli.text import console, print_rows
+    from specjax.evaluation.summary import summarize
+
+    summary = summarize(results)
+    document = summary.as_document()
+    reasons = ", ".join(f"{count} {reason}" for reason, count in summary.finish_reasons.most_common())
+    rows = [
+        ("prompts", f"{summary.prompts} ({reasons})"),
+        (
+            "tokens",
+            f"{summary.tokens} in {summary.stats.rounds} rounds, {summary.stats.tokens_per_round:.2f} per round",
+        ),
+    ]
+    if summary.stats.drafted:
+        rows.append(("accepted", acceptance_line(summary.stats)))
+    if evaluation is not None:
+        batch = evaluation.batch
+        speed = batch.tokens / batch.run_seconds
+        document |= {
+            "compile_seconds": batch.compile_seconds,
+            "run_seconds": batch.run_seconds,
+            "tokens_per_second": speed,
+        }
+        rows.append(
+            (
+                "this run",
+                f"{batch.tokens} tokens in {batch.run_seconds:.2f} s, {speed:.1f} tokens/s with prefill,"
+                f" {batch.rows} rows; compile {batch.compile_seconds:.2f} s",
+            )
+        )
+    if args.json:
+        print(json.dumps(document))
+    else:
+        print_rows(console(stderr=True), rows)

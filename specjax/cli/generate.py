@@ -1,0 +1,155 @@
+"""`specjax generate`: continue a prompt, show what drafting brought, and check it against plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specjax.cli.options import (
+    add_decoding_options,
+    add_model_options,
+    add_prompt_options,
+    check_output,
+    generate_options,
+    load_model,
+    read_prompt,
+)
+from specjax.cli.runtime import UsageError
+
+if TYPE_CHECKING:
+    from specjax.model import Model, TextStream
+
+DEFAULT_PROMPT = '''\
+def read_config(path, encoding="utf-8"):
+    """Read a configuration file and return its sections as a dictionary."""
+'''
+
+DESCRIPTION = """\
+Continue a prompt. The text goes to the standard output as it comes, a summary to the standard error.
+
+A model with a multi-token-prediction (MTP) head drafts K tokens per round and verifies them in one pass. Greedy output
+is the same as without drafts, token for token; with --temperature, --accept chooses what is kept the same: the
+distribution (rejection) or the very tokens of the seed (coupled).
+"""
+
+EPILOG = """\
+examples:
+  specjax generate                                           the bundled model and a prompt that suits it
+  specjax generate --prompt "def main(" --max-tokens 200
+  specjax generate --prompt "class Queue:" --compare         also decode plainly: equal tokens? how much faster?
+  specjax generate --prompt-file story.txt --model model.gguf --temperature 0.8 --top-p 0.95 --seed 7
+  specjax generate --tokens 1,2,3 --ignore-eos --json        one JSON object on the standard output
+  specjax generate --draft 5 --draft-p-min 0.5 --trace trace.ndjson
+
+--compare exits with 1 if the tokens differ and rounding does not explain it.
+The first run of a model compiles its programs; they are kept (see specjax --help, SPECJAX_CACHE).
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="continue a prompt",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_options(parser)
+    add_prompt_options(parser)
+    add_decoding_options(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--compare", action="store_true", help="decode plainly as well; compare tokens and speed")
+    output.add_argument("--trace", type=Path, metavar="FILE", help="write what drafting did, one JSON event a line")
+    output.add_argument("--json", action="store_true", help="one JSON object on the standard output, and nothing else")
+    output.add_argument(
+        "--quiet", action="store_true", help="no summary, and no measuring of what drafting and verification cost"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit status: 1 if `--compare` found a difference that is not a near-tie."""
+    options = generate_options(args)
+    prompt = read_prompt(args)
+    if prompt is None:
+        if args.model is not None:
+            raise UsageError("no prompt: give --prompt, --prompt-file or --tokens")
+        prompt = DEFAULT_PROMPT
+    if args.trace is not None:
+        check_output(args.trace)
+
+    from specjax.cli import generate_report as report
+    from specjax.cli.comparison import compare
+    from specjax.profiling import round_cost
+
+    begin = time.perf_counter()
+    model = load_model(args, need_tokenizer=isinstance(prompt, str))
+    load_seconds = time.perf_counter() - begin
+    stream = model.stream(prompt, options)
+    decoder = stream.batch.decoder
+    if not decoder.drafts and args.compare:
+        raise UsageError("--compare: nothing to compare, this is plain decoding; draft with --draft 3 or so")
+    if not decoder.drafts and args.trace is not None:
+        raise UsageError("--trace records drafts, and plain decoding makes none; draft with --draft 3 or so")
+
+    _show_prompt(prompt, args)
+    _write_out(stream, model, args)
+    generation = stream.result
+    outcome = report.Outcome(model, options, decoder, generation, load_seconds)
+    if not args.quiet and stream.batch.state is not None:
+        outcome.cost = round_cost(decoder, model.params, stream.batch.state)
+        stream.batch.state = None  # consumed
+    if args.compare:
+        outcome.comparison = compare(model, prompt, options, generation, outcome.cost)
+    if args.json:
+        print(json.dumps(report.as_document(outcome)))
+    elif not args.quiet or args.compare:
+        report.print_summary(outcome)
+    return 1 if outcome.comparison and outcome.comparison.failed else 0
+
+
+def _show_prompt(prompt: str | list[int], args: argparse.Namespace) -> None:
+    """The standard output gets the continuation only; a person at a terminal, or without a prompt, sees both."""
+    if args.json or args.quiet or not isinstance(prompt, str):
+        return
+    if prompt is DEFAULT_PROMPT or (sys.stderr.isatty() and sys.stdout.isatty()):
+        from rich.console import Console
+
+        Console(stderr=True, highlight=False, soft_wrap=True).print(prompt, end="", markup=False, style="dim")
+        sys.stderr.flush()
+
+
+def _write_out(stream: TextStream, model: Model, args: argparse.Namespace) -> None:
+    """Run the generation; print it as it comes, trace it as asked for."""
+    with ExitStack() as stack:
+        if args.trace is not None:
+            from specjax.tracing import TraceWriter
+
+            file = stack.enter_context(args.trace.open("w", encoding="utf-8"))
+            stream.observers.append(TraceWriter(file, [len(prompt) for prompt in stream.batch.prompts]).add)
+        last = ""
+        for piece in _pieces(stream, model):
+            if not args.json:
+                print(piece, end="", flush=True)
+            last = piece
+        if not args.json and not last.endswith("\n"):
+            print(flush=True)
+
+
+def _pieces(stream: TextStream, model: Model) -> Iterator[str]:
+    """Text as it comes; token ids if the model has no tokenizer."""
+    if model.tokenizer is not None:
+        yield from stream
+        return
+    separator = ""
+    for emission in stream.emissions():
+        for token in emission.tokens[0]:
+            yield f"{separator}{token}"
+            separator = ","

@@ -1,0 +1,123 @@
+"""`specjax inspect`: what a model file contains."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkpoints import Description
+
+DESCRIPTION = """\
+Show what a checkpoint contains: hyper-parameters, tensors by type, whether the multi-token-prediction (MTP) head is
+there, and everything that would keep it from loading. No weights are read. The exit status is 1 if it would not load.
+"""
+
+EPILOG = """\
+examples:
+  specjax inspect model.gguf
+  specjax inspect Qwen3.5-4B/ --tensors
+  specjax inspect model.gguf --json | python -m json.tool
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what a model file contains",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "model",
+        type=Path,
+        nargs="?",
+        metavar="FILE|DIR",
+        help="GGUF or safetensors folder (default: the bundled model)",
+    )
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit status: 1 if the checkpoint would not load."""
+    import checkpoints
+    from specjax.loading import bundled_model
+
+    description = checkpoints.describe(args.model or bundled_model())
+    document = as_document(description, tensors=args.tensors)
+    if args.json:
+        print(json.dumps(document))
+    else:
+        _print_report(document)
+    return 1 if description.problems else 0
+
+
+def as_document(description: Description, *, tensors: bool) -> dict[str, Any]:
+    """The contents as plain data."""
+    by_type: dict[str, dict[str, int]] = {}
+    counts = Counter(tensor.type for tensor in description.tensors)
+    for kind, count in counts.most_common():
+        size = sum(tensor.num_bytes for tensor in description.tensors if tensor.type == kind)
+        by_type[kind] = {"tensors": count, "bytes": size}
+    document = {
+        "path": str(description.path),
+        "format": description.format,
+        "architecture": description.config.architecture,
+        "mtp": description.has_mtp,
+        "parameters": sum(math.prod(tensor.shape) for tensor in description.tensors),
+        "num_tensors": len(description.tensors),
+        "bytes": description.num_bytes,
+        "tokenizer_size": description.vocab_size,
+        "config": asdict(description.config),
+        "types": by_type,
+        "problems": description.problems,
+    }
+    if tensors:
+        document["tensors"] = [asdict(tensor) for tensor in description.tensors]
+    return document
+
+
+def _print_report(document: dict[str, Any]) -> None:
+    from specjax.cli.text import console, print_rows
+
+    out = console()
+    size = document["tokenizer_size"]
+    rows = {
+        "file": f"{document['path']} ({document['format']}, {document['bytes'] / 1e6:.1f} MB of tensors)",
+        "architecture": document["architecture"],
+        "parameters": f"{document['parameters'] / 1e6:.2f} M in {document['num_tensors']} tensors",
+        "MTP head": "yes" if document["mtp"] else "no: plain decoding only",
+        "tokenizer": f"{size} tokens" if size else "none that can be used: prompts must be token ids",
+    }
+    print_rows(out, rows.items())
+    out.print("\nconfig")
+    print_rows(out, ((name, _short(value)) for name, value in document["config"].items()), indent=2)
+    out.print("\ntensor types")
+    types = document["types"].items()
+    print_rows(out, ((kind, f"{row['tensors']} tensors, {row['bytes'] / 1e6:.2f} MB") for kind, row in types), indent=2)
+    if "tensors" in document:
+        out.print("\ntensors")
+        print_rows(out, map(_tensor_row, document["tensors"]), indent=2)
+    if document["problems"]:
+        out.print(f"\nthis checkpoint would not load:\n{document['problems']}", markup=False)
+
+
+def _tensor_row(tensor: dict[str, Any]) -> tuple[str, str]:
+    shape = " x ".join(map(str, tensor["shape"]))
+    return tensor["name"], f"{tensor['type']:<5} {shape:<18} {tensor['num_bytes']} bytes"
+
+
+def _short(value: Any) -> str:
+    """Runs of equal entries are counted, so that 64 layer types take one line."""
+    if not isinstance(value, tuple) or not all(isinstance(entry, str) for entry in value):
+        return str(value)
+    return f"{len(value)}: " + ", ".join(f"{count} {entry}" for entry, count in Counter(value).items())

@@ -1,0 +1,102 @@
+"""`specjax`: the program and its commands. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from specjax import __version__
+from specjax.cli import evaluate, generate, inspect, logits, train
+from specjax.cli.runtime import DEBUG_VARIABLE, UsageError, message_of, one_line_warnings, say, use_compilation_cache
+
+DESCRIPTION = """\
+Speculative decoding in JAX: language models that carry their own drafters (multi-token prediction), several times
+faster than one token at a time, without changing what they say.
+"""
+
+EPILOG = """\
+examples:
+  specjax generate                                        the bundled model continues a Python function
+  specjax generate --prompt "def main(" --draft 3 --compare
+  specjax generate --model Qwen3.5-4B-Q8_0.gguf --prompt "Once upon a time" --temperature 0.8 --seed 1
+  specjax inspect model.gguf                              what is in a file, and whether it has a drafter
+  specjax eval --prompts questions.jsonl --out answers.jsonl --batch 8
+  specjax logits --tokens 1,2,3 --out logits.npy
+
+environment:
+  SPECJAX_CACHE    folder for compiled programs, so that a second run starts fast
+                   (default: $XDG_CACHE_HOME/specjax/xla or ~/.cache/specjax/xla; empty: no cache)
+  SPECJAX_DEBUG    if set, errors come with a traceback
+
+exit status: 0 success, 1 a check failed (generate --compare, inspect), 2 bad input, 130 interrupted
+"""
+
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of printing the usage and leaving."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{message} (try: {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole program; each command sets `run` to a function of the parsed arguments."""
+    parser = Parser(
+        prog="specjax",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"specjax {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for command in (generate, inspect, logits, evaluate, train):
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    use_compilation_cache()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        parser = build_parser()
+        args = parser.parse_args(argv)
+        if "run" not in args:
+            parser.print_help(sys.stderr)
+            return BAD_INPUT
+        with one_line_warnings():
+            status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does. The interpreter must find nothing left to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except SystemExit as request:
+        if isinstance(request.code, str):
+            say(f"error: {request.code}")
+            return BAD_INPUT
+        return int(request.code or 0)
+    except Exception as error:
+        message = message_of(error)
+        if message is None or os.environ.get(DEBUG_VARIABLE):
+            raise
+        say(f"error: {message}")
+        return BAD_INPUT

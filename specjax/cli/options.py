@@ -1,0 +1,167 @@
+"""Options that several commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specjax.cli.runtime import UsageError
+
+if TYPE_CHECKING:
+    from specjax.generation import GenerateOptions
+    from specjax.model import Model
+
+DTYPES = ("float32", "bfloat16", "float16")
+SAMPLING = ("top_k", "top_p", "min_p")
+DRAFTING = ("draft_n_min", "draft_p_min", "draft_skip_streak")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --dtype."""
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE|DIR",
+        help="a GGUF file, or a folder with Hugging Face safetensors (default: the bundled model)",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weight matrices (default: float32)")
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """--prompt, --prompt-file, --tokens."""
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
+    prompt.add_argument(
+        "--prompt-file", metavar="F", help="continue the text of a file, taken as it is; - is the standard input"
+    )
+    prompt.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="continue these token ids")
+
+
+def add_decoding_options(parser: argparse.ArgumentParser) -> None:
+    """Everything that `GenerateOptions` holds."""
+    decoding = parser.add_argument_group("decoding")
+    decoding.add_argument("--max-tokens", type=int, metavar="N", help="tokens to generate at most (default: 128)")
+    decoding.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends the text")
+    decoding.add_argument("--kv-dtype", choices=DTYPES, help="of the KV caches (default: float32)")
+
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens (0: all)")
+    sampling.add_argument(
+        "--top-p", type=float, metavar="P", help="draw from the smallest set of probability P (1: all)"
+    )
+    sampling.add_argument("--min-p", type=float, metavar="P", help="leave out tokens below P times the best (0: none)")
+    sampling.add_argument("--seed", type=int, metavar="S", help="of all random draws (default: 0)")
+
+    drafting = parser.add_argument_group("drafting")
+    drafting.add_argument(
+        "--draft",
+        type=int,
+        metavar="K",
+        help="tokens to draft in a round, at most 15; 0 is plain decoding (default: 3 if the model has an MTP head)",
+    )
+    drafting.add_argument(
+        "--accept",
+        choices=("rejection", "coupled"),
+        help="when sampling: rejection accepts most and keeps the distribution; coupled gives the very tokens of plain"
+        " sampling with the same seed (default: rejection)",
+    )
+    drafting.add_argument("--draft-n-min", type=int, metavar="N", help="drop drafts shorter than N (default: 0)")
+    drafting.add_argument(
+        "--draft-p-min", type=float, metavar="P", help="stop drafting when the head is less sure than P (default: 0)"
+    )
+    drafting.add_argument(
+        "--draft-skip-streak",
+        type=int,
+        metavar="S",
+        help="after S rounds in a row without an accepted draft, skip drafting for a round (default: 0, never)",
+    )
+    drafting.add_argument(
+        "--rollback",
+        choices=("snapshot", "replay", "auto"),
+        help="how rejected tokens leave the recurrent state (default: auto, the faster one)",
+    )
+
+
+def token_ids(text: str) -> list[int]:
+    """Token ids from "1,2,3"."""
+    try:
+        return [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids like 1,2,3") from error
+
+
+def generate_options(args: argparse.Namespace) -> GenerateOptions:
+    """The decoding options of a command line.
+
+    Raises:
+        ValueError: an option is out of its range, or options contradict each other.
+    """
+    from specjax.generation import GenerateOptions
+
+    fields = ("max_tokens", "temperature", *SAMPLING, "seed", "accept", "rollback", "kv_dtype")
+    given: dict[str, Any] = {name: getattr(args, name) for name in fields if getattr(args, name) is not None}
+    idle = [_flag(name) for name in SAMPLING if name in given]
+    if idle and not given.get("temperature"):
+        warnings.warn(f"{', '.join(idle)}: no effect on greedy decoding; give a --temperature to sample", stacklevel=2)
+    return GenerateOptions(**given, draft=_draft_option(args), ignore_eos=args.ignore_eos)
+
+
+def _draft_option(args: argparse.Namespace) -> Any:
+    from specjax.decoding.draft_control import DraftConfig
+    from specjax.generation import DEFAULT_DRAFTS
+
+    given = {name: getattr(args, name) for name in DRAFTING if getattr(args, name) is not None}
+    if not given:
+        return args.draft
+    if args.draft == 0:
+        raise UsageError(f"{', '.join(map(_flag, given))}: of no use with --draft 0, which does not draft")
+    n_max = DEFAULT_DRAFTS if args.draft is None else args.draft
+    return DraftConfig(n_max=n_max, **{name.removeprefix("draft_"): value for name, value in given.items()})
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def read_prompt(args: argparse.Namespace) -> str | list[int] | None:
+    """The prompt as the command line gives it: text, token ids, or None.
+
+    Raises:
+        OSError: the file cannot be read.
+        UsageError: the file is not UTF-8.
+    """
+    if args.prompt_file is None:
+        return args.tokens if args.prompt is None else args.prompt
+    if args.prompt_file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(args.prompt_file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{args.prompt_file} is not UTF-8 text: {error}") from error
+
+
+def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
+    """The model of the command line."""
+    from specjax.loading import load
+
+    return load(args.model, dtype=args.dtype, need_tokenizer=need_tokenizer)
+
+
+def check_output(path: Path) -> None:
+    """Say early that a file cannot be written, before hours have been spent on its contents.
+
+    Raises:
+        UsageError: the folder does not exist or is not writable, or the path is something else than a file.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {folder}")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: it exists and is not a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"cannot write {path}: permission denied")

@@ -1,0 +1,74 @@
+"""What every command needs of its surroundings: a compilation cache, one-line warnings, one-line errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CACHE_VARIABLE = "SPECJAX_CACHE"
+DEBUG_VARIABLE = "SPECJAX_DEBUG"
+
+
+class UsageError(ValueError):
+    """The command line asks for something that does not go together."""
+
+
+def cache_folder() -> Path | None:
+    """Where compiled programs are kept; None when `SPECJAX_CACHE` is empty."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen is not None:
+        return Path(chosen).expanduser() if chosen else None
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "specjax" / "xla"
+
+
+def use_compilation_cache() -> None:
+    """Let JAX keep compiled programs on disk. To be called before JAX is imported, which reads these variables then.
+
+    A cache that the user has configured for JAX itself is left alone, and so is a folder that cannot be made.
+    """
+    folder = cache_folder()
+    if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Show warnings as one line without the place in the code where they came up."""
+
+    def show(message: Warning | str, category: object, filename: object, lineno: object, *_: object) -> None:
+        say(f"warning: {message}")
+
+    previous, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = previous
+
+
+def say(line: str) -> None:
+    """A line for the user beside the output proper."""
+    print(f"specjax: {line}", file=sys.stderr, flush=True)
+
+
+def message_of(error: BaseException) -> str | None:
+    """What to tell the user about an error that the user can mend; None for any other, which is a bug."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"text that is not UTF-8: {error}"
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        return f"not enough memory; try fewer tokens, a smaller --batch, or a narrower --dtype ({error})"
+    from checkpoints.errors import CheckpointError
+
+    return str(error) if isinstance(error, (ValueError, CheckpointError)) else None

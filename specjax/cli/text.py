@@ -1,0 +1,21 @@
+"""Text for people: aligned rows, bold on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that never wraps: piped output keeps its lines."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def print_rows(console: Console, rows: Iterable[tuple[str, str]], indent: int = 0) -> None:
+    """Two aligned columns, names and values."""
+    rows = list(rows)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        console.print(f"{'':{indent}}[bold]{escape(name):<{width}}[/]  {escape(value)}")

@@ -1,0 +1,194 @@
+"""A running batch whose rows are given to new prompts as they finish.
+
+A new prompt is prefilled as a batch of one, and its row is then put into the running state. Every array of a state has
+the batch as its first axis, so that this is one assignment per array, whatever the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from specjax.batch import CAPACITY_STEP, rows_of
+from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.loop import ChunkRecord, decode_chunk
+from specjax.decoding.prefill import chunks, prefill, prefill_chunk, start_decoding
+from specjax.decoding.stats import DecodeStats
+from specjax.generation import FinishReason
+from specjax.models.protocol import Params
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt to continue.
+
+    Attributes:
+        sequence: names its random stream, and the job.
+        prompt: token ids.
+        max_tokens: tokens to emit at most.
+    """
+
+    sequence: int
+    prompt: Sequence[int]
+    max_tokens: int
+
+
+@dataclass
+class Seat:
+    """A job that has a row of the batch.
+
+    Attributes:
+        job: what it works on.
+        budget: tokens that it may emit: max_tokens, or what the context has room for.
+        first: its first token, on the device until the first chunk of rounds is read.
+        tokens: what has been emitted.
+        stats: what drafting brought.
+    """
+
+    job: Job
+    budget: int
+    first: Array | None
+    tokens: list[int] = field(default_factory=list)
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    finish_reason: FinishReason | None = None
+
+    def take(self, record: ChunkRecord, row: int, tokens: Sequence[int], eos_ids: Sequence[int]) -> None:
+        """Add what a chunk of rounds, read to the host, brought for this row."""
+        if self.first is not None:
+            self.tokens.append(int(self.first[0]))
+            self.first = None
+        self.tokens += tokens
+        self.stats.add(record, row)
+        if self.tokens[-1] in eos_ids:
+            self.finish_reason = "eos"
+        elif len(self.tokens) >= self.budget:
+            self.finish_reason = "length" if self.budget == self.job.max_tokens else "context"
+
+
+@partial(jax.jit, donate_argnames="state")
+def insert_row(state: DecodeState, new: DecodeState, row: Int[Array, ""]) -> DecodeState:
+    """Put the one row of `new` in place of a row of `state`; scalars (the seed) stay."""
+
+    def put(old: Array, one: Array) -> Array:
+        return old.at[row].set(one[0]) if old.ndim else old
+
+    return jax.tree.map(put, state, new)
+
+
+@dataclass
+class RefilledBatch:
+    """Runs jobs through a batch of a fixed number of rows.
+
+    What comes out for a job does not depend on the number of rows, or on the jobs beside it, except that rounding in
+    matrix products may differ between batch sizes, which can decide a near-tie.
+
+    Attributes:
+        decoder, params: the program and its weights.
+        rows: B.
+        capacity: slots of the KV caches, see `capacity_for`.
+        seed: of random draws.
+        rounds_per_chunk: rounds between looks of the host.
+        compile_seconds, run_seconds, tokens: filled in as it runs; seconds of running include prefill.
+    """
+
+    decoder: Decoder
+    params: Params
+    rows: int
+    capacity: int
+    seed: int
+    rounds_per_chunk: int
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    tokens: int = 0
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Seat]:
+        """Yield jobs as they finish."""
+        waiting = deque(jobs)
+        if not waiting:
+            return
+        state = self._compile({tokens.shape[1] for job in jobs for tokens, _ in chunks([job.prompt])})
+        begin = time.perf_counter()
+        seats: list[Seat | None] = [None] * self.rows
+        state = self._refill(state, seats, waiting)
+        seated = tuple(seats)
+        state, record = self._chunk(state)
+        while any(seat is not None and seat.finish_reason is None for seat in seats):
+            # The host reads a chunk while the next one runs. A row that turns out to be finished stands idle in the
+            # latter and is refilled after it.
+            following_seated = tuple(seats)
+            state, following = self._chunk(state)
+            record = jax.device_get(record)
+            tokens = rows_of(record, record.rounds.tokens)
+            for row, seat in enumerate(seated):
+                if seat is not None and seat.finish_reason is None:
+                    seat.take(record, row, tokens[row], self.decoder.eos_ids)
+                    if seat.finish_reason is not None:
+                        self.tokens += len(seat.tokens)
+                        self.run_seconds = time.perf_counter() - begin
+                        yield seat
+            state = self._refill(state, seats, waiting)
+            seated, record = following_seated, following
+
+    def _chunk(self, state: DecodeState) -> tuple[DecodeState, ChunkRecord]:
+        return decode_chunk(self.decoder, self.params, state, self.rounds_per_chunk)
+
+    def _refill(self, state: DecodeState, seats: list[Seat | None], waiting: deque[Job]) -> DecodeState:
+        for row, seat in enumerate(seats):
+            if waiting and (seat is None or seat.finish_reason is not None):
+                seats[row], new = self._admit(waiting.popleft())
+                state = insert_row(state, new, jnp.int32(row))
+        return state
+
+    def _admit(self, job: Job) -> tuple[Seat, DecodeState]:
+        budget = budget_of(job, self.decoder)
+        empty = self.decoder.init_state(1, self.capacity)
+        sequences, logits = prefill(self.decoder, self.params, empty, [job.prompt])
+        new = self._start(sequences, logits, budget, job.sequence)
+        return Seat(job, budget, new.pending), new
+
+    def _start(self, sequences, logits: Array, budget: int, sequence: int) -> DecodeState:
+        row = [jnp.asarray([value], jnp.int32) for value in (budget, sequence)]
+        return start_decoding(self.decoder, sequences, logits, *row, jnp.uint32(self.seed))
+
+    def _compile(self, chunk_sizes: set[int]) -> DecodeState:
+        """Run every program on no tokens, so that it is compiled; returns the state of B idle rows."""
+        begin = time.perf_counter()
+        one = self.decoder.init_state(1, self.capacity)
+        nothing = np.zeros((1,), np.int32)
+        logits = jnp.zeros((1, self.decoder.target.vocab_size), jnp.float32)
+        for size in sorted(chunk_sizes):
+            one, logits = prefill_chunk(self.decoder, self.params, one, np.zeros((1, size), np.int32), nothing, logits)
+        new = self._start(one, logits, 0, 0)
+        zero = jnp.zeros((self.rows,), jnp.int32)
+        state = DecodeState(
+            sequences=self.decoder.init_state(self.rows, self.capacity),
+            pending=zero,
+            budget=jnp.zeros_like(zero),
+            streak=jnp.zeros_like(zero),
+            skip=zero > 0,
+            sequence=jnp.zeros_like(zero),
+            seed=jnp.uint32(self.seed),
+        )
+        state, _ = self._chunk(insert_row(state, new, jnp.int32(0)))
+        jax.block_until_ready(state)
+        self.compile_seconds = time.perf_counter() - begin
+        return state
+
+
+def budget_of(job: Job, decoder: Decoder) -> int:
+    """Tokens that a job may emit."""
+    return min(job.max_tokens, decoder.target.context_length - len(job.prompt))
+
+
+def capacity_for(jobs: Sequence[Job], decoder: Decoder) -> int:
+    """Slots of KV caches in which every job fits."""
+    longest = max(len(job.prompt) + budget_of(job, decoder) for job in jobs)
+    return -(-longest // CAPACITY_STEP) * CAPACITY_STEP

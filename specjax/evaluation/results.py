@@ -1,0 +1,109 @@
+"""Result files that a killed run can be resumed from: one JSON line per prompt, and the settings beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from checkpoints.atomic import write_text
+from specjax.errors import SpecjaxError
+
+
+class ResultFile:
+    """Results of earlier runs with the same settings, and a place for more. A context manager.
+
+    The settings stand in a file of their own, `<name>.settings.json`, so that every line of the result file is a
+    result. Each line is on its way to the disk before the next result is looked at. A last line without its end, which
+    a killed run leaves, is cut off.
+
+    Attributes:
+        path, settings_path: the two files.
+        results: lines that are there already, by id.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Read what is there; nothing is written before the context is entered.
+
+        Raises:
+            SpecjaxError: the file belongs to another run (the differing settings are named), or is no result file.
+            OSError: it cannot be read.
+        """
+        self.path = path
+        self.settings_path = path.with_name(path.name + ".settings.json")
+        self.results: dict[str | int, dict[str, Any]] = {}
+        self._settings = json.loads(json.dumps(settings))
+        self._complete_bytes = 0
+        if path.exists():
+            self._check_settings()
+            self._read()
+
+    def _check_settings(self) -> None:
+        remedy = f"choose another output, or delete {self.path} to start over"
+        try:
+            earlier = json.loads(self.settings_path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SpecjaxError(
+                f"{self.path} exists, but not {self.settings_path.name}, so it was not begun by an evaluation: {remedy}"
+            ) from None
+        except ValueError as error:
+            raise SpecjaxError(f"{self.settings_path} is damaged ({error}): {remedy}") from error
+        differences = list(_differences(earlier, self._settings))
+        if differences:
+            raise SpecjaxError(f"{self.path} was begun with other settings: {'; '.join(differences)}. {remedy}")
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        self._complete_bytes = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[: self._complete_bytes].split(b"\n")[:-1], 1):
+            try:
+                result = json.loads(line)
+                self.results[result["id"]] = result
+            except (ValueError, TypeError, KeyError) as error:
+                raise SpecjaxError(f"{self.path}:{number} is not a result: {line[:80]!r}") from error
+
+    def __enter__(self) -> Self:
+        write_text(self.settings_path, json.dumps(self._settings, indent=1) + "\n")
+        self._file = self.path.open("ab")
+        self._file.truncate(self._complete_bytes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, result: Mapping[str, Any]) -> None:
+        """Write a result line."""
+        self._file.write(json.dumps(result).encode() + b"\n")
+        self._file.flush()
+        self.results[result["id"]] = dict(result)
+
+
+def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:
+    """Settings that differ, as "draft was 3, is 0"."""
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*earlier, *now])
+        lists = (_differences(earlier.get(key), now.get(key), f"{name}.{key}" if name else key) for key in keys)
+        return [line for lines in lists for line in lines]
+    return [] if earlier == now else [f"{name} was {_shown(earlier)}, is {_shown(now)}"]
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def fingerprint_of_model(path: Path) -> dict[str, Any]:
+    """What tells one model file, or folder, from another without reading it all: names, sizes, times of change."""
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    marks = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    return {"name": path.name, "files": hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]}
+
+
+def fingerprint_of_file(path: Path) -> str:
+    """SHA-256 of a file's contents, shortened."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

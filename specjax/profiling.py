@@ -1,0 +1,108 @@
+"""What the two halves of a round cost. A round is one program, so the halves are timed as programs of their own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.round import draft, verify
+from specjax.models.protocol import Params, Proposal
+from specjax.state import commit
+
+SAMPLES = 5
+SAMPLE_SECONDS = 0.1
+BUDGET_SECONDS = 3.0
+"""A sample repeats a half for about `SAMPLE_SECONDS`; sampling stops early when the budget is used up."""
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Device seconds of one round, medians.
+
+    Attributes:
+        draft: drafting all K tokens, 0 for plain decoding.
+        verify: running the target over K + 1 rows, and commit.
+    """
+
+    draft: float
+    verify: float
+
+    @property
+    def total(self) -> float:
+        """Both halves. A whole round adds acceptance, and the host's share."""
+        return self.draft + self.verify
+
+
+def speedup_bound(tokens_per_round: float, plain: RoundCost, speculative: RoundCost) -> float:
+    """How many times faster than plain decoding this can be: tau * t_decode(1) / (t_verify(K + 1) + t_draft)."""
+    return tokens_per_round * plain.total / speculative.total
+
+
+def round_cost(decoder: Decoder, params: Params, state: DecodeState) -> RoundCost:
+    """Time the halves of a round that drafts K tokens, where `state` stands (its caches have the size that counts).
+
+    `state` is consumed. What is computed is of no use: rounds are repeated in place, past any budget.
+    """
+    decoder = replace(decoder, draft=DraftConfig(n_max=decoder.draft.n_max))
+    state = state.replace(
+        budget=jnp.full_like(state.budget, decoder.rows + 1),
+        streak=jnp.zeros_like(state.streak),
+        skip=jnp.zeros_like(state.skip),
+    )
+    drafting = 0.0
+    if decoder.drafts:
+        drafting, state = _median_seconds(partial(_draft_only, decoder, params), state)
+    verifying, _ = _median_seconds(partial(_verify_only, decoder, params), state)
+    return RoundCost(draft=drafting, verify=verifying)
+
+
+def _median_seconds(run: Callable[[DecodeState, Array], DecodeState], state: DecodeState) -> tuple[float, DecodeState]:
+    def seconds_of(repeats: int) -> float:
+        nonlocal state
+        begin = time.perf_counter()
+        state = jax.block_until_ready(run(state, jnp.int32(repeats)))
+        return (time.perf_counter() - begin) / repeats
+
+    seconds_of(1)  # compiles
+    once = seconds_of(1)
+    repeats = max(1, min(100, round(SAMPLE_SECONDS / once)))
+    count = max(1, min(SAMPLES, int(BUDGET_SECONDS / (once * repeats))))
+    return statistics.median(seconds_of(repeats) for _ in range(count)), state
+
+
+@partial(jax.jit, static_argnames="decoder", donate_argnames="state")
+def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
+    def once(_: Array, state: DecodeState) -> DecodeState:
+        proposal, _n_drafted = draft(decoder, params, state)
+        assert proposal is not None
+        # The next repetition starts from another token: nothing of it can be moved out of the loop.
+        return state.replace(sequences=state.sequences.replace(drafter=proposal.state), pending=proposal.tokens[:, -1])
+
+    return jax.lax.fori_loop(0, repeats, once, state)
+
+
+@partial(jax.jit, static_argnames="decoder", donate_argnames="state")
+def _verify_only(decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
+    k, vocab_size = decoder.draft.n_max, decoder.target.vocab_size
+
+    def once(_: Array, state: DecodeState) -> DecodeState:
+        n_drafted = jnp.full_like(state.pending, k)
+        proposal = None
+        if decoder.drafts:
+            tokens = (state.pending[:, None] + 1 + jnp.arange(k)) % vocab_size
+            unused = jnp.zeros(tokens.shape, jnp.float32)
+            proposal = Proposal(tokens, None, unused, unused[:, 0], state.sequences.drafter)
+        logits, window = verify(decoder, params, state, proposal, n_drafted)
+        sequences = commit(window, n_drafted + 1).replace(length=state.sequences.length)
+        return state.replace(sequences=sequences, pending=jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32))
+
+    return jax.lax.fori_loop(0, repeats, once, state)
