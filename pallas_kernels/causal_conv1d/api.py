@@ -1,4 +1,9 @@
-"""Causal depthwise convolution over a short window that the sequence carries."""
+"""Causal depthwise convolution over a short window that the sequence carries.
+
+Output t sees the tokens t - W + 1 .. t; those before the call come from `window`, the last W - 1 inputs (zeros for a
+new sequence). Nothing of a token reaches earlier outputs, so padding at the end of a row, NaN included, is harmless;
+which rows become the next window is the caller's choice, through `window_at`.
+"""
 
 from typing import Literal
 
@@ -7,9 +12,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
-from pallas_kernels.causal_conv1d import xla
+from pallas_kernels import dispatch
+from pallas_kernels.causal_conv1d import reference, xla_shifted
+from pallas_kernels.dispatch import ANYWHERE, Implementation
 
 Activation = Literal["silu"]
+
+IMPLEMENTATIONS = (
+    Implementation("xla_shifted", xla_shifted.convolve, ANYWHERE),
+    Implementation("reference", reference.convolve),
+)
 
 
 def causal_conv1d(
@@ -20,11 +32,32 @@ def causal_conv1d(
     activation: Activation | None = "silu",
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T C"], Float[Array, "B W-1+T C"]]:
-    """Output of each token, and the window followed by x: rows n .. n + W - 2 of it are the window after n tokens."""
+    """Output of each token in x's dtype, and `inputs`: the window followed by x, in the window's dtype.
+
+    Rows n .. n + W - 2 of `inputs` are the window after n tokens. Computed in float32. ValueError where arguments do
+    not fit together.
+    """
+    if x.ndim != 3 or weight.ndim != 2:
+        raise ValueError(f"causal_conv1d: x is [B, T, C] and weight [C, W]; got x {x.shape}, weight {weight.shape}")
+    (b, t, c), w = x.shape, weight.shape[1]
+    if weight.shape[0] != c:
+        raise ValueError(f"causal_conv1d: weight has shape {weight.shape}; [C W] with x {x.shape} is ({c}, W)")
+    if window.shape != (b, w - 1, c):
+        raise ValueError(f"causal_conv1d: window has shape {window.shape}; [B W-1 C] is {(b, w - 1, c)}")
+    if activation not in ("silu", None):
+        raise ValueError(f"causal_conv1d: activation is {activation!r}; accepted: 'silu', None")
     inputs = jnp.concatenate([window, x.astype(window.dtype)], axis=1)
-    return xla.causal_conv1d(inputs, weight, activation=activation).astype(x.dtype), inputs
+    run = dispatch.choose("causal_conv1d", IMPLEMENTATIONS, impl, {"B": b, "T": t, "C": c, "W": w}).run
+    return run(inputs, weight, activation=activation).astype(x.dtype), inputs
 
 
 def window_at(inputs: Float[Array, "B P C"], offset: Int[Array, " B"], width: int) -> Float[Array, "B width C"]:
-    """Rows offset[b] .. offset[b] + width - 1 of each sequence."""
+    """Rows offset[b] .. offset[b] + width - 1 of each sequence, 0 <= offset[b] <= P - width.
+
+    With the `inputs` of `causal_conv1d`, offset n and width W - 1: the window after the first n tokens.
+    """
+    if inputs.ndim != 3 or not 0 <= width <= inputs.shape[1]:
+        raise ValueError(f"window_at: width is {width}; inputs {inputs.shape} [B P C] have 0 .. P rows")
+    if offset.shape != inputs.shape[:1]:
+        raise ValueError(f"window_at: offset has shape {offset.shape}; [B] is {inputs.shape[:1]}")
     return jax.vmap(lambda rows, start: lax.dynamic_slice_in_dim(rows, start, width))(inputs, offset)

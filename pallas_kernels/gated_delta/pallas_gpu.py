@@ -35,27 +35,38 @@ def unfit(dims: Dims) -> str | None:
     return None
 
 
-def _load(ref: Any, layout: Any) -> Array:
-    return plgpu.load(ref, (), layout=layout, optimized=False)
+class _Registers:
+    """Loads and broadcasts with register layouts."""
+
+    # jax 0.10 wants an index beside the reference, 0.11 deprecates it.
+    _index: tuple[Any, ...] = ((),) if jax.__version_info__ < (0, 11) else ()
+
+    @classmethod
+    def load(cls, ref: Any, layout: Any) -> Array:
+        return plgpu.load(ref, *cls._index, layout=layout, optimized=False).astype(jnp.float32)
+
+    @staticmethod
+    def spread(x: Array, shape: tuple[int, ...], axis: int) -> Array:
+        return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (axis,)), STATE)
 
 
-def _load_interpreted(ref: Any, layout: Any) -> Array:
-    """The interpreter has no register layouts."""
-    return ref[...]
+class _Interpreted:
+    """The same for the interpreter, which knows no register layouts."""
 
+    @staticmethod
+    def load(ref: Any, layout: Any) -> Array:
+        return ref[...].astype(jnp.float32)
 
-def _spread(x: Array, shape: tuple[int, ...], axis: int) -> Array:
-    return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (axis,)), STATE)
-
-
-def _spread_interpreted(x: Array, shape: tuple[int, ...], axis: int) -> Array:
-    return lax.broadcast_in_dim(x, shape, (axis,))
+    @staticmethod
+    def spread(x: Array, shape: tuple[int, ...], axis: int) -> Array:
+        return lax.broadcast_in_dim(x, shape, (axis,))
 
 
 def _body(
     slot_ref, n_valid_ref, q_ref, k_ref, v_ref, decay_ref, beta_ref, slots_ref, out_ref,
-    *, key_head_of: Callable[[Any], Any], scale: float, load: Callable[..., Array], spread: Callable[..., Array],
+    *, key_head_of: Callable[[Any], Any], scale: float, registers: type[_Registers | _Interpreted],
 ):  # fmt: skip
+    load = registers.load
     row, head, tile = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("tile")
     key_head = key_head_of(head)
     columns = pl.ds(tile * COLUMNS, COLUMNS)
@@ -63,12 +74,12 @@ def _body(
     n_valid = n_valid_ref[row]
     state = load(slots_ref.at[row, slot_ref[row], head, :, columns], STATE)
     for t in range(q_ref.shape[1]):
-        k = spread(load(k_ref.at[row, t, key_head], ALONG_DK).astype(jnp.float32), state.shape, 0)
-        q = spread(load(q_ref.at[row, t, key_head], ALONG_DK).astype(jnp.float32), state.shape, 0)
-        v = load(v_ref.at[row, t, head, columns], ALONG_DV).astype(jnp.float32)
+        k = registers.spread(load(k_ref.at[row, t, key_head], ALONG_DK), state.shape, 0)
+        q = registers.spread(load(q_ref.at[row, t, key_head], ALONG_DK), state.shape, 0)
+        v = load(v_ref.at[row, t, head, columns], ALONG_DV)
         state = state * decay_ref[row, t, head]
         u = beta_ref[row, t, head] * (v - jnp.sum(state * k, axis=0))
-        state = state + k * spread(u, state.shape, 1)
+        state = state + k * registers.spread(u, state.shape, 1)
         out_ref[row, t, head, columns] = scale * jnp.sum(state * q, axis=0)
         age = n_valid - 1 - t
 
@@ -93,25 +104,23 @@ def verify_snapshots(
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the slots; padding rows of the inputs are zero."""
     hk, hv, dv = k.shape[2], *v.shape[2:]
-    kernel = pl.kernel(
+    call = pl.kernel(
         functools.partial(
             _body,
             key_head_of=lambda head: key_head(head, hk, hv, head_map),
             scale=scale,
-            load=_load_interpreted if interpret else _load,
-            spread=_spread_interpreted if interpret else _spread,
+            registers=_Interpreted if interpret else _Registers,
         ),
+        out_type=jax.ShapeDtypeStruct(v.shape, jnp.float32),
         mesh=plgpu.Mesh(grid=(v.shape[0], hv, dv // COLUMNS), grid_names=("row", "head", "tile")),
         # Explicit because the default differs between releases of jax.
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=_interpreter() if interpret else False,
         name="gated_delta_verify_snapshots",
     )
     slots_ref = jax.new_ref(slots, memory_space=plgpu.GMEM)
-    out_ref = jax.new_ref(jnp.zeros(v.shape, jnp.float32), memory_space=plgpu.GMEM)
-    decay = jnp.exp(g.astype(jnp.float32))
-    kernel(slot, n_valid, q, k, v, decay, beta.astype(jnp.float32), slots_ref, out_ref)
-    return out_ref[...], slots_ref[...]
+    out = call(slot, n_valid, q, k, v, jnp.exp(g.astype(jnp.float32)), beta.astype(jnp.float32), slots_ref)
+    return out, slots_ref[...]
 
 
 def _interpreter() -> Any:
