@@ -24,6 +24,7 @@ The folder DIR receives:
   metrics.jsonl  one line per step and per held-out evaluation
   checkpoints/   the newest two checkpoints
   loss.png       the curves
+  report.json    when finished: losses, bits per byte and agreement of the drafts on all held-out text
 
 Stop with Ctrl-C; the same command continues where it stopped and ends with the same parameters, bit for bit, as a run
 that was never stopped. Equal recipes on equal text and hardware give equal models.
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if not outcome.finished:
         progress.say(f"stopped after step {int(outcome.state.step)}; the same command continues from there")
         return 130
-    progress.say(f"finished; the curves are in {folder.loss_plot}")
+    progress.say(f"finished; curves in {folder.loss_plot}, figures in {folder.report}")
     if args.export is not None:
         export_gguf(folder, args.export, args.type.upper())
         progress.say(f"wrote {args.export}")

@@ -10,6 +10,7 @@ from specjax.training.corpus import Corpus
 from specjax.training.plots import plot_losses
 from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
+from specjax.training.report import held_out_report
 from specjax.training.run_folder import RunFolder
 from specjax.training.trainer import Outcome, train
 from specjax.training.vocabulary import encode_documents, train_vocabulary
@@ -38,6 +39,8 @@ def run(folder: RunFolder, config: Qwen35Config, recipe: Recipe, corpus: Corpus,
     documents = encode_documents(tokenizer, corpus.train)
     outcome = train(config, recipe, documents, held_out, folder, progress)
     plot_losses(folder)
+    if outcome.finished:
+        folder.write_report(held_out_report(folder, corpus, outcome.state.params))
     return outcome
 
 

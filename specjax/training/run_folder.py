@@ -15,7 +15,8 @@ from specjax.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run: `run.json`, `tokenizer.json`, `metrics.jsonl`, `checkpoints/`, `loss.png`."""
+    """The folder of one run: `run.json`, `tokenizer.json`, `metrics.jsonl`, `checkpoints/`, and in the end
+    `loss.png` and `report.json`."""
 
     path: Path
 
@@ -35,6 +36,11 @@ class RunFolder:
         return self.path / "loss.png"
 
     @property
+    def report(self) -> Path:
+        """The finished model's figures on all held-out text."""
+        return self.path / "report.json"
+
+    @property
     def tokenizer(self) -> Path:
         """The vocabulary, as the `tokenizers` library stores it."""
         return self.path / "tokenizer.json"
@@ -50,6 +56,10 @@ class RunFolder:
         tokenizer.save(str(self.tokenizer))
         fields = {"recipe": recipe.to_dict(), "config": asdict(config), "corpus": provenance}
         self.description.write_text(json.dumps(fields, indent=2) + "\n")
+
+    def write_report(self, figures: dict[str, Any]) -> None:
+        """Keep the figures of the finished model."""
+        self.report.write_text(json.dumps(figures, indent=2) + "\n")
 
     def read_recipe(self) -> Recipe | None:
         """The recipe of the run in this folder, or None when there is no run yet."""

@@ -82,13 +82,11 @@ def measure(
 
 
 def evaluate(
-    config: Qwen35Config, recipe: Recipe, trainable: dict, blocks: Int[np.ndarray, "n B T"]
+    config: Qwen35Config, recipe: Recipe, trainable: dict, blocks: Int[np.ndarray, "n B T"], mtp_sequences: int
 ) -> dict[str, float]:
     """The means of `measure` over held-out blocks."""
     mtp_steps = recipe.mtp_steps if config.mtp_layers else 0
-    measured = [
-        jax.device_get(measure(config, mtp_steps, recipe.mtp_sequences, trainable, tokens)) for tokens in blocks
-    ]
+    measured = [jax.device_get(measure(config, mtp_steps, mtp_sequences, trainable, tokens)) for tokens in blocks]
     return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
 
 
@@ -121,7 +119,7 @@ def train(
                 progress.step(step + 1, values)
                 last = step + 1 == recipe.steps
                 if last or (step + 1) % recipe.eval_every == 0:
-                    held_out = evaluate(config, recipe, state.params, held_out_blocks)
+                    held_out = evaluate(config, recipe, state.params, held_out_blocks, recipe.mtp_sequences)
                     folder.log("held_out", step + 1, **held_out)
                     progress.held_out(step + 1, held_out)
                 if last or stop_requested() or (step + 1) % recipe.save_every == 0:

@@ -1,6 +1,7 @@
 """The training loop on a tiny model: it learns, resumes bit for bit, and what it writes can be loaded."""
 
 import io
+import json
 import signal
 from dataclasses import replace
 from functools import partial
@@ -76,6 +77,11 @@ def test_the_losses_of_trunk_and_mtp_decrease(trained):
     held_out = [line for line in folder.read_metrics() if line["event"] == "held_out"]
     assert [line["step"] for line in held_out] == [6, 12]
     assert 0 <= held_out[-1]["mtp_agreement_1"] <= 1
+    report = json.loads(folder.report.read_text())
+    assert report["parameters"] == sum(x.size for x in jax.tree.leaves(outcome.params))
+    assert report["bits_per_byte"] == pytest.approx(
+        report["nats_per_token"] * report["held_out_tokens"] / report["held_out_bytes"] / np.log(2)
+    )
     assert folder.loss_plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -123,8 +129,8 @@ def test_trainable_parameters_are_the_parameters_with_decay_rates_on_a_log_scale
 def test_predictions_equal_the_models_own_training_forward():
     params = initial_parameters(CONFIG, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
-    predictions = jax.jit(predict, static_argnums=(0, 3, 4))(CONFIG, params, tokens, 3, 2)
-    trunk, mtp = jax.jit(training_forward, static_argnums=(0, 3))(CONFIG, params, tokens, 3)
+    predictions = jax.jit(predict, static_argnums=(0, 3, 4))(CONFIG, params, tokens, 2, 2)
+    trunk, mtp = jax.jit(training_forward, static_argnums=(0, 3))(CONFIG, params, tokens, 2)
     np.testing.assert_allclose(predictions.trunk, trunk, atol=1e-5)
     for one, other in zip(predictions.mtp, mtp, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
@@ -137,7 +143,7 @@ def test_the_mtp_loss_leaves_embedding_and_output_head_alone():
     @jax.jit
     @jax.grad
     def gradient(params):
-        return cross_entropies(predict(CONFIG, params, tokens, 2, 1), tokens)[1]
+        return cross_entropies(predict(CONFIG, params, tokens, 1, 1), tokens)[1]
 
     target = gradient(params)["target"]
     unused = np.setdiff1d(np.arange(CONFIG.vocab_size), np.asarray(tokens))
