@@ -32,10 +32,12 @@ that was never stopped. Equal recipes on equal text and hardware give equal mode
 examples:
   specjax train --out runs/demo --minutes 90 --export demo.gguf
   specjax train --out runs/demo --export demo.gguf --type q8_0     (continue, or export what is finished)
+  specjax train --head-of runs/demo --out runs/demo-head --export demo.gguf
   specjax generate --model demo.gguf --prompt "def main(" --draft 3 --compare
 """
 
-DEFAULT_STEPS = 2000
+DEFAULT_STEPS = 1400
+DEFAULT_HEAD_STEPS = 300
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -53,7 +55,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--steps",
         type=int,
         metavar="N",
-        help=f"optimizer steps (default: {DEFAULT_STEPS}); may be changed on resuming as long as the learning rate has "
+        help=f"optimizer steps (default: {DEFAULT_STEPS}, as for the bundled model); may be changed on resuming as long as the learning rate has "
         "not begun to decay, which it does over the last 40 %% of the steps",
     )
     length.add_argument(
@@ -70,6 +72,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         type=float,
         metavar="W",
         help="weight of the MTP block's loss beside the trunk's (default: 0.2); 0 leaves the block untrained",
+    )
+    parser.add_argument(
+        "--head-of",
+        type=Path,
+        metavar="DIR",
+        help="keep the trunk of the run in DIR as it is, and teach its MTP block what the trunk says (a new run in "
+        "--out); learning rate 1e-3 unless the run exists",
     )
     parser.add_argument("--export", type=Path, metavar="FILE.gguf", help="write the model when training ends")
     parser.add_argument(
@@ -102,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--minutes is {args.minutes:g}; it must be positive")
     folder, progress = RunFolder(args.out), Progress()
     recipe = chosen_recipe(args, folder)
-    outcome = run_recipe(folder, demo_config(), recipe, standard_library(), progress)
+    start = None if args.head_of is None else RunFolder(args.head_of)
+    outcome = run_recipe(folder, demo_config(), recipe, standard_library(), progress, start)
     if not outcome.finished:
         progress.say(f"stopped after step {int(outcome.state.step)}; the same command continues from there")
         return 130
@@ -134,5 +144,8 @@ def chosen_recipe(args: argparse.Namespace, folder: Any) -> Any:
         "mtp_weight": args.mtp_weight,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    recipe = replace(previous or Recipe(steps=DEFAULT_STEPS), **given)
+    default = Recipe(steps=DEFAULT_STEPS)
+    if args.head_of is not None:
+        default = Recipe(steps=DEFAULT_HEAD_STEPS, learning_rate=1e-3, mtp_sequences=default.batch_size, head_only=True)
+    recipe = replace(previous or default, **given)
     return recipe if args.minutes is None else steps_within(args.minutes, demo_config(), recipe)
