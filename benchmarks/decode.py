@@ -67,9 +67,7 @@ def main() -> None:
     model = specjax.load(args.model)
     prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text().splitlines() if line]
     drafts = sorted({0, *args.drafts})
-    options = {
-        k: specjax.GenerateOptions(max_tokens=args.max_tokens, draft=k, ignore_eos=True) for k in drafts
-    }
+    options = {k: specjax.GenerateOptions(max_tokens=args.max_tokens, draft=k, ignore_eos=True) for k in drafts}
 
     rows: dict[int, dict[str, Any]] = {}
     longest = max(prompts, key=lambda prompt: len(model.encode(prompt)))

@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ def main() -> None:
     for rows in (1, 2, 4, 6, 8, 16):
         x = jax.random.normal(jax.random.key(rows), (rows, args.inputs))
         limit = median_seconds(lambda: read(weight), args.repetitions)
-        times = [median_seconds(lambda f=f, w=w: f(x, w), args.repetitions) for f, w in forms.values()]
+        times = [median_seconds(partial(form, x, w), args.repetitions) for form, w in forms.values()]
         rate = weight.nbytes / limit / 1e9
         print(f"{rows:>5} {rate:>11.1f} " + " ".join(f"{limit / seconds:>10.2f}" for seconds in times))
 

@@ -110,9 +110,7 @@ def main() -> int:
     model = specjax.load(source)
     assert model.tokenizer is not None
     prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text().splitlines() if line]
-    options = specjax.GenerateOptions(
-        max_tokens=args.max_tokens, draft=args.draft, ignore_eos=True, margins=True
-    )
+    options = specjax.GenerateOptions(max_tokens=args.max_tokens, draft=args.draft, ignore_eos=True, margins=True)
     ours = [model.generate(prompt, options) for prompt in prompts]
 
     rows = []

@@ -171,7 +171,7 @@ class Batch:
             yield Emission(tokens, rows_of(record, record.rounds.margin) if recorded else None, record)
 
 
-def rows_of(record: ChunkRecord, values: np.ndarray) -> list[list]:
+def rows_of(record: ChunkRecord, values: Any) -> list[list]:
     """Per row of the batch, the entries of `values` [rounds, B, R] that belong to emitted tokens."""
     emitted = np.asarray(record.rounds.n_emitted)[: int(record.n_rounds)]
     values = np.asarray(values)

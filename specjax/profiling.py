@@ -53,7 +53,8 @@ def round_cost(decoder: Decoder, params: Params, state: DecodeState) -> RoundCos
     `state` is consumed. What is computed is of no use: rounds are repeated in place, past any budget.
     """
     decoder = replace(decoder, draft=DraftConfig(n_max=decoder.draft.n_max))
-    state = state.replace(
+    state = replace(
+        state,
         budget=jnp.full_like(state.budget, decoder.rows + 1),
         streak=jnp.zeros_like(state.streak),
         skip=jnp.zeros_like(state.skip),
@@ -85,7 +86,9 @@ def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: I
         proposal, _n_drafted = draft(decoder, params, state)
         assert proposal is not None
         # The next repetition starts from another token: nothing of it can be moved out of the loop.
-        return state.replace(sequences=state.sequences.replace(drafter=proposal.state), pending=proposal.tokens[:, -1])
+        return replace(
+            state, sequences=replace(state.sequences, drafter=proposal.state), pending=proposal.tokens[:, -1]
+        )
 
     return jax.lax.fori_loop(0, repeats, once, state)
 
@@ -102,7 +105,7 @@ def _verify_only(decoder: Decoder, params: Params, state: DecodeState, repeats: 
             unused = jnp.zeros(tokens.shape, jnp.float32)
             proposal = Proposal(tokens, None, unused, unused[:, 0], state.sequences.drafter)
         logits, window = verify(decoder, params, state, proposal, n_drafted)
-        sequences = commit(window, n_drafted + 1).replace(length=state.sequences.length)
-        return state.replace(sequences=sequences, pending=jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32))
+        sequences = replace(commit(window, n_drafted + 1), length=state.sequences.length)
+        return replace(state, sequences=sequences, pending=jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32))
 
     return jax.lax.fori_loop(0, repeats, once, state)

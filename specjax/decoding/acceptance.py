@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, UInt
 
 from specjax.decoding.random import Purpose, uniform
 from specjax.decoding.sampling import SamplerConfig, Shortlist, sample_shortlist, sample_tokens, shortlist, warp
+from specjax.models.protocol import Choice
 
 Rule = Literal["greedy", "coupled", "rejection"]
 
@@ -38,19 +39,6 @@ class Verdict(NamedTuple):
     n_accepted: Int[Array, "B"]
     next_token: Int[Array, "B"]
     tokens: Int[Array, "B R"]
-
-
-class Proposal(NamedTuple):
-    """One draft token per sequence.
-
-    logq: the log-probabilities that the token was drawn from; None when it was not drawn for rejection sampling.
-    confidence: the head's largest probability, before warping. It is a function of the logits alone, not of the draw:
-    to stop drafting because of the token that was *drawn* would bias rejection sampling.
-    """
-
-    token: Int[Array, "B"]
-    logq: Float[Array, "B V"] | None
-    confidence: Float[Array, "B"]
 
 
 def _row(x, index):
@@ -187,13 +175,13 @@ def propose_token(
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],
     position: Int[Array, "B"],
-) -> Proposal:
+) -> Choice:
     """The draft of the token at absolute `position`, from the drafter's logits for it."""
     confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
     if rule == "greedy" or config.greedy:
-        return Proposal(jnp.argmax(logits, axis=-1).astype(jnp.int32), None, confidence)
+        return Choice(jnp.argmax(logits, axis=-1).astype(jnp.int32), None, confidence)
     logq = warp(logits, config) if rule == "rejection" else None
     purpose = Purpose.DRAFT if rule == "rejection" else Purpose.TOKEN
     candidates = shortlist(logits, config)
     token = sample_shortlist(candidates, seed=seed, sequence=sequence, position=position, purpose=purpose)
-    return Proposal(token, logq, confidence)
+    return Choice(token, logq, confidence)

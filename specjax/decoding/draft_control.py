@@ -55,7 +55,7 @@ def effective_drafts(
 ) -> Int[Array, "B"]:
     """Drafts to verify, 0 to min(K, n_max), int32.
 
-    confidence: `Proposal.confidence` of each draft. budget: tokens that the sequence may still emit; a round emits one
+    confidence: `Choice.confidence` of each draft. budget: tokens that the sequence may still emit; a round emits one
     more than it accepts, so at most budget - 1 are drafted. skipping: `skip_next` of the last round.
     """
     length = min(confidence.shape[1], config.n_max)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -33,7 +34,7 @@ def prefill_chunk(
     output, state = decoder.target.extend(params, tokens, n_valid, state, request=decoder.request, rows="last")
     if decoder.drafts and decoder.drafter is not None:
         drafter = decoder.drafter.extend(params, tokens, output.features, n_valid, state.drafter, length)
-        state = state.replace(drafter=drafter)
+        state = replace(state, drafter=drafter)
     assert output.logits is not None
     return state, jnp.where((n_valid > 0)[:, None], output.logits[:, 0], last_logits)
 

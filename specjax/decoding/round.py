@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
@@ -79,7 +81,7 @@ def verify(
     n_valid = jnp.where(state.active, n_drafted + 1, 0)
     output, window = decoder.target.verify(params, tokens, n_valid, state.sequences, request=decoder.request)
     if proposal is not None and decoder.drafter is not None:
-        window = window.replace(drafter=decoder.drafter.observe(tokens, output.features, proposal.state))
+        window = replace(window, drafter=decoder.drafter.observe(tokens, output.features, proposal.state))
     assert output.logits is not None
     return output.logits, window
 
@@ -120,7 +122,8 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         hidden_norm=jnp.zeros_like(logits[:, 0, 0]) if proposal is None else proposal.hidden_norm,
         margin=top2_margin(logits) if decoder.margins else None,
     )
-    next_state = state.replace(
+    next_state = replace(
+        state,
         sequences=commit(window, n_emitted),
         pending=jnp.where(state.active, last, state.pending),
         budget=jnp.where(ended, 0, state.budget - n_emitted),

@@ -27,9 +27,7 @@ def attend(
     visible = jnp.arange(cache.capacity) <= positions[:, :, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1)
-    out = jnp.einsum(
-        "bgrts,bsgn->btgrn", weights.astype(cache.v.dtype), cache.v, preferred_element_type=jnp.float32
-    )
+    out = jnp.einsum("bgrts,bsgn->btgrn", weights.astype(cache.v.dtype), cache.v, preferred_element_type=jnp.float32)
     return out.reshape(batch, rows, heads, width).astype(q.dtype)
 
 

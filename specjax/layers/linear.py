@@ -33,9 +33,7 @@ def matmul_transposed(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> 
         return jax.lax.optimization_barrier(out).T.reshape(*x.shape[:-1], weight.shape[0])
 
     def weight_right(x: Array, weight: Array) -> Array:
-        return jax.lax.dot_general(
-            x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
+        return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
     return jax.lax.platform_dependent(x_cast, weight, cpu=weight_left, default=weight_right).astype(x.dtype)
 

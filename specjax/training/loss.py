@@ -77,6 +77,20 @@ def cross_entropies(predictions: Predictions, tokens: Int[Array, "B T"]) -> tupl
     return tuple(mean(step, logits) for step, logits in enumerate((predictions.trunk, *predictions.mtp)))
 
 
+def distillation_losses(predictions: Predictions, length: int) -> tuple[Float[Array, ""], ...]:
+    """Per draft step, the mean cross entropy in nats of its distribution under the trunk's.
+
+    Source: Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531.
+    """
+    teacher = jax.nn.softmax(jax.lax.stop_gradient(predictions.trunk), axis=-1)
+
+    def mean(step: int, logits: Float[Array, "b T V"]) -> Float[Array, ""]:
+        losses = optax.softmax_cross_entropy(logits[:, :-1], teacher[: logits.shape[0], :-1])
+        return jnp.mean(losses, where=meaningful(length, step))
+
+    return tuple(mean(step, logits) for step, logits in enumerate(predictions.mtp, 1))
+
+
 def agreements(predictions: Predictions) -> tuple[Float[Array, ""], ...]:
     """Per draft step, how often its most likely token is the trunk's."""
     choice = jnp.argmax(predictions.trunk, axis=-1)
@@ -86,6 +100,18 @@ def agreements(predictions: Predictions) -> tuple[Float[Array, ""], ...]:
         return jnp.mean(same[:, :-1], where=meaningful(same.shape[1], step))
 
     return tuple(mean(step, logits) for step, logits in enumerate(predictions.mtp, 1))
+
+
+def head_loss(
+    config: Qwen35Config, params: dict, tokens: Int[Array, "B T"], *, mtp_steps: int, mtp_sequences: int
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Mean distillation loss of the draft steps, with the trunk as a constant, and the parts by name for the log."""
+    frozen = {**params, "target": jax.lax.stop_gradient(params["target"])}
+    predictions = predict(config, frozen, tokens, mtp_steps, mtp_sequences)
+    losses = distillation_losses(predictions, tokens.shape[1])
+    trunk, *mtp = cross_entropies(predictions, tokens)
+    parts = {"loss": trunk, **{f"mtp_loss_{j}": loss for j, loss in enumerate(mtp, 1)}}
+    return sum(losses[1:], losses[0]) / len(losses), parts
 
 
 def training_loss(

@@ -64,7 +64,10 @@ def learning_rate(recipe: Recipe) -> optax.Schedule:
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """Clipping by the global norm, then Muon for hidden matrices and AdamW for the rest, or AdamW for all."""
+    """Clipping by the global norm, then Muon for hidden matrices and AdamW for the rest, or AdamW for all.
+
+    When only the head trains, nothing else moves, not even by weight decay.
+    """
     b1, b2 = recipe.betas
     rate = learning_rate(recipe)
     if recipe.optimizer == "adamw":
@@ -79,4 +82,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
             muon_weight_dimension_numbers=hidden_matrices,
             consistent_rms=0.2,  # the update's size is that of AdamW, so that both take the same learning rate
         )
-    return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), update)
+    everything = optax.chain(optax.clip_by_global_norm(recipe.clip_norm), update)
+    if not recipe.head_only:
+        return everything
+    return optax.partition({"target": optax.set_to_zero(), "mtp": everything}, {"target": "target", "mtp": "mtp"})

@@ -48,6 +48,8 @@ class Recipe:
         mtp_weight: weight of the MTP block's mean loss beside the trunk's loss.
         mtp_steps: draft steps that training unrolls, each fed with the block's own hidden rows.
         mtp_sequences: sequences of every batch on which the block trains.
+        head_only: the trunk stands still, and the block learns the trunk's own distribution instead of the text (a
+            second run, after one of the whole model): what counts for drafts is what the trunk will say.
         eval_every, save_every: steps between held-out evaluations and between checkpoints.
         eval_batches: batches of held-out text, evenly spread, that an evaluation reads.
     """
@@ -66,6 +68,7 @@ class Recipe:
     mtp_weight: float = 0.2
     mtp_steps: int = 3
     mtp_sequences: int = 1
+    head_only: bool = False
     eval_every: int = 100
     eval_batches: int = 8
     save_every: int = 25

@@ -19,7 +19,7 @@ from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.training.batches import Batches
 from specjax.training.checkpointing import Checkpoints, TrainState
 from specjax.training.initial import initial_parameters
-from specjax.training.loss import agreements, cross_entropies, predict, training_loss
+from specjax.training.loss import agreements, cross_entropies, head_loss, predict, training_loss
 from specjax.training.optimizer import from_trainable, learning_rate, make_optimizer, to_trainable
 from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
@@ -39,10 +39,12 @@ class Outcome:
         return from_trainable(self.state.params)
 
 
-def initial_state(config: Qwen35Config, recipe: Recipe) -> TrainState:
-    """The state before the first step; a function of the seed alone."""
-    params = to_trainable(initial_parameters(config, jax.random.key(recipe.seed)))
-    return TrainState(jnp.int32(0), params, make_optimizer(recipe).init(params))
+def initial_state(config: Qwen35Config, recipe: Recipe, params: dict | None = None) -> TrainState:
+    """The state before the first step: a function of the seed alone, or `params` as the model runs them."""
+    if params is None:
+        params = initial_parameters(config, jax.random.key(recipe.seed))
+    trainable = to_trainable(params)
+    return TrainState(jnp.int32(0), trainable, make_optimizer(recipe).init(trainable))
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
@@ -52,13 +54,12 @@ def train_step(
     """One optimizer step; consumes the state that it is given. Returns the next one and what the log wants to know."""
 
     def loss(trainable: dict) -> tuple[Array, dict[str, Array]]:
+        params, sequences = from_trainable(trainable), recipe.mtp_sequences
+        if recipe.head_only:
+            return head_loss(config, params, tokens, mtp_steps=recipe.mtp_steps, mtp_sequences=sequences)
+        steps = recipe.mtp_steps if config.mtp_layers and recipe.mtp_weight else 0
         return training_loss(
-            config,
-            from_trainable(trainable),
-            tokens,
-            mtp_steps=recipe.mtp_steps if config.mtp_layers and recipe.mtp_weight else 0,
-            mtp_sequences=recipe.mtp_sequences,
-            mtp_weight=recipe.mtp_weight,
+            config, params, tokens, mtp_steps=steps, mtp_sequences=sequences, mtp_weight=recipe.mtp_weight
         )
 
     gradient, parts = jax.grad(loss, has_aux=True)(state.params)
@@ -97,14 +98,17 @@ def train(
     held_out_blocks: Int[np.ndarray, "n B T"],
     folder: RunFolder,
     progress: Progress,
+    start: dict | None = None,
 ) -> Outcome:
     """Take the recipe's steps, continuing from the folder's newest checkpoint when there is one.
+
+    Without one, begin with the parameters `start`, or with random ones.
 
     An interrupt (Ctrl-C, SIGTERM) ends the run after the current step, with a checkpoint; training again continues
     as if nothing had happened.
     """
     batches = Batches(train_documents, recipe.batch_size, recipe.length, recipe.seed)
-    state = initial_state(config, recipe)
+    state = initial_state(config, recipe, start)
     with Checkpoints(folder.checkpoints) as checkpoints, stop_request() as stop_requested:
         if checkpoints.latest_step is not None:
             state = checkpoints.restore(state)

@@ -77,7 +77,7 @@ class Trunk(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embed = Embedding(c.vocab_size, c.width)
-        self.layers = [
+        self.layers: list[Any] = [
             AttentionLayer(c) if kind == FULL_ATTENTION else DeltaNetLayer(c) for kind in c.layer_types
         ]
         self.norm = RMSNorm(c.norm_eps)

@@ -12,18 +12,23 @@ states, overwriting those entries; the last of these rows is the first draft ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.models.apply import apply
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
 from specjax.state import KVCache
+
+_Part = tuple[nn.Module, Any]
+"""A module and its parameters."""
 
 
 @struct.dataclass
@@ -106,19 +111,17 @@ class Qwen35MTP:
         kv: KVCache,
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """The head's normed hidden rows (what its output head and its own next step read), and the cache."""
-        block, trunk = MTPBlock(self.config), Trunk(self.config)
-        own, shared = {"params": params["mtp"]}, {"params": params["target"]}
-        embedder = (block, own) if self.config.mtp_own_embedding else (trunk, shared)
-        embedded = embedder[0].apply(embedder[1], tokens, method="embed_tokens")
-        out, kv = block.apply(own, embedded, hidden, jnp.maximum(positions, 0), valid, kv)
-        normer = (block, own) if self.config.mtp_own_norm else (trunk, shared)
-        return normer[0].apply(normer[1], out, method="final_norm"), kv
+        block: _Part = MTPBlock(self.config), params["mtp"]
+        trunk: _Part = Trunk(self.config), params["target"]
+        embedded = apply(*(block if self.config.mtp_own_embedding else trunk), tokens, method="embed_tokens")
+        out, kv = apply(*block, embedded, hidden, jnp.maximum(positions, 0), valid, kv)
+        return apply(*(block if self.config.mtp_own_norm else trunk), out, method="final_norm"), kv
 
     def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of the head's normed hidden rows."""
         if self.config.mtp_own_output:
-            return MTPBlock(self.config).apply({"params": params["mtp"]}, hidden, method="logits")
-        return Trunk(self.config).apply({"params": params["target"]}, hidden, method="logits")
+            return apply(MTPBlock(self.config), params["mtp"], hidden, method="logits")
+        return apply(Trunk(self.config), params["target"], hidden, method="logits")
 
     def _feed(
         self,
@@ -206,7 +209,7 @@ class Qwen35MTP:
             logq=None if logq is None else jnp.swapaxes(logq, 0, 1),
             confidence=confidence.T,
             hidden_norm=jnp.linalg.norm(state.hidden[:, -1], axis=-1),
-            state=state.replace(kv=kv),
+            state=replace(state, kv=kv),
         )
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: MTPState) -> MTPWindow:

@@ -8,11 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from specjax.models.apply import apply
 from specjax.models.protocol import FeatureRequest, Features, Params, Rows, TargetOutput
 from specjax.models.qwen3_5.config import FULL_ATTENTION, Qwen35Config
 from specjax.models.qwen3_5.modules import Trunk
-from specjax.state import KVCache, RollbackStrategy, SequenceState, SequenceWindow
-from specjax.state import recurrent
+from specjax.state import KVCache, RollbackStrategy, SequenceState, SequenceWindow, recurrent
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ class Qwen35Target:
         *,
         rollback: bool,
     ) -> tuple[TargetOutput, tuple[Any, ...]]:
-        trunk, variables = Trunk(self.config), {"params": params["target"]}
-        hidden, layer_inputs, layers = trunk.apply(
-            variables,
+        trunk, own = Trunk(self.config), params["target"]
+        hidden, layer_inputs, layers = apply(
+            trunk,
+            own,
             tokens,
             state.length,
             n_valid,
@@ -76,10 +77,10 @@ class Qwen35Target:
         )
         logits = None
         if rows == "all":
-            logits = trunk.apply(variables, hidden, method="logits")
+            logits = apply(trunk, own, hidden, method="logits")
         elif rows == "last":
             last = jnp.maximum(n_valid - 1, 0)[:, None, None]
-            logits = trunk.apply(variables, jnp.take_along_axis(hidden, last, axis=1), method="logits")
+            logits = apply(trunk, own, jnp.take_along_axis(hidden, last, axis=1), method="logits")
         features = Features(hidden if request.final_hidden else None, layer_inputs)
         return TargetOutput(logits, features), layers
 
