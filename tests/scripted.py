@@ -1,0 +1,143 @@
+"""A drafter that is right exactly as often as a script says, and a host-side loop around decoding programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.loop import ChunkRecord, decode
+from specjax.decoding.prefill import prefill_chunk, start_decoding
+from specjax.decoding.round import RoundRecord
+from specjax.models.protocol import Choice, ChooseDraft, Params, Proposal
+from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP
+from specjax.models.qwen3_5.mtp import MTPState
+from specjax.state import SequenceState
+
+CAPACITY = 384
+PIECE = 64
+HEAD = -1  # in a script: the head's own drafts
+
+
+@dataclass(frozen=True)
+class ScriptedMTP(Qwen35MTP):
+    """The MTP head, whose drafts are replaced: its state is the real one, its accept counts are chosen by the test.
+
+    Reads `params["script"]`: `tokens` [B, S], what plain decoding emits at each position, and `correct` [B, S], how
+    many drafts of a round that starts with `length` committed tokens are right. The draft after them is wrong.
+    """
+
+    def propose(
+        self,
+        params: Params,
+        pending: jax.Array,
+        state: MTPState,
+        length: jax.Array,
+        *,
+        num_drafts: int,
+        choose: ChooseDraft,
+        keep_going: Callable[[jax.Array], jax.Array],
+    ) -> Proposal:
+        rows = jnp.arange(pending.shape[0])
+        correct = params["script"]["correct"][rows, length]
+
+        def scripted(logits: jax.Array, position: jax.Array) -> Choice:
+            choice = choose(logits, position)
+            right = params["script"]["tokens"].at[rows, position].get(mode="clip")
+            token = jnp.where(position - length - 1 < correct, right, (right + 1) % self.config.vocab_size)
+            return Choice(jnp.where(correct == HEAD, choice.token, token), choice.logq, choice.confidence)
+
+        return super().propose(
+            params, pending, state, length, num_drafts=num_drafts, choose=scripted, keep_going=keep_going
+        )
+
+
+def script(
+    params: Params, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], correct: np.ndarray | int
+) -> Params:
+    """The parameters with a script for `ScriptedMTP`."""
+    tokens = np.zeros((len(prompts), CAPACITY), np.int32)
+    for row, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True)):
+        whole = [*prompt, *continuation]
+        tokens[row, : len(whole)] = whole
+    correct = np.broadcast_to(np.asarray(correct, np.int32), tokens.shape)
+    return {**params, "script": {"tokens": jnp.asarray(tokens), "correct": jnp.asarray(correct)}}
+
+
+def feed(
+    decoder: Decoder, params: Params, prompts: Sequence[Sequence[int]], *, padding: int = 0
+) -> tuple[SequenceState, jax.Array]:
+    """Prefill in pieces of one size, so that each decoder compiles one program for it."""
+    batch, longest = len(prompts), max(len(prompt) for prompt in prompts)
+    state = decoder.init_state(batch, CAPACITY)
+    logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
+    for start in range(0, longest, PIECE):
+        tokens, n_valid = np.full((batch, PIECE), padding, np.int32), np.zeros(batch, np.int32)
+        for row, prompt in enumerate(prompts):
+            piece = prompt[start : start + PIECE]
+            tokens[row, : len(piece)], n_valid[row] = piece, len(piece)
+        state, logits = prefill_chunk(decoder, params, state, tokens, n_valid, logits)
+    return state, logits
+
+
+@dataclass
+class Run:
+    """What a run emitted, the records of its rounds [rounds, B, ...], its chunks, and its last state."""
+
+    tokens: list[list[int]]
+    rounds: RoundRecord
+    chunks: list[ChunkRecord]
+    state: DecodeState
+
+
+def run(
+    decoder: Decoder,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    budgets: int | Sequence[int],
+    *,
+    seed: int = 0,
+    sequence: Sequence[int] | None = None,
+    rounds_per_chunk: int = 8,
+) -> Run:
+    """Prefill and decode until every row is finished; `budgets` counts the tokens that each row may emit."""
+    batch = len(prompts)
+    state, logits = feed(decoder, params, prompts)
+    started = start_decoding(
+        decoder,
+        state,
+        logits,
+        jnp.asarray(np.broadcast_to(budgets, batch), jnp.int32),
+        jnp.asarray(range(batch) if sequence is None else sequence, jnp.int32),
+        jnp.uint32(seed),
+    )
+    first = np.asarray(started.pending)
+    chunks: list[ChunkRecord] = []
+    steps = decode(decoder, params, started, rounds_per_chunk=rounds_per_chunk)
+    while True:
+        try:
+            chunks.append(next(steps))
+        except StopIteration as finished:
+            last = finished.value
+            break
+    rounds = jax.tree.map(lambda *x: np.concatenate(x), *(cut(chunk) for chunk in chunks))
+    tokens = [[int(first[row])] for row in range(batch)]
+    for emitted, count in zip(rounds.tokens, rounds.n_emitted, strict=True):
+        for row in range(batch):
+            tokens[row] += emitted[row, : count[row]].tolist()
+    return Run(tokens, rounds, chunks, last)
+
+
+def cut(chunk: ChunkRecord) -> RoundRecord:
+    """The rounds of a chunk that were run."""
+    return jax.tree.map(lambda x: np.asarray(x)[: int(chunk.n_rounds)], chunk.rounds)
+
+
+def ragged_prompts(config: Qwen35Config, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Random prompts of the given lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, config.vocab_size, length).tolist() for length in lengths]
