@@ -13,11 +13,11 @@ from rich.console import Console
 
 import checkpoints
 from specjax.cli.train import add_parser, chosen_recipe
-from specjax.models.qwen3_5 import Qwen35Config, hybrid_layer_types, training_forward
+from specjax.models.qwen3_5 import Qwen35Config, hybrid_layer_types
 from specjax.training.corpus import Corpus, Document
 from specjax.training.export import export_gguf, load_params
 from specjax.training.initial import initial_parameters
-from specjax.training.loss import cross_entropies, predict, training_loss
+from specjax.training.loss import cross_entropies, head_loss, predict, training_loss
 from specjax.training.optimizer import from_trainable, learning_rate, to_trainable
 from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
@@ -126,16 +126,6 @@ def test_trainable_parameters_are_the_parameters_with_decay_rates_on_a_log_scale
     assert (from_trainable(far)["target"]["layers_0"]["delta_net"]["a"] < 0).all()
 
 
-def test_predictions_equal_the_models_own_training_forward():
-    params = initial_parameters(CONFIG, jax.random.key(0))
-    tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
-    predictions = jax.jit(predict, static_argnums=(0, 3, 4))(CONFIG, params, tokens, 2, 2)
-    trunk, mtp = jax.jit(training_forward, static_argnums=(0, 3))(CONFIG, params, tokens, 2)
-    np.testing.assert_allclose(predictions.trunk, trunk, atol=1e-5)
-    for one, other in zip(predictions.mtp, mtp, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-
-
 def test_the_mtp_loss_leaves_embedding_and_output_head_alone():
     params = initial_parameters(CONFIG, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
@@ -187,3 +177,20 @@ def test_the_command_line_starts_from_the_runs_own_recipe(trained):
     assert longer == replace(RECIPE, steps=20)
     with pytest.raises(ValueError, match="new runs"):
         chosen_recipe(parser.parse_args(["--out", str(folder.path), "--minutes", "1"]), folder)
+
+
+def test_head_training_changes_the_head_alone_and_brings_it_closer_to_the_trunk(trained, tmp_path):
+    before_folder, before = trained
+    recipe = replace(RECIPE, steps=8, mtp_sequences=2, head_only=True)
+    folder = RunFolder(tmp_path)
+    after = run(folder, CONFIG, recipe, CORPUS, quiet(), start=before_folder)
+    assert after.finished
+    assert_same(before.params["target"], after.params["target"])
+    assert folder.read_tokenizer().get_vocab() == before_folder.read_tokenizer().get_vocab()
+    tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
+
+    @jax.jit
+    def distance(params):
+        return head_loss(CONFIG, params, tokens, mtp_steps=2, mtp_sequences=2)[0]
+
+    assert distance(after.params) < distance(before.params)

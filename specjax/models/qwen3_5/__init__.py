@@ -10,7 +10,6 @@ from specjax.models.qwen3_5.config import (
 from specjax.models.qwen3_5.mtp import Qwen35MTP
 from specjax.models.qwen3_5.parameters import init_params, parameter_shapes
 from specjax.models.qwen3_5.target import Qwen35Target
-from specjax.models.qwen3_5.training import training_forward
 
 __all__ = [
     "FULL_ATTENTION",
@@ -22,5 +21,4 @@ __all__ = [
     "hybrid_layer_types",
     "init_params",
     "parameter_shapes",
-    "training_forward",
 ]
