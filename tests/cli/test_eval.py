@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import Cli
+
+import specjax
+
+SAMPLED = ("--temperature", 0.8, "--seed", 3, "--accept", "coupled")
+PROMPTS: list[dict] = [
+    {"prompt": "def f("},
+    {"id": "short", "prompt": "x = ", "max_tokens": 3},
+    {"id": "one", "tokens": [7], "max_tokens": 1},
+    {"prompt": "class A:", "max_tokens": 17},
+    {"tokens": [1, 2, 3]},
+    {"id": "whole context", "prompt": "import os, sys", "max_tokens": 500},
+    {"prompt": "def f("},
+]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    return path
+
+
+def results_of(path: Path) -> dict[str | int, dict]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["id"]: line for line in lines}
+
+
+@pytest.fixture
+def evaluated(cli: Cli, gguf: Path, prompts: Path, tmp_path: Path) -> Path:
+    """Results of all prompts, three rows at a time."""
+    out = tmp_path / "three.jsonl"
+    ran = cli(*command(gguf, prompts, out), "--batch", 3, "--json")
+    assert ran.status == 0
+    summary = json.loads(ran.out)
+    assert summary["prompts"] == len(PROMPTS)
+    assert summary["tokens"] == sum(len(result["tokens"]) for result in results_of(out).values())
+    assert summary["tokens_per_second"] > 0
+    return out
+
+
+def command(gguf: Path, prompts: Path, out: Path) -> tuple:
+    return ("eval", "--model", gguf, "--prompts", prompts, "--out", out, "--max-tokens", 40, *SAMPLED)
+
+
+def test_results_do_not_depend_on_the_batch(
+    evaluated: Path, cli: Cli, gguf: Path, prompts: Path, tmp_path: Path, model: specjax.Model
+) -> None:
+    three = results_of(evaluated)
+    assert set(three) == {0, "short", "one", 3, 4, "whole context", 6}
+    ran = cli(*command(gguf, prompts, tmp_path / "one.jsonl"), "--batch", 1)
+    assert results_of(tmp_path / "one.jsonl") == three
+    assert [line["index"] for line in results_of(tmp_path / "one.jsonl").values()] == list(range(len(PROMPTS)))
+    assert "7 (" in ran.err
+    assert "tokens/s" in ran.err
+
+    # More prompts than rows: rows were refilled. Row 0 draws as `generate` does.
+    alone = model.generate("def f(", max_tokens=40, draft=3, temperature=0.8, seed=3, accept="coupled")
+    assert three[0]["tokens"] == alone.tokens
+    assert three[0]["text"] == alone.text
+    assert three[0]["accepted"] == alone.stats.accepted
+    assert three[6]["tokens"] != three[0]["tokens"]
+    assert len(three["short"]["tokens"]) == 3
+    assert (len(three["one"]["tokens"]), three["one"]["rounds"]) == (1, 0)
+    whole = three["whole context"]
+    assert whole["finish_reason"] == "eos" or whole["prompt_tokens"] + len(whole["tokens"]) == 128
+    for result in three.values():
+        assert len(result["tokens"]) == 1 + result["rounds"] + result["accepted"] or result["finish_reason"] == "eos"
+
+
+def test_a_killed_run_goes_on_where_it_stopped(evaluated: Path, cli: Cli, gguf: Path, prompts: Path) -> None:
+    complete, lines = results_of(evaluated), evaluated.read_bytes().splitlines(keepends=True)
+    evaluated.write_bytes(b"".join(lines[:4]) + lines[4][:-20])
+    ran = cli(*command(gguf, prompts, evaluated), "--batch", 3)
+    assert ran.status == 0
+    assert "4 of 7 prompts are done already" in ran.err
+    assert results_of(evaluated) == complete
+    assert evaluated.read_bytes().startswith(b"".join(lines[:4]))
+
+    again = cli(*command(gguf, prompts, evaluated), "--json", "--quiet")
+    assert json.loads(again.out)["prompts"] == 7
+    assert results_of(evaluated) == complete
+
+    refused = cli(*command(gguf, prompts, evaluated), "--top-k", 5)
+    assert "top_k was 0, is 5" in refused.error
+    prompts.write_text('{"prompt": "other"}\n')
+    assert "prompts was" in cli(*command(gguf, prompts, evaluated)).error
+    assert results_of(evaluated) == complete
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "message"),
+    [
+        ({"prompt": ""}, (), "p.jsonl:2: the prompt is empty"),
+        ({"tokens": [999]}, (), "p.jsonl:2: the prompt has token ids outside"),
+        ({"tokens": [1] * 128}, (), "p.jsonl:2: the prompt has 128 tokens"),
+        ({"prompt": "a"}, ("--batch", 0), "the batch has 0 rows"),
+        ({"prompt": "a"}, ("--draft", 99), "a round verifies at most"),
+    ],
+)
+def test_bad_prompts_are_found_before_anything_is_written(
+    line: dict, options: tuple, message: str, cli: Cli, gguf: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "a"}\n' + json.dumps(line))
+    out = tmp_path / "r.jsonl"
+    assert message in cli("eval", "--model", gguf, "--prompts", prompts, "--out", out, *options).error
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_an_interrupted_program_leaves_whole_lines(gguf: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
+    prompts.write_text("".join(json.dumps({"tokens": [i % 250]}) + "\n" for i in range(5000)))
+    arguments = ["eval", "--model", gguf, "--prompts", prompts, "--out", out, "--draft", 0, "--batch", 1]
+    with subprocess.Popen(
+        [sys.executable, "-m", "specjax", *map(str, arguments)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None and not (out.exists() and out.stat().st_size):
+            try:
+                process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait() == 130, said
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    assert out.read_bytes().endswith(b"\n")
+    assert 0 < len(results_of(out)) < 5000

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specjax.errors import PromptError, SpecjaxError
+from specjax.evaluation import ResultFile, read_prompts
+from specjax.evaluation.results import fingerprint_of_model
+from specjax.evaluation.summary import summarize
+
+SETTINGS = {"seed": 0, "draft": {"n_max": 3, "p_min": 0.0}, "prompts": "abc"}
+
+
+def line(name: str | int, **changes: object) -> dict:
+    result = {
+        "id": name,
+        "tokens": [5, 6, 7, 8],
+        "finish_reason": "length",
+        "rounds": 2,
+        "drafted": 4,
+        "accepted": 1,
+        "drafted_by_position": [2, 2],
+        "accepted_by_position": [1, 0],
+    }
+    return result | changes
+
+
+def test_prompts_are_numbered_past_empty_lines(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"id": "x", "tokens": [1, 2], "max_tokens": 5}\n{"prompt": "\\u2028b"}')
+    first, second, third = read_prompts(path)
+    assert (first.index, first.id, first.prompt, first.max_tokens) == (0, 0, "a", None)
+    assert (second.index, second.id, second.prompt, second.max_tokens) == (1, "x", [1, 2], 5)
+    assert (third.index, third.id, third.prompt) == (2, 2, "\u2028b")
+    assert second.place == f"{path}:3"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no prompts"),
+        ("\n \n", "has no prompts"),
+        ('{"prompt": "a"}\n{"prompt": ', ":2 is not JSON"),
+        ("[1]", "must be an object"),
+        ('{"prompt": "a", "tokens": [1]}', 'either "prompt" or "tokens"'),
+        ('{"id": 1}', 'either "prompt" or "tokens"'),
+        ('{"prompt": 1}', "prompt is 1"),
+        ('{"tokens": [1, "2"]}', "tokens must be a list of ids"),
+        ('{"tokens": [true]}', "tokens must be a list of ids"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens is 0"),
+        ('{"prompt": "a", "id": null}', "id is None"),
+        ('{"prompt": "a", "n": 1}', "unknown keys ['n']"),
+        ('{"prompt": "a", "id": 1}\n{"prompt": "b"}', ":2: the id 1 occurs before, at"),
+    ],
+)
+def test_bad_prompt_files_are_refused_with_the_place(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(text)
+    with pytest.raises(PromptError) as raised:
+        read_prompts(path)
+    assert str(path) in str(raised.value)
+    assert message in str(raised.value)
+
+
+def test_results_survive_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with ResultFile(path, SETTINGS) as results:
+        results.append(line(0))
+        results.append(line("x"))
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(b'{"id": 2, "tok')
+    resumed = ResultFile(path, SETTINGS)
+    assert list(resumed.results) == [0, "x"]
+    assert path.read_bytes() != whole  # nothing is touched before the work begins
+    with resumed:
+        resumed.append(line(2))
+    assert path.read_bytes() == whole + json.dumps(line(2)).encode() + b"\n"
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with ResultFile(path, SETTINGS) as results:
+        results.append(line(0))
+    before = path.read_bytes()
+    with pytest.raises(SpecjaxError, match=r"draft\.n_max was 3, is 5; prompts was .abc., is .abd."):
+        ResultFile(path, {**SETTINGS, "draft": {"n_max": 5, "p_min": 0.0}, "prompts": "abd"})
+    with pytest.raises(SpecjaxError, match=r"draft was .* is null"):
+        ResultFile(path, {**SETTINGS, "draft": None})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [b"no json\n", b'{"text": "no id"}\n', b"[]\n"])
+def test_a_damaged_line_in_the_middle_is_refused(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with ResultFile(path, SETTINGS) as results:
+        results.append(line(0))
+    path.write_bytes(damage + path.read_bytes())
+    with pytest.raises(SpecjaxError, match=r"r\.jsonl:1 is not a result"):
+        ResultFile(path, SETTINGS)
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text("precious\n")
+    with pytest.raises(SpecjaxError, match="not begun by an evaluation"):
+        ResultFile(path, SETTINGS)
+    (tmp_path / "r.jsonl.settings.json").write_text("{")
+    with pytest.raises(SpecjaxError, match="is damaged"):
+        ResultFile(path, SETTINGS)
+    assert path.read_text() == "precious\n"
+
+
+def test_a_model_is_known_by_its_name_sizes_and_times(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"12")
+    mark = fingerprint_of_model(path)
+    assert mark == fingerprint_of_model(path)
+    path.write_bytes(b"123")
+    assert mark != fingerprint_of_model(path)
+    assert fingerprint_of_model(tmp_path)["name"] == tmp_path.name
+
+
+def test_the_summary_adds_up() -> None:
+    longer = line(1, drafted_by_position=[2, 1, 1], accepted_by_position=[2, 0, 0], accepted=2, finish_reason="eos")
+    summary = summarize([line(0), longer])
+    assert summary.as_document() == {
+        "prompts": 2,
+        "tokens": 8,
+        "finish_reasons": {"length": 1, "eos": 1},
+        "rounds": 4,
+        "drafted": 8,
+        "accepted": 3,
+        "drafted_by_position": [4, 3, 1],
+        "accepted_by_position": [3, 0, 0],
+        "tokens_per_round": 1.5,
+    }
+    assert summarize([]).as_document()["tokens_per_round"] == 0
