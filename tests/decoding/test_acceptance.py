@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from specjax.decoding.acceptance import PADDING, accept, accept_greedy, propose_token
+from specjax.decoding.acceptance import PADDING, accept, accept_greedy, accept_rejection, propose_token
 from specjax.decoding.sampling import SamplerConfig, sample_tokens, warp
 
 SEED = np.uint32(5)
@@ -30,14 +30,14 @@ def judge(logits, drafts, logq, n_drafted, rule="rejection", config=WARM, sequen
 
 
 @partial(jax.jit, static_argnames="config")
-def sample_rows(logits, config):
-    rows = POSITION[:, None] + np.arange(logits.shape[1])
+def sample_rows(logits, position, config):
+    rows = position[:, None] + np.arange(logits.shape[1])
     return sample_tokens(logits, config=config, seed=SEED, sequence=SEQUENCE, position=rows)
 
 
-def plain(logits, config=WARM):
+def plain(logits, config=WARM, position=POSITION):
     """What plain sampling gives at every row, [B, K + 1]."""
-    return np.asarray(sample_rows(logits, config))
+    return np.asarray(sample_rows(logits, position, config=config))
 
 
 @pytest.fixture
@@ -114,9 +114,11 @@ def test_all_accepted_rejection_continues_with_the_plain_draw(logits):
     """The drafter is the target: p == q exactly, so that nothing is rejected and the residual is empty."""
     logq = np.asarray(jitted_warp(logits[:, :K], config=WARM))
     drafts = np.argmax(logq, axis=-1)
-    verdict = judge(logits, drafts, logq, np.array([3, 2, 1, 0]))
-    np.testing.assert_array_equal(verdict.n_accepted, [3, 2, 1, 0])
-    same(verdict.next_token, plain(logits)[np.arange(B), np.array([3, 2, 1, 0])])
+    n_drafted = np.array([3, 2, 1, 0])
+    for position in POSITION + 100 * np.arange(8)[:, None]:
+        verdict = judge(logits, drafts, logq, n_drafted, position=position)
+        np.testing.assert_array_equal(verdict.n_accepted, n_drafted)
+        same(verdict.next_token, plain(logits, position=position)[np.arange(B), n_drafted])
 
 
 def test_a_draft_that_the_target_excludes_is_always_rejected(logits, logq):
@@ -159,24 +161,16 @@ def test_the_only_possible_token_is_accepted_and_drawn(logits, logq):
         np.testing.assert_array_equal(verdict.next_token, 6)
 
 
-def test_an_empty_residual_falls_back_to_p(monkeypatch, logits):
-    """A rejection where p and q agree to the last place can only come from rounding; it must still give a token."""
-    monkeypatch.setattr("specjax.decoding.acceptance.uniform", lambda *key: np.full((B, K), 1.5))
-    logq = jitted_warp(logits[:, :K], config=WARM)
-    drafts = np.argmax(logq, axis=-1)
-    verdict = accept(
-        logits,
-        drafts,
-        logq,
-        np.full(B, K),
-        rule="rejection",
-        config=WARM,
-        seed=SEED,
-        sequence=SEQUENCE,
-        position=POSITION,
+def test_an_empty_residual_falls_back_to_p(monkeypatch):
+    """A rejection where p and q agree to the last place can only come from rounding; it still gives a token of p."""
+    monkeypatch.setattr("specjax.decoding.acceptance.uniform", lambda *key: jnp.full((B, K), 1.5))
+    certain = certainty(np.full((B, K + 1), 6))
+    draws = {"seed": SEED, "sequence": SEQUENCE, "position": POSITION}
+    verdict = accept_rejection(
+        certain, np.full((B, K), 6), certain[:, :K], np.full(B, K), config=SamplerConfig(1.0), **draws
     )
     np.testing.assert_array_equal(verdict.n_accepted, 0)
-    assert (np.asarray(jitted_warp(logits, config=WARM))[:, 0] > -np.inf)[np.arange(B), verdict.next_token].all()
+    np.testing.assert_array_equal(verdict.next_token, 6)
 
 
 def test_half_precision_logits_are_judged_in_float32(logits, logq):
