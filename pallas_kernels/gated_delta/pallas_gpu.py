@@ -88,6 +88,7 @@ def _body(
             slots_ref[row, age, head, :, columns] = state
 
 
+@functools.partial(jax.jit, static_argnames=("head_map", "scale", "interpret"))  # references to GMEM exist under jit
 def verify_snapshots(
     q: Array,
     k: Array,

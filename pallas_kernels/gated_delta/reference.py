@@ -89,6 +89,7 @@ def verify_snapshots(
     scale: float,
 ) -> tuple[Array, Array]:
     """Outputs and the slots with the newest min(n_valid, M) states written."""
+    slots = jnp.asarray(slots)
     state = slots[jnp.arange(slots.shape[0]), slot]
     out, _, states = recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)
     for t, state in enumerate(states):

@@ -1,0 +1,82 @@
+"""Inputs of the gated delta tests and the law that they are held against."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.gated_delta import reference
+from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
+
+B, HK, HV, DK, DV = 2, 2, 4, 16, 64  # the Hopper kernel works on 64 columns
+LONGEST = 130
+ROUNDING = {"float32": 1e-5, "bfloat16": 2e-3}
+"""Relative RMS that outputs may differ by from the law on the same inputs; bfloat16 outputs are rounded. States and
+records are float32 and held to the first."""
+PROFILES = ("model", "forgetting", "repeating")
+"""Decays and keys as models have them; decays that underflow; one key over and over, barely decaying."""
+
+
+class Inputs(NamedTuple):
+    """Arguments of prefill and verify."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    g: np.ndarray
+    beta: np.ndarray
+    state: np.ndarray
+
+    def first(self, n_tokens: int) -> "Inputs":
+        return Inputs(*(x[:, :n_tokens] for x in self[:5]), self.state)
+
+
+class Law(NamedTuple):
+    """What the reference makes of Inputs in float64: [B, T, Hv, Dv] twice, and T states."""
+
+    out: np.ndarray
+    u: np.ndarray
+    states: list[np.ndarray]
+
+
+@functools.cache
+def draw(profile: str = "model", dtype: str = "float32", n_rows: int = B, n_tokens: int = LONGEST) -> Inputs:
+    rng = np.random.default_rng(n_rows)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape)
+
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in normal(2, n_rows, n_tokens, HK, DK))
+    v, beta = normal(n_rows, n_tokens, HV, DV), 1 / (1 + np.exp(-normal(n_rows, n_tokens, HV)))
+    g = -np.exp(normal(n_rows, n_tokens, HV) - 1)
+    if profile == "forgetting":
+        g = g * 200
+    if profile == "repeating":
+        k, g, beta = np.broadcast_to(k[:, :1], k.shape), g * 1e-3, beta * 0.05 + 0.95
+    inputs = (np.asarray(jnp.asarray(x, dtype)) for x in (q, k, v))
+    scalars = (x.astype(np.float32) for x in (g, beta, normal(n_rows, HV, DK, DV)))
+    return Inputs(*inputs, *scalars)
+
+
+@functools.cache
+def law(profile: str = "model", dtype: str = "float32", head_map: str = "tiled", n_rows: int = B) -> Law:
+    """Of LONGEST tokens; the recurrence is causal, so a shorter call has a prefix of it."""
+    inputs = draw(profile, dtype, n_rows)
+    with jax.enable_x64(True):
+        arrays = (jnp.asarray(x, jnp.float64) for x in inputs)
+        n_valid = jnp.full((n_rows,), LONGEST)
+        out, u, states = reference.recurrence(*arrays, n_valid=n_valid, head_map=head_map, scale=DK**-0.5)
+        return Law(np.asarray(out), np.asarray(u), [np.asarray(s) for s in states])
+
+
+def rms_error(got: jax.Array, expected: np.ndarray) -> float:
+    """Relative RMS of the difference."""
+    difference = np.asarray(got, np.float64) - expected
+    return float(np.sqrt(np.mean(difference**2) / np.mean(expected**2)))
+
+
+def runnable(operation: str) -> list[str]:
+    """Implementations that run on any machine: all but kernels compiled for a device."""
+    return [i.name for i in IMPLEMENTATIONS[operation] if i.name not in ("pallas_tpu", "pallas_gpu")]

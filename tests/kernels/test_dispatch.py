@@ -1,0 +1,69 @@
+"""An implementation is chosen for a reason that can be read, and a named one never falls back."""
+
+import pytest
+
+from pallas_kernels import gated_delta
+from pallas_kernels.dispatch import Implementation, choose, explain
+
+
+def refuses_wide(dims):
+    return f"T={dims['T']} is over 4" if dims["T"] > 4 else None
+
+
+TABLE = (
+    Implementation("narrow", min, frozenset({"tpu"}), refuses_wide),
+    Implementation("named", max),
+    Implementation("wide", sum, frozenset({"tpu", "cpu"})),
+)
+
+
+def test_the_first_that_fits_the_platform_and_the_sizes_is_chosen():
+    assert choose("op", TABLE, None, {"T": 4}, "tpu").name == "narrow"
+    assert choose("op", TABLE, None, {"T": 5}, "tpu").name == "wide"
+    assert choose("op", TABLE, None, {"T": 4}, "cpu").name == "wide"
+
+
+def test_a_named_implementation_is_taken_whatever_the_platform():
+    assert choose("op", TABLE, "narrow", {"T": 1}, "cpu").name == "narrow"
+
+
+def test_a_named_implementation_that_does_not_fit_is_an_error_with_the_reason():
+    with pytest.raises(ValueError, match=r"op: impl='narrow' does not fit: T=5 is over 4\..*that fits: named, wide"):
+        choose("op", TABLE, "narrow", {"T": 5}, "tpu")
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"op: impl='other' is not known\..*narrow, named, wide"):
+        choose("op", TABLE, "other", {"T": 1}, "cpu")
+
+
+def test_no_fit_is_an_error_that_explains_every_implementation():
+    with pytest.raises(ValueError, match=r"(?s)no implementation fits.*narrow.*T=9 is over 4.*named.*by name only"):
+        choose("op", TABLE[:2], None, {"T": 9}, "tpu")
+
+
+def test_explain_has_a_verdict_for_every_implementation():
+    assert explain("op", TABLE, {"T": 4}, "tpu").splitlines() == [
+        "op on tpu, T=4:",
+        "  narrow  chosen",
+        "  named   passed over: by name only",
+        "  wide    fits",
+    ]
+
+
+def test_gated_delta_explains_its_choice():
+    text = gated_delta.explain("verify", platform="cpu", T=4, Hk=16, Hv=48, Dk=128, Dv=128)
+    assert "xla_wy         chosen" in text
+    with pytest.raises(ValueError, match="operation is 'commit'; accepted: prefill, verify, verify_snapshots"):
+        gated_delta.explain("commit", T=4, Hk=1, Hv=1, Dk=8, Dv=8)
+    with pytest.raises(ValueError, match="sizes missing: Hk, Dv"):
+        gated_delta.explain("verify", T=4, Hv=1, Dk=8)
+
+
+def test_the_hopper_kernel_refuses_widths_that_it_cannot_tile():
+    import numpy as np
+
+    q, v = np.zeros((1, 1, 1, 16), np.float32), np.zeros((1, 1, 1, 48), np.float32)
+    scalars, slots = np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, 1, 16, 48), np.float32)
+    with pytest.raises(ValueError, match=r"impl='pallas_gpu' does not fit: Dv=48 is not a multiple of 64"):
+        gated_delta.verify_snapshots(q, q, v, scalars, scalars, slots, np.array([0]), impl="pallas_gpu")

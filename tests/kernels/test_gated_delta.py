@@ -1,0 +1,171 @@
+"""Every implementation of the gated delta rule keeps the law."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gated_delta_cases import DK, HV, PROFILES, ROUNDING, draw, law, rms_error, runnable
+
+from pallas_kernels import gated_delta
+
+CHUNK_BOUNDARIES = (1, 2, 16, 63, 64, 65, 130)
+
+
+def jitted(function, impl=None, **settings):
+    """The reference runs as it is: unrolled, it would take long to compile."""
+    function = functools.partial(function, impl=impl, **settings)
+    return function if impl == "reference" else jax.jit(function)
+
+
+def poisoned(array, n_valid):
+    """The rows t >= n_valid[b] as NaN."""
+    array = np.array(array)
+    for row, n in enumerate(n_valid):
+        array[row, n:] = np.nan
+    return array
+
+
+@pytest.mark.parametrize("n_tokens", CHUNK_BOUNDARIES)
+def test_prefill_equals_the_law_around_chunk_boundaries(n_tokens):
+    expected = law()
+    out, state = jitted(gated_delta.prefill)(*draw().first(n_tokens))
+    assert rms_error(out, expected.out[:, :n_tokens]) < ROUNDING["float32"]
+    assert rms_error(state, expected.states[n_tokens - 1]) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("impl", runnable("prefill"))
+@pytest.mark.parametrize("head_map", ["tiled", "grouped"])
+def test_prefill_implementations_equal_the_law_in_both_head_maps(impl, head_map):
+    expected = law(head_map=head_map)
+    out, state = jitted(gated_delta.prefill, head_map=head_map, impl=impl)(*draw().first(20))
+    assert rms_error(out, expected.out[:, :20]) < ROUNDING["float32"]
+    assert rms_error(state, expected.states[19]) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("profile", PROFILES[1:])
+def test_prefill_equals_the_law_when_forgetting_and_when_repeating(profile):
+    expected = law(profile)
+    out, state = jitted(gated_delta.prefill)(*draw(profile))
+    assert rms_error(out, expected.out) < 3e-5  # decays of e^-300 lose digits in the running sum of g
+    assert rms_error(state, expected.states[-1]) < 3e-5
+
+
+def test_prefill_of_bfloat16_equals_the_law_on_the_same_inputs():
+    expected = law(dtype="bfloat16")
+    out, state = jitted(gated_delta.prefill)(*draw(dtype="bfloat16"))
+    assert out.dtype == jnp.bfloat16
+    assert rms_error(out, expected.out) < ROUNDING["bfloat16"]
+    assert rms_error(state, expected.states[-1]) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("n_tokens", range(1, 17))
+def test_verify_equals_the_law_for_every_length(n_tokens):
+    expected = law()
+    out, records = jitted(gated_delta.verify)(*draw().first(n_tokens))
+    assert rms_error(out, expected.out[:, :n_tokens]) < ROUNDING["float32"]
+    assert rms_error(records.u, expected.u[:, :n_tokens]) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("impl", runnable("verify"))
+@pytest.mark.parametrize(("dtype", "head_map"), [("float32", "tiled"), ("bfloat16", "grouped")])
+def test_verify_implementations_equal_the_law(impl, dtype, head_map):
+    expected = law(dtype=dtype, head_map=head_map)
+    out, records = jitted(gated_delta.verify, head_map=head_map, impl=impl)(*draw(dtype=dtype).first(4))
+    assert rms_error(out, expected.out[:, :4]) < ROUNDING[dtype]
+    assert rms_error(records.u, expected.u[:, :4]) < ROUNDING["float32"]
+    assert records.k.dtype == dtype
+    assert records.u.dtype == records.g.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("impl", runnable("verify_snapshots"))
+@pytest.mark.parametrize(
+    ("n_tokens", "n_slots", "head_map", "dtype"),
+    [(1, 3, "tiled", "float32"), (3, 3, "grouped", "bfloat16"), (4, 2, "tiled", "float32")],
+)
+def test_snapshots_equal_the_law_and_spare_other_slots(impl, n_tokens, n_slots, head_map, dtype):
+    expected = law(dtype=dtype, head_map=head_map)
+    inputs = draw(dtype=dtype).first(n_tokens)
+    slot = np.array([n_slots - 1, 0])
+    slots = np.full((2, n_slots, *inputs.state.shape[1:]), np.nan, np.float32)
+    slots[[0, 1], slot] = inputs.state
+    run = jitted(gated_delta.verify_snapshots, head_map=head_map, impl=impl)
+    out, got = run(*inputs[:5], slots, slot)
+    assert rms_error(out, expected.out[:, :n_tokens]) < ROUNDING[dtype]
+    for s in range(n_slots):
+        if s < n_tokens:
+            assert rms_error(got[:, s], expected.states[n_tokens - 1 - s]) < ROUNDING["float32"]
+        else:
+            np.testing.assert_array_equal(got[:, s], slots[:, s])
+
+
+def test_padding_leaves_no_trace_in_prefill():
+    n_valid = [40, 69]
+    inputs = draw().first(70)
+    run = jitted(gated_delta.prefill)
+    out, state = run(*(poisoned(x, n_valid) for x in inputs[:5]), inputs.state, n_valid=np.array(n_valid))
+    for row, n in enumerate(n_valid):
+        assert rms_error(out[row, :n], law().out[row, :n]) < ROUNDING["float32"]
+        assert rms_error(state[row], law().states[n - 1][row]) < ROUNDING["float32"]
+        assert not np.any(out[row, n:])
+
+
+@pytest.mark.parametrize("impl", runnable("prefill"))
+def test_a_row_without_tokens_keeps_its_state_in_prefill(impl):
+    inputs = draw().first(3)
+    arrays = (poisoned(x, [0, 2]) for x in inputs[:5])
+    out, state = jitted(gated_delta.prefill, impl)(*arrays, inputs.state, n_valid=np.array([0, 2]))
+    assert not np.any(out[0])
+    np.testing.assert_array_equal(state[0], inputs.state[0])
+    assert rms_error(state[1], law().states[1][1]) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("impl", runnable("verify"))
+def test_padding_leaves_no_trace_in_verify(impl):
+    inputs = draw().first(3)
+    arrays = (poisoned(x, [0, 2]) for x in inputs[:5])
+    out, records = jitted(gated_delta.verify, impl)(*arrays, inputs.state, n_valid=np.array([0, 2]))
+    assert rms_error(out[1, :2], law().out[1, :2]) < ROUNDING["float32"]
+    assert not np.any(out[0])
+    assert not np.any(out[1, 2:])
+    state = gated_delta.commit(jnp.asarray(inputs.state), records, np.array([3, 3]))
+    np.testing.assert_array_equal(state[0], inputs.state[0])
+    assert rms_error(state[1], law().states[1][1]) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("impl", runnable("verify_snapshots"))
+def test_padding_leaves_no_trace_in_snapshots(impl):
+    """Row 0 has no tokens, keeps all its slots, and is read through the same slot by the next call."""
+    inputs = draw().first(3)
+    n_valid, slot = np.array([0, 2]), np.array([1, 2])
+    slots = np.random.default_rng(5).standard_normal((2, 3, *inputs.state.shape[1:])).astype(np.float32)
+    slots[[0, 1], slot] = inputs.state
+    run = jitted(gated_delta.verify_snapshots, impl=impl)
+    out, first = run(*(poisoned(x, n_valid) for x in inputs[:5]), slots, slot, n_valid=n_valid)
+    assert rms_error(out[1, :2], law().out[1, :2]) < ROUNDING["float32"]
+    assert not np.any(out[0])
+    assert not np.any(out[1, 2:])
+    np.testing.assert_array_equal(first[0], slots[0])
+    np.testing.assert_array_equal(first[1, 2], slots[1, 2])
+    assert rms_error(first[1, 1], law().states[0][1]) < ROUNDING["float32"]
+    assert rms_error(first[1, 0], law().states[1][1]) < ROUNDING["float32"]
+    # The second call feeds row 0 its first two tokens and row 1 its third.
+    tokens = [np.stack([x[0], np.roll(x[1], -2, axis=0)]) for x in inputs[:5]]
+    n_valid = np.array([2, 1])
+    _, second = run(*(poisoned(x, n_valid) for x in tokens), first, np.array([1, 0]), n_valid=n_valid)
+    assert rms_error(second[0, 0], law().states[1][0]) < ROUNDING["float32"]
+    assert rms_error(second[1, 0], law().states[2][1]) < ROUNDING["float32"]
+
+
+def test_scale_multiplies_the_output():
+    inputs = draw().first(4)
+    out, _ = jitted(gated_delta.verify, scale=1.0)(*inputs)
+    assert rms_error(out, law().out[:, :4] * DK**0.5) < ROUNDING["float32"]
+
+
+def test_value_heads_read_the_key_head_of_their_map():
+    from pallas_kernels.gated_delta.heads import key_head
+
+    assert [key_head(j, 2, HV, "tiled") for j in range(HV)] == [0, 1, 0, 1]
+    assert [key_head(j, 2, HV, "grouped") for j in range(HV)] == [0, 0, 1, 1]
