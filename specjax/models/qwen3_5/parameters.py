@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -42,5 +43,14 @@ def init_params(config: Qwen35Config, key: Array) -> Params:
 
 
 def parameter_shapes(config: Qwen35Config) -> Params:
-    """The parameter tree with a `jax.ShapeDtypeStruct` in place of each array; costs no memory."""
-    return jax.eval_shape(partial(init_params, config), jax.eval_shape(lambda: jax.random.key(0)))
+    """The parameter tree with a `jax.ShapeDtypeStruct` in place of each array; costs no memory.
+
+    Layers of one kind are alike, so only the first of each kind is traced: the shapes of a model of 64 layers take
+    milliseconds instead of seconds.
+    """
+    kinds = tuple(dict.fromkeys(config.layer_types))
+    sample = replace(config, layer_types=kinds)
+    shapes = jax.eval_shape(partial(init_params, sample), jax.eval_shape(lambda: jax.random.key(0)))
+    layer_of = {kind: shapes["target"].pop(f"layers_{index}") for index, kind in enumerate(kinds)}
+    layers = {f"layers_{index}": layer_of[kind] for index, kind in enumerate(config.layer_types)}
+    return {**shapes, "target": {**shapes["target"], **layers}}

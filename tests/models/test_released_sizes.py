@@ -1,0 +1,110 @@
+"""The released models' real sizes: their shapes are built by abstract evaluation, which takes no memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_models import DENSE
+
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.loop import decode_chunk
+from specjax.decoding.prefill import prefill_chunk, start_decoding
+from specjax.models.qwen3_5 import (
+    MoEConfig,
+    Qwen35Config,
+    Qwen35MTP,
+    Qwen35Target,
+    hybrid_layer_types,
+    init_params,
+    parameter_shapes,
+)
+
+FAMILY = {
+    "vocab_size": 248320,
+    "head_width": 256,
+    "rope_width": 64,
+    "rope_theta": 1e7,
+    "conv_width": 4,
+    "linear_key_heads": 16,
+    "linear_key_width": 128,
+    "linear_value_width": 128,
+    "context_length": 262144,
+    "mtp_layers": 1,
+}
+QWEN36_27B = Qwen35Config(
+    **FAMILY,
+    width=5120,
+    layer_types=hybrid_layer_types(64),
+    mlp_width=17408,
+    num_heads=24,
+    num_kv_heads=4,
+    linear_value_heads=48,
+)
+QWEN36_35B_A3B = Qwen35Config(
+    **FAMILY,
+    width=2048,
+    layer_types=hybrid_layer_types(40),
+    mlp_width=0,
+    num_heads=16,
+    num_kv_heads=2,
+    linear_value_heads=32,
+    moe=MoEConfig(num_experts=256, experts_per_token=8, expert_width=512, shared_expert_width=512),
+)
+
+
+def count(shapes: object) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+# Text model with its MTP block: what the checkpoint index of Qwen3.6-27B sums up to (27.78 billion) without the vision
+# tower (0.46 billion); the MoE model is named for its 35 billion.
+@pytest.mark.parametrize(("config", "billions"), [(QWEN36_27B, 27.32), (QWEN36_35B_A3B, 35.5)], ids=["27B", "35B-A3B"])
+def test_parameters_of_the_released_models_add_up(config: Qwen35Config, billions: float) -> None:
+    shapes = parameter_shapes(config)
+    assert count(shapes) / 1e9 == pytest.approx(billions, rel=0.02)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+def test_shapes_are_those_of_initialised_parameters() -> None:
+    for config in (replace(QWEN36_27B, layer_types=hybrid_layer_types(4, 3)), replace(DENSE, mtp_layers=0)):
+        initialised = jax.eval_shape(partial(init_params, config), jax.eval_shape(lambda: jax.random.key(0)))
+        assert parameter_shapes(config) == initialised
+
+
+def test_the_moe_model_reads_three_billion_parameters_per_token() -> None:
+    config = QWEN36_35B_A3B
+    assert config.moe is not None
+    one_expert = 3 * config.width * config.moe.expert_width
+    unused = (config.moe.num_experts - config.moe.experts_per_token) * one_expert * config.num_layers
+    read = count(parameter_shapes(config)["target"]) - unused - config.vocab_size * config.width  # of the table, a row
+    assert read / 1e9 == pytest.approx(3, rel=0.15)
+
+
+@pytest.mark.parametrize("config", [QWEN36_27B, QWEN36_35B_A3B], ids=["27B", "35B-A3B"])
+def test_the_whole_program_has_the_right_shapes(config: Qwen35Config) -> None:
+    config = replace(config, layer_types=config.layer_types[:4])
+    batch, drafts, rounds = 2, 3, 4
+    decoder = Decoder(Qwen35Target(config), Qwen35MTP(config), draft=DraftConfig(n_max=drafts), rollback="snapshot")
+
+    def program(params: dict) -> tuple:
+        counts = jnp.ones((batch,), jnp.int32)
+        logits = jnp.zeros((batch, config.vocab_size), jnp.float32)
+        tokens = jnp.zeros((batch, 16), jnp.int32)
+        state, logits = prefill_chunk(decoder, params, decoder.init_state(batch, 4096), tokens, counts, logits)
+        return decode_chunk(
+            decoder, params, start_decoding(decoder, state, logits, counts, counts, jnp.uint32(0)), rounds
+        )
+
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), parameter_shapes(config))
+    state, record = jax.eval_shape(program, params)
+    assert record.rounds.tokens.shape == (rounds, batch, drafts + 1)
+    recurrent, cache = state.sequences.layers[0], state.sequences.layers[3]
+    assert recurrent.slots.shape == (batch, drafts + 1, config.linear_value_heads, 128, 128)
+    assert recurrent.slots.dtype == jnp.float32
+    assert cache.k.shape == (batch, 4096, config.num_kv_heads, 256)
