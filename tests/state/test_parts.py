@@ -1,0 +1,50 @@
+"""The parts of a state by themselves."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.state import KVCache
+from specjax.state.recurrent import DeltaInputs, SnapshotState, zeros
+
+SIZES = {"value_heads": 2, "key_width": 4, "value_width": 4, "conv_channels": 12, "conv_width": 4}
+
+
+def test_cache_writes_valid_rows_at_their_positions_and_drops_the_others() -> None:
+    cache = KVCache.zeros(2, 4, 1, 1, jnp.dtype("float32"))
+    rows = jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
+    positions = jnp.array([[0, 1, 2], [2, 3, 4]])  # the last one is past the capacity
+    valid = jnp.array([[True, True, False], [True, True, True]])
+    cache = cache.append(rows, -rows, positions, valid)
+    np.testing.assert_array_equal(cache.k[:, :, 0, 0], [[1, 2, 0, 0], [0, 0, 4, 5]])
+    np.testing.assert_array_equal(cache.v, -cache.k)
+
+
+def test_cache_keeps_its_dtype() -> None:
+    cache = KVCache.zeros(1, 4, 1, 2, jnp.dtype("bfloat16"))
+    row = jnp.ones((1, 1, 1, 2), jnp.float32)
+    assert cache.append(row, row, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)).k.dtype == jnp.bfloat16
+
+
+def test_recurrent_state_is_float32_and_starts_from_zeros() -> None:
+    for strategy in ("replay", "snapshot"):
+        state = zeros(strategy, batch=3, rows=4, **SIZES)
+        for part, shape in ((state.matrix_state(), (3, 2, 4, 4)), (state.conv_window(), (3, 3, 12))):
+            assert part.shape == shape
+            assert part.dtype == jnp.float32
+            assert not part.any()
+
+
+def test_an_unknown_strategy_is_refused() -> None:
+    with pytest.raises(ValueError, match="'rewind' is unknown; known are 'replay' and 'snapshot'"):
+        zeros("rewind", batch=1, rows=1, **SIZES)  # type: ignore[arg-type]
+
+
+def test_a_window_of_more_tokens_than_snapshot_slots_is_refused() -> None:
+    state = zeros("snapshot", batch=1, rows=2, **SIZES)
+    assert isinstance(state, SnapshotState)
+    key, value, gate = jnp.zeros((1, 3, 2, 4)), jnp.zeros((1, 3, 2, 4)), jnp.zeros((1, 3, 2))
+    with pytest.raises(ValueError, match="3 tokens needs 3 snapshot slots; this state has 2"):
+        state.verify(DeltaInputs(key, key, value, gate, gate), jnp.zeros((1, 6, 12)), jnp.array([3]))
