@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ from specjax.decoding.sampling import top2_margin
 from specjax.errors import PromptError
 from specjax.generation import Timings
 from specjax.models.protocol import Params, Target
-from specjax.state import SequenceState
 
 CAPACITY_STEP = 256
 """KV caches grow in steps of so many slots, so that prompts of similar length share a compiled program."""
@@ -105,13 +104,11 @@ class Batch:
 
         The logit margins of the first tokens come too, if they are recorded.
         """
-        batch = len(self.prompts)
         begin = time.perf_counter()
-        sequences = self.decoder.init_state(batch, self.capacity)
-        sizes = {tokens.shape[1] for tokens, _ in chunks(self.prompts)}
-        sequences = self.compile(sequences, sizes)
+        self.warm_up({tokens.shape[1] for tokens, _ in chunks(self.prompts)})
         compiled = time.perf_counter()
-        sequences, logits = prefill(self.decoder, self.params, sequences, self.prompts)
+        empty = self.decoder.init_state(len(self.prompts), self.capacity)
+        sequences, logits = prefill(self.decoder, self.params, empty, self.prompts)
         margins = top2_margin(logits) if self.decoder.margins else None
         state = start_decoding(
             self.decoder,
@@ -126,14 +123,13 @@ class Batch:
         self.timings.prefill = time.perf_counter() - compiled
         return state, margins
 
-    def compile(self, state: SequenceState, chunk_sizes: set[int]) -> SequenceState:
-        """Run the programs that have not run yet on no tokens; the state comes back unchanged.
+    def warm_up(self, chunk_sizes: set[int]) -> None:
+        """Run the programs that have not run yet once, on a state of their own.
 
-        `jax.jit` compiles at the first call. Without this, that time would be charged to prefill and decoding.
+        `jax.jit` compiles at the first call, and XLA's CPU backend sets up kernels when a loop body first runs. Without
+        this, that time would be charged to prefill and decoding.
         """
         decoder, batch = self.decoder, len(self.prompts)
-        nothing = jnp.zeros((batch,), jnp.int32)
-        logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
 
         def first_time(*what: Any) -> bool:
             key = (decoder, batch, self.capacity, *what)
@@ -141,15 +137,13 @@ class Batch:
             self.compiled.add(key)
             return not seen
 
-        for size in sorted(chunk_sizes):
-            if first_time("prefill", size):
-                tokens = np.zeros((batch, size), np.int32)
-                state, logits = prefill_chunk(decoder, self.params, state, tokens, np.asarray(nothing), logits)
-        if first_time("decode", self.rounds_per_chunk):
-            started = start_decoding(decoder, state, logits, nothing, nothing, jnp.uint32(self.seed))
-            finished, _ = decode_chunk(decoder, self.params, started, self.rounds_per_chunk)
-            state = jax.block_until_ready(finished.sequences)
-        return state
+        sizes = [size for size in sorted(chunk_sizes) if first_time("prefill", size)]
+        new_loop = first_time("decode", self.rounds_per_chunk)
+        if not sizes and not new_loop:
+            return
+        state = warm_up_prefill(decoder, self.params, batch, self.capacity, sizes)
+        if new_loop:
+            jax.block_until_ready(decode_chunk(decoder, self.params, state, self.rounds_per_chunk))
 
     def run(self) -> Iterator[Emission]:
         """Emit tokens as they become known."""
@@ -179,3 +173,16 @@ def rows_of(record: ChunkRecord, values: Any) -> list[list]:
         [value for index, count in enumerate(emitted[:, row]) for value in values[index, row, :count].tolist()]
         for row in range(emitted.shape[1])
     ]
+
+
+def warm_up_prefill(
+    decoder: Decoder, params: Params, batch: int, capacity: int, chunk_sizes: Iterable[int]
+) -> DecodeState:
+    """Run the programs before the loop, on one token per row and chunk; the state that comes out has a round to go."""
+    one = np.ones((batch,), np.int32)
+    state = decoder.init_state(batch, capacity)
+    logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
+    for size in chunk_sizes:
+        state, logits = prefill_chunk(decoder, params, state, np.zeros((batch, size), np.int32), one, logits)
+    started = start_decoding(decoder, state, logits, jnp.asarray(2 * one), jnp.asarray(one), jnp.uint32(0))
+    return started.replace(budget=jnp.asarray(one))  # also if the first token happens to end the text

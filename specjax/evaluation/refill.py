@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.batch import CAPACITY_STEP, rows_of
+from specjax.batch import CAPACITY_STEP, rows_of, warm_up_prefill
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.prefill import chunks, prefill, prefill_chunk, start_decoding
+from specjax.decoding.prefill import chunks, prefill, start_decoding
 from specjax.decoding.stats import DecodeStats
 from specjax.generation import FinishReason
 from specjax.models.protocol import Params
@@ -114,10 +114,10 @@ class RefilledBatch:
         waiting = deque(jobs)
         if not waiting:
             return
-        state = self._compile({tokens.shape[1] for job in jobs for tokens, _ in chunks([job.prompt])})
+        self._warm_up({tokens.shape[1] for job in jobs for tokens, _ in chunks([job.prompt])})
         begin = time.perf_counter()
         seats: list[Seat | None] = [None] * self.rows
-        state = self._refill(state, seats, waiting)
+        state = self._refill(self._idle(), seats, waiting)
         seated = tuple(seats)
         state, record = self._chunk(state)
         while any(seat is not None and seat.finish_reason is None for seat in seats):
@@ -151,36 +151,29 @@ class RefilledBatch:
         budget = budget_of(job, self.decoder)
         empty = self.decoder.init_state(1, self.capacity)
         sequences, logits = prefill(self.decoder, self.params, empty, [job.prompt])
-        new = self._start(sequences, logits, budget, job.sequence)
+        row = [jnp.asarray([value], jnp.int32) for value in (budget, job.sequence)]
+        new = start_decoding(self.decoder, sequences, logits, *row, jnp.uint32(self.seed))
         return Seat(job, budget, new.pending), new
 
-    def _start(self, sequences, logits: Array, budget: int, sequence: int) -> DecodeState:
-        row = [jnp.asarray([value], jnp.int32) for value in (budget, sequence)]
-        return start_decoding(self.decoder, sequences, logits, *row, jnp.uint32(self.seed))
-
-    def _compile(self, chunk_sizes: set[int]) -> DecodeState:
-        """Run every program on no tokens, so that it is compiled; returns the state of B idle rows."""
+    def _warm_up(self, chunk_sizes: set[int]) -> None:
+        """Run every program once, so that it is compiled."""
         begin = time.perf_counter()
-        one = self.decoder.init_state(1, self.capacity)
-        nothing = np.zeros((1,), np.int32)
-        logits = jnp.zeros((1, self.decoder.target.vocab_size), jnp.float32)
-        for size in sorted(chunk_sizes):
-            one, logits = prefill_chunk(self.decoder, self.params, one, np.zeros((1, size), np.int32), nothing, logits)
-        new = self._start(one, logits, 0, 0)
-        zero = jnp.zeros((self.rows,), jnp.int32)
-        state = DecodeState(
+        new = warm_up_prefill(self.decoder, self.params, 1, self.capacity, sorted(chunk_sizes))
+        jax.block_until_ready(self._chunk(insert_row(self._idle(), new, jnp.int32(0))))
+        self.compile_seconds = time.perf_counter() - begin
+
+    def _idle(self) -> DecodeState:
+        """B rows with nothing to do."""
+        zero = np.zeros((self.rows,), np.int32)
+        return DecodeState(
             sequences=self.decoder.init_state(self.rows, self.capacity),
-            pending=zero,
-            budget=jnp.zeros_like(zero),
-            streak=jnp.zeros_like(zero),
-            skip=zero > 0,
-            sequence=jnp.zeros_like(zero),
+            pending=jnp.array(zero),
+            budget=jnp.array(zero),
+            streak=jnp.array(zero),
+            skip=jnp.array(zero > 0),
+            sequence=jnp.array(zero),
             seed=jnp.uint32(self.seed),
         )
-        state, _ = self._chunk(insert_row(state, new, jnp.int32(0)))
-        jax.block_until_ready(state)
-        self.compile_seconds = time.perf_counter() - begin
-        return state
 
 
 def budget_of(job: Job, decoder: Decoder) -> int:
