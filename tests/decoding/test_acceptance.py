@@ -9,7 +9,8 @@ import pytest
 from scipy.special import softmax
 
 from specjax.decoding.acceptance import PADDING, accept, accept_greedy, accept_rejection, propose_token
-from specjax.decoding.sampling import SamplerConfig, sample_tokens, warp
+from specjax.decoding.random import Purpose, gumbel
+from specjax.decoding.sampling import SamplerConfig, sample, sample_tokens, warp
 
 SEED = np.uint32(5)
 B, K, V = 4, 3, 23
@@ -206,4 +207,5 @@ def test_proposals_come_with_their_distribution_and_a_confidence_that_ignores_th
     assert by_rule["greedy"].logq is None
     assert by_rule["coupled"].logq is None
     np.testing.assert_allclose(by_rule["rejection"].logq, jitted_warp(logits, config=WARM)[:, 0], rtol=1e-6)
-    assert (by_rule["rejection"].logq[np.arange(B), by_rule["rejection"].token] > -np.inf).all()
+    noise = gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, V)
+    same(by_rule["rejection"].token, sample(by_rule["rejection"].logq, noise))
