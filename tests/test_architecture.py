@@ -1,0 +1,196 @@
+"""The plan of the house: imports point one way, files stay small, public names are explained, settings are values."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.sampling import SamplerConfig
+from specjax.generation import GenerateOptions
+from specjax.models.protocol import FeatureRequest
+from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, Qwen35MTP, Qwen35Target, hybrid_layer_types
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("pallas_kernels", "checkpoints", "specjax")
+MAX_LINES = 400
+
+# What each part may import of this project; the longest matching name applies. Upper parts may import everything.
+MAY_IMPORT = {
+    "pallas_kernels": {"pallas_kernels"},
+    "specjax.dims": set(),
+    "specjax.state": {"specjax.state", "pallas_kernels"},
+    "specjax.layers": {"specjax.layers", "specjax.state", "pallas_kernels"},
+    "specjax.models": {"specjax.models", "specjax.layers", "specjax.state", "pallas_kernels"},
+    "specjax.decoding": {"specjax.decoding", "specjax.models.protocol", "specjax.state", "pallas_kernels"},
+    "checkpoints": {"checkpoints", "specjax.models", "pallas_kernels"},
+}
+KERNELS_NEED = {"jax", "jaxtyping", "numpy", "jax_triton", "triton"}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the packages by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def path_of(name: str) -> Path:
+    path = ROOT.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imported(statement: ast.AST) -> Iterator[str]:
+    """Dotted names that a statement imports; of `from package import module`, the module."""
+    if isinstance(statement, ast.Import):
+        yield from (alias.name for alias in statement.names)
+    elif isinstance(statement, ast.ImportFrom):
+        assert statement.level == 0, "imports are absolute"
+        for alias in statement.names:
+            name = f"{statement.module}.{alias.name}"
+            yield name if name in modules() else str(statement.module)
+
+
+def below(name: str, parents: set[str]) -> bool:
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+def part_of(name: str) -> str | None:
+    """The entry of `MAY_IMPORT` that a module belongs to."""
+    return max((part for part in MAY_IMPORT if below(name, {part})), key=len, default=None)
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for name, tree in modules().items():
+        part = part_of(name)
+        if part is None:
+            continue
+        for statement in ast.walk(tree):
+            for other in imported(statement):
+                if other.split(".")[0] in PACKAGES and not below(other, MAY_IMPORT[part]):
+                    wrong.append(f"{name} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_lower_parts_exist() -> None:
+    """A part that was renamed would be checked no more."""
+    assert all(part in modules() for part in MAY_IMPORT)
+
+
+def test_kernels_know_jax_and_nothing_else() -> None:
+    allowed = KERNELS_NEED | {"pallas_kernels"} | sys.stdlib_module_names
+    for name, tree in modules().items():
+        if below(name, {"pallas_kernels"}):
+            tops = {other.split(".")[0] for statement in ast.walk(tree) for other in imported(statement)}
+            assert tops <= allowed, f"{name} imports {sorted(tops - allowed)}"
+
+
+def test_modules_import_no_more_than_the_core_dependencies() -> None:
+    """What an extra brings is imported inside the functions that need it, except by training."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    core = {re.split(r"[<>=\[]", requirement)[0] for requirement in project["dependencies"]}
+    names = {"orbax-checkpoint": "orbax"}
+    allowed = {names.get(name, name) for name in core} | set(PACKAGES) | sys.stdlib_module_names | {"ml_dtypes"}
+    for name, tree in modules().items():
+        if below(name, {"specjax.training"}):
+            continue
+        tops = {other.split(".")[0] for statement in tree.body for other in imported(statement)}
+        assert tops <= allowed, f"{name} imports {sorted(tops - allowed)}"
+
+
+def test_files_are_small() -> None:
+    long = {name: lines for name in modules() if (lines := len(path_of(name).read_text().splitlines())) > MAX_LINES}
+    assert not long
+
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """Public functions, classes and methods by name; Linen's `setup` is not a thing to call."""
+    for node in tree.body:
+        if isinstance(node, Definition) and not node.name.startswith("_") and node.name != "setup":
+            yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from definitions(node, f"{prefix}{node.name}.")
+
+
+def explained_by_protocols(tree: ast.Module) -> set[str]:
+    """Methods of the module's protocols, which explain those of the classes that implement them."""
+    protocols = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    ]
+    return {node.name for protocol in protocols for _, node in definitions(protocol) if ast.get_docstring(node)}
+
+
+def test_public_names_have_docstrings() -> None:
+    missing = [name for name, tree in modules().items() if tree.body and not ast.get_docstring(tree)]
+    for name, tree in modules().items():
+        explained = explained_by_protocols(tree)
+        missing += [
+            f"{name}.{inner}"
+            for inner, node in definitions(tree)
+            if not ast.get_docstring(node) and not ("." in inner and node.name in explained)
+        ]
+    assert not missing, "\n".join(missing)
+
+
+CONFIG = Qwen35Config(
+    vocab_size=8, width=8, layer_types=hybrid_layer_types(4), mlp_width=8, num_heads=2, num_kv_heads=1, head_width=4,
+    rope_width=2, rope_theta=1e4, conv_width=4, linear_key_heads=1, linear_value_heads=2, linear_key_width=4,
+    linear_value_width=4, moe=MoEConfig(2, 1, 4, 4),
+)  # fmt: skip
+VALUES = (
+    CONFIG,
+    MoEConfig(2, 1, 4, 4),
+    SamplerConfig(0.7),
+    DraftConfig(2),
+    FeatureRequest(),
+    GenerateOptions(),
+    Qwen35Target(CONFIG),
+    Qwen35MTP(CONFIG),
+    Decoder(Qwen35Target(CONFIG), Qwen35MTP(CONFIG)),
+)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_static_settings_are_hashable_values(value: object) -> None:
+    """Equal settings are one static argument of a jitted function: they hash alike and cannot be changed."""
+    assert is_dataclass(value)
+    assert not isinstance(value, type)
+    twin = replace(value)
+    assert twin is not value
+    assert twin == value
+    assert hash(twin) == hash(value)
+    name = fields(value)[0].name
+    with pytest.raises(AttributeError):
+        setattr(value, name, getattr(value, name))
+
+
+def test_every_config_class_is_frozen() -> None:
+    """A class named ...Config or ...Options is one of the static settings."""
+    classes = [
+        getattr(importlib.import_module(name), node.name)
+        for name, tree in modules().items()
+        if not below(name, {"specjax.training"})
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and re.search("(Config|Options)$", node.name)
+    ]
+    assert len(classes) >= 4
+    assert all(is_dataclass(cls) and cls.__dataclass_params__.frozen for cls in classes)
