@@ -31,6 +31,7 @@ def check_inputs(
 
 
 def check_head_map(operation: str, hk: int, hv: int, head_map: str) -> None:
+    """ValueError unless the head map is known and Hv is a multiple of Hk."""
     if head_map not in HEAD_MAPS:
         raise ValueError(f"{operation}: head_map is {head_map!r}; accepted: {', '.join(map(repr, HEAD_MAPS))}")
     if hv % hk:
@@ -40,17 +41,20 @@ def check_head_map(operation: str, hk: int, hv: int, head_map: str) -> None:
 
 
 def expect(operation: str, name: str, x: Array, shape: tuple[int, ...], axes: str) -> None:
+    """ValueError unless the argument has the shape; `axes` names its axes."""
     if x.shape != shape:
         raise ValueError(f"{operation}: {name} has shape {x.shape}; [{axes}] is {shape} with the other arguments")
 
 
 def expect_state(operation: str, name: str, x: Array, shape: tuple[int, ...], axes: str) -> None:
+    """ValueError unless the argument has the shape and is float32."""
     expect(operation, name, x, shape, axes)
     if x.dtype != jnp.float32:
         raise ValueError(f"{operation}: {name} is {x.dtype}; recurrent state is float32")
 
 
 def expect_counts(operation: str, name: str, x: Array, n_rows: int) -> None:
+    """ValueError unless the argument is an integer per row."""
     expect(operation, name, x, (n_rows,), "B")
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(f"{operation}: {name} is {x.dtype}; an integer dtype is accepted")

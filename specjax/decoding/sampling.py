@@ -50,6 +50,7 @@ class SamplerConfig:
 
     @property
     def greedy(self) -> bool:
+        """Whether the argmax is taken and nothing is drawn."""
         return self.temperature == 0
 
 
