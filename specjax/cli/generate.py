@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from specjax.model import Model, TextStream
 
 DEFAULT_PROMPT = '''\
-def read_config(path, encoding="utf-8"):
-    """Read a configuration file and return its sections as a dictionary."""
+def is_file(path):
+    """Return True if path is a regular file."""
+    try:
 '''
 
 DESCRIPTION = """\
