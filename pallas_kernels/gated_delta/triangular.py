@@ -23,6 +23,8 @@ def decay_ratios(log_decay: Array) -> Array:
 
 def solve_unit_lower(a: Array, rhs: Array) -> Array:
     """X with (I + A) X = rhs, A the part of a [..., n, n] below the diagonal, rhs [..., n, m]; differentiable."""
+    if a.shape[-1] == 1:
+        return rhs
     a = jnp.tril(a, -1)
     inverse = _inverse(lax.stop_gradient(a))
     return lax.custom_linear_solve(
