@@ -52,6 +52,13 @@ def measure(model: specjax.Model, prompts: list[str], options: specjax.GenerateO
     return sum(r.stats.tokens for r in results), sum(r.timings.decode for r in results)
 
 
+def acceptance(results: list[specjax.Generation]) -> list[float]:
+    """Per draft position, the share of rounds that drafted this far and accepted this far."""
+    drafted = [sum(counts) for counts in zip(*(r.stats.drafted_by_position for r in results), strict=True)]
+    accepted = [sum(counts) for counts in zip(*(r.stats.accepted_by_position for r in results), strict=True)]
+    return [a / d for a, d in zip(accepted, drafted, strict=True)]
+
+
 def main() -> None:
     """Run, print the table, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,6 +89,7 @@ def main() -> None:
             "compile": first.timings.compile,
             "cost": round_cost(batch.decoder, model.params, batch.state),
             "tau": sum(r.stats.tokens for r in results) / sum(r.stats.rounds for r in results),
+            "accepted": acceptance(results),
             "tokens": [r.tokens for r in results],
             "rates": [],
             "ratios": [],
@@ -119,11 +127,14 @@ def main() -> None:
             "draft": row["cost"].draft / plain.verify,
             "host": statistics.median(row["host"]),
             "compile": row["compile"],
+            "accepted_by_position": row["accepted"],
         }
         figures.append(figure)
         formats = ("{}", "{:.0f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.0%}", "{:.1f} s")
-        table.add_row(*(form.format(value) for form, value in zip(formats, figure.values(), strict=True)))
+        table.add_row(*(form.format(value) for form, value in zip(formats, figure.values(), strict=False)))
     Console().print(table)
+    for k in drafts[1:]:
+        print(f"K = {k}: accepted by position " + " ".join(f"{share:.3f}" for share in rows[k]["accepted"]))
     print(f"{machine()}; t_verify(1) = {plain.verify * 1e3:.2f} ms; {args.turns} turns, medians")
     if args.out:
         args.out.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n")
