@@ -1,0 +1,103 @@
+"""Ragged prompts through plain and through scripted speculative decoding."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from scripted import CAPACITY, HEAD, Run, ScriptedMTP, ragged_prompts, run, script
+from tiny_models import DENSE, MOE, make_params, relative_rms
+
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.sampling import SamplerConfig
+from specjax.models.qwen3_5 import Qwen35Config, Qwen35Target
+from specjax.state import KVCache, RollbackStrategy, SequenceState
+
+LENGTHS = (1, 2, 5, 17, 64, 65, 130, 300)
+MAX_TOKENS = 24
+WARM = SamplerConfig(temperature=0.7, top_k=20, top_p=0.95)
+GREEDY = SamplerConfig()
+PROMPT_SEED = {DENSE: 3, MOE: 4}  # chosen for continuations without near-ties, see `plain`
+BATCH = tuple(range(len(LENGTHS)))
+REVERSED = BATCH[::-1]
+
+
+def decoder(
+    config: Qwen35Config, drafts: int, sampler: SamplerConfig, rollback: RollbackStrategy = "replay"
+) -> Decoder:
+    return Decoder(
+        target=Qwen35Target(config),
+        drafter=ScriptedMTP(config) if drafts else None,
+        sampler=sampler,
+        rule="greedy" if sampler.greedy else "coupled",
+        draft=DraftConfig(n_max=drafts),
+        rollback=rollback,
+        margins=True,
+    )
+
+
+def prompts(config: Qwen35Config) -> list[list[int]]:
+    return ragged_prompts(config, LENGTHS, PROMPT_SEED[config])
+
+
+@cache
+def plain(config: Qwen35Config, sampler: SamplerConfig, rows: tuple[int, ...] = BATCH) -> Run:
+    """Plain decoding of some of the prompts, each with the random stream of its index."""
+    chosen = [prompts(config)[row] for row in rows]
+    result = run(decoder(config, 0, sampler), make_params(config), chosen, MAX_TOKENS, sequence=rows)
+    if sampler.greedy:
+        assert result.rounds.margin is not None
+        assert result.rounds.margin[:, :, 0].min() > 5e-4, "near-ties: equality would hang on rounding"
+    return result
+
+
+def correct_drafts(drafts: int, seed: int) -> np.ndarray:
+    """How many drafts of a round are right, by row and by the position at which the round starts.
+
+    Row 0 never has a right draft, row 1 has nothing else, row 2 takes what the head drafts, the others are mixed.
+    """
+    correct = np.random.default_rng(seed).integers(0, drafts + 1, (len(LENGTHS), CAPACITY))
+    correct[0], correct[1], correct[2] = 0, drafts, HEAD
+    return np.roll(correct, 3 * seed, axis=0)
+
+
+def speculate(
+    config: Qwen35Config,
+    drafts: int,
+    sampler: SamplerConfig,
+    rollback: RollbackStrategy,
+    rows: tuple[int, ...] = BATCH,
+    seed: int = 0,
+) -> Run:
+    chosen = [prompts(config)[row] for row in rows]
+    truth = [plain(config, sampler).tokens[row] for row in rows]
+    params = script(make_params(config), chosen, truth, correct_drafts(drafts, seed)[list(rows)])
+    return run(decoder(config, drafts, sampler, rollback), params, chosen, MAX_TOKENS, sequence=rows)
+
+
+def assert_accepted_as_scripted(result: Run, drafts: int, seed: int) -> None:
+    """The script was followed, and every accept count from 0 to K has come up."""
+    correct, length = correct_drafts(drafts, seed), np.array(LENGTHS)
+    followed = correct[:, 0] != HEAD
+    for emitted, drafted, accepted in zip(
+        result.rounds.n_emitted, result.rounds.n_drafted, result.rounds.n_accepted, strict=True
+    ):
+        want = np.minimum(correct[np.array(BATCH), length], drafted)
+        counts = followed & (emitted > 0)
+        np.testing.assert_array_equal(accepted[counts], want[counts])
+        length = length + emitted
+    assert set(result.rounds.n_accepted[result.rounds.n_drafted == drafts]) == set(range(drafts + 1))
+
+
+def assert_same_committed(got: SequenceState, want: SequenceState) -> None:
+    """Equality of the target's part to rounding; KV entries past the length mean nothing."""
+    np.testing.assert_array_equal(got.length, want.length)
+    below = np.arange(CAPACITY) < np.asarray(want.length)[:, None]
+    for layer, reference in zip(got.layers, want.layers, strict=True):
+        if isinstance(reference, KVCache):
+            assert relative_rms(layer.k[below], reference.k[below]) < 1e-5
+            assert relative_rms(layer.v[below], reference.v[below]) < 1e-5
+        else:
+            assert relative_rms(layer.matrix_state(), reference.matrix_state()) < 1e-5
+            assert relative_rms(layer.conv_window(), reference.conv_window()) < 1e-5
