@@ -121,8 +121,13 @@ def test_an_interrupted_program_leaves_whole_lines(gguf: Path, tmp_path: Path) -
     prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
     prompts.write_text("".join(json.dumps({"tokens": [i % 250]}) + "\n" for i in range(5000)))
     arguments = ["eval", "--model", gguf, "--prompts", prompts, "--out", out, "--draft", 0, "--batch", 1]
+    # A process that was started in the background ignores SIGINT, and so would its children.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from specjax.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
     with subprocess.Popen(
-        [sys.executable, "-m", "specjax", *map(str, arguments)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *map(str, arguments)], stderr=subprocess.PIPE, text=True
     ) as process:
         while process.poll() is None and not (out.exists() and out.stat().st_size):
             try:
