@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_without_errors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend puts plots into the notebook
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jupyter's own start-up, not ours
         nbclient = pytest.importorskip("nbclient", reason="the extra `dev` brings nbclient")

@@ -55,8 +55,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--steps",
         type=int,
         metavar="N",
-        help=f"optimizer steps (default: {DEFAULT_STEPS}, as for the bundled model); may be changed on resuming as long "
-        "as the learning rate has not begun to decay, which it does over the last 40 %% of the steps",
+        help=f"optimizer steps (default: {DEFAULT_STEPS}, as for the bundled model); may be changed on resuming "
+        "as long as the learning rate has not begun to decay, which it does over the last 40 %% of the steps",
     )
     length.add_argument(
         "--minutes",
