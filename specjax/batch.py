@@ -183,6 +183,7 @@ def warm_up_prefill(
     state = decoder.init_state(batch, capacity)
     logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
     for size in chunk_sizes:
-        state, logits = prefill_chunk(decoder, params, state, np.zeros((batch, size), np.int32), one, logits)
+        tokens = np.zeros((batch, size), np.int32)
+        state, logits = prefill_chunk(decoder.target, decoder.active_drafter, params, state, tokens, one, logits)
     started = start_decoding(decoder, state, logits, jnp.asarray(2 * one), jnp.asarray(one), jnp.uint32(0))
     return started.replace(budget=jnp.asarray(one))  # also if the first token happens to end the text

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import ChunkRecord, decode
 from specjax.decoding.prefill import prefill_chunk, start_decoding
 from specjax.decoding.round import RoundRecord
-from specjax.decoding.sampling import SamplerConfig
 from specjax.models.protocol import Choice, ChooseDraft, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP
 from specjax.models.qwen3_5.mtp import MTPState
@@ -73,15 +71,7 @@ def script(
 def feed(
     decoder: Decoder, params: Params, prompts: Sequence[Sequence[int]], *, padding: int = 0
 ) -> tuple[SequenceState, jax.Array]:
-    """Prefill in pieces of one size. Decoders that differ in what prefill does not depend on share its program."""
-    decoder = replace(
-        decoder,
-        sampler=SamplerConfig(),
-        rule="greedy",
-        draft=DraftConfig(n_max=decoder.draft.n_max),
-        eos_ids=(),
-        margins=False,
-    )
+    """Prefill in pieces of one size, so that few programs are compiled."""
     batch, longest = len(prompts), max(len(prompt) for prompt in prompts)
     state = decoder.init_state(batch, CAPACITY)
     logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
@@ -90,7 +80,7 @@ def feed(
         for row, prompt in enumerate(prompts):
             piece = prompt[start : start + PIECE]
             tokens[row, : len(piece)], n_valid[row] = piece, len(piece)
-        state, logits = prefill_chunk(decoder, params, state, tokens, n_valid, logits)
+        state, logits = prefill_chunk(decoder.target, decoder.active_drafter, params, state, tokens, n_valid, logits)
     return state, logits
 
 

@@ -66,6 +66,11 @@ class Decoder:
         return self.draft.n_max > 0
 
     @property
+    def active_drafter(self) -> Drafter | None:
+        """The drafter, unless rounds do not draft."""
+        return self.drafter if self.drafts else None
+
+    @property
     def rows(self) -> int:
         """R, tokens of a verification window."""
         return self.draft.n_max + 1
@@ -73,15 +78,15 @@ class Decoder:
     @property
     def request(self) -> FeatureRequest:
         """What the drafter reads of the target."""
-        return self.drafter.request if self.drafts and self.drafter else FeatureRequest()
+        return self.active_drafter.request if self.active_drafter else FeatureRequest()
 
     def init_state(self, batch: int, capacity: int) -> SequenceState:
         """The state of `batch` sequences before their first token, with room for `capacity` tokens each."""
         dtype = jnp.dtype(self.kv_dtype)
         layers = self.target.init_layers(batch, capacity, rows=self.rows, rollback=self.rollback, dtype=dtype)
         drafter = None
-        if self.drafts and self.drafter is not None:
-            drafter = self.drafter.init_state(batch, capacity, rows=self.rows, dtype=dtype)
+        if self.active_drafter:
+            drafter = self.active_drafter.init_state(batch, capacity, rows=self.rows, dtype=dtype)
         return SequenceState(layers, drafter, jnp.zeros((batch,), jnp.int32))
 
 

@@ -13,28 +13,33 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState, is_eos
 from specjax.decoding.sampling import sample_tokens
-from specjax.models.protocol import Params
+from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.state import SequenceState
 
 CHUNK_SIZES = (16, 64, 256)
 """Token counts that chunks are padded to: each is compiled once, and hidden states of a longer prompt never coexist."""
 
 
-@partial(jax.jit, static_argnames="decoder", donate_argnames="state")
+@partial(jax.jit, static_argnames=("target", "drafter"), donate_argnames="state")
 def prefill_chunk(
-    decoder: Decoder,
+    target: Target,
+    drafter: Drafter | None,
     params: Params,
     state: SequenceState,
     tokens: Int[Array, "B T"],
     n_valid: Int[Array, "B"],
     last_logits: Float[Array, "B V"],
 ) -> tuple[SequenceState, Float[Array, "B V"]]:
-    """Feed the first `n_valid` tokens of each row; returns the logits of each row's last token so far."""
+    """Feed the first `n_valid` tokens of each row; returns the logits of each row's last token so far.
+
+    Takes the models and not the decoder, so that what only later rounds depend on does not compile this again.
+    """
     length = state.length
-    output, state = decoder.target.extend(params, tokens, n_valid, state, request=decoder.request, rows="last")
-    if decoder.drafts and decoder.drafter is not None:
-        drafter = decoder.drafter.extend(params, tokens, output.features, n_valid, state.drafter, length)
-        state = replace(state, drafter=drafter)
+    request = drafter.request if drafter else FeatureRequest()
+    output, state = target.extend(params, tokens, n_valid, state, request=request, rows="last")
+    if drafter:
+        fed = drafter.extend(params, tokens, output.features, n_valid, state.drafter, length)
+        state = replace(state, drafter=fed)
     assert output.logits is not None
     return state, jnp.where((n_valid > 0)[:, None], output.logits[:, 0], last_logits)
 
@@ -91,5 +96,5 @@ def prefill(
     """
     logits = jnp.zeros((len(prompts), decoder.target.vocab_size), jnp.float32)
     for tokens, n_valid in chunks(prompts):
-        state, logits = prefill_chunk(decoder, params, state, tokens, n_valid, logits)
+        state, logits = prefill_chunk(decoder.target, decoder.active_drafter, params, state, tokens, n_valid, logits)
     return state, logits

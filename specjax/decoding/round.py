@@ -42,7 +42,8 @@ class RoundRecord:
 
 def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposal | None, Int[Array, "B"]]:
     """Propose tokens; returns the proposal and how many of them each row verifies."""
-    if not decoder.drafts or decoder.drafter is None:
+    drafter = decoder.active_drafter
+    if drafter is None:
         return None, jnp.zeros_like(state.pending)
 
     def choose(logits: Array, position: Array) -> Choice:
@@ -58,7 +59,7 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
     def keep_going(confidence: Array) -> Array:
         return state.active & ~state.skip & (confidence >= decoder.draft.p_min)
 
-    proposal = decoder.drafter.propose(
+    proposal = drafter.propose(
         params,
         state.pending,
         state.sequences.drafter,

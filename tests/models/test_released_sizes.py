@@ -96,7 +96,8 @@ def test_the_whole_program_has_the_right_shapes(config: Qwen35Config) -> None:
         counts = jnp.ones((batch,), jnp.int32)
         logits = jnp.zeros((batch, config.vocab_size), jnp.float32)
         tokens = jnp.zeros((batch, 16), jnp.int32)
-        state, logits = prefill_chunk(decoder, params, decoder.init_state(batch, 4096), tokens, counts, logits)
+        empty = decoder.init_state(batch, 4096)
+        state, logits = prefill_chunk(decoder.target, decoder.drafter, params, empty, tokens, counts, logits)
         return decode_chunk(
             decoder, params, start_decoding(decoder, state, logits, counts, counts, jnp.uint32(0)), rounds
         )
