@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import jax
 from flax import struct
 from jaxtyping import Array, Int
 
@@ -55,15 +54,3 @@ def commit(window: SequenceWindow, n: Int[Array, "B"]) -> SequenceState:
     """
     drafter = None if window.drafter is None else window.drafter.commit(n)
     return SequenceState(tuple(layer.commit(n) for layer in window.layers), drafter, window.length + n)
-
-
-State = TypeVar("State")
-
-
-def where_rows(keep: Array, new: State, old: State) -> State:
-    """Per row of the batch: `new` where `keep` [B] holds, else `old`."""
-
-    def select(a: Array, b: Array) -> Array:
-        return jax.numpy.where(keep.reshape(-1, *([1] * (a.ndim - 1))), a, b)
-
-    return jax.tree.map(select, new, old)
