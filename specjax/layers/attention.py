@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,10 @@ from specjax.layers.linear import Linear
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope
 from specjax.state.kv import KVCache
+
+
+FEW_QUERIES = 64
+"""At most so many query rows times heads read the cache in place on a CPU; above it arithmetic costs more than copies."""
 
 
 def attend(
@@ -23,12 +29,55 @@ def attend(
     batch, rows, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     grouped = q.reshape(batch, rows, kv_heads, heads // kv_heads, width).astype(cache.k.dtype)
-    scores = jnp.einsum("btgrn,bsgn->bgrts", grouped, cache.k, preferred_element_type=jnp.float32) * scale
     visible = jnp.arange(cache.capacity) <= positions[:, :, None]
-    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1)
-    out = jnp.einsum("bgrts,bsgn->btgrn", weights.astype(cache.v.dtype), cache.v, preferred_element_type=jnp.float32)
+    if rows * heads <= FEW_QUERIES:
+        out = jax.lax.platform_dependent(
+            grouped, cache.k, cache.v, visible, cpu=partial(_in_place, scale), default=partial(_by_head, scale)
+        )
+    else:
+        out = _by_head(scale, grouped, cache.k, cache.v, visible)
     return out.reshape(batch, rows, heads, width).astype(q.dtype)
+
+
+def _by_head(
+    scale: float,
+    q: Float[Array, "B T G H/G N"],
+    k: Float[Array, "B S G N"],
+    v: Float[Array, "B S G N"],
+    visible: Bool[Array, "B T S"],
+) -> Float[Array, "B T G H/G N"]:
+    """One product per KV head."""
+    scores = jnp.einsum("btgrn,bsgn->bgrts", q, k, preferred_element_type=jnp.float32) * scale
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bgrts,bsgn->btgrn", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+
+
+def _in_place(
+    scale: float,
+    q: Float[Array, "B T G H/G N"],
+    k: Float[Array, "B S G N"],
+    v: Float[Array, "B S G N"],
+    visible: Bool[Array, "B T S"],
+) -> Float[Array, "B T G H/G N"]:
+    """One product over all KV heads at once, each query padded with zeros in the place of the heads it does not read.
+
+    G times the arithmetic, but XLA's CPU backend copies and transposes the whole cache for one product per head, which
+    costs several times more as long as queries are few.
+    """
+    batch, rows, kv_heads, per_kv_head, width = q.shape
+    capacity, queries = k.shape[1], rows * kv_heads * per_kv_head
+    own = jnp.eye(kv_heads, dtype=bool)[:, None, :, None]
+    padded = jnp.where(own, q[:, :, :, :, None], 0).reshape(batch, queries, kv_heads * width)
+    flat_k, flat_v = (x.reshape(batch, capacity, kv_heads * width) for x in (k, v))
+    # The barriers keep XLA from merging the transposes into the products and so choosing operands to copy.
+    scores = jnp.einsum("bsc,bqc->bsq", flat_k, padded, preferred_element_type=jnp.float32)
+    scores = jnp.swapaxes(jax.lax.optimization_barrier(scores), 1, 2).reshape(batch, rows, -1, capacity) * scale
+    weights = jax.nn.softmax(jnp.where(visible[:, :, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
+    out = jnp.einsum(
+        "bqs,bsc->bqc", weights.reshape(batch, queries, capacity), flat_v, preferred_element_type=jnp.float32
+    )
+    out = jax.lax.optimization_barrier(out).reshape(batch, rows, kv_heads, per_kv_head, kv_heads, width)
+    return jnp.stack([out[:, :, head, :, head] for head in range(kv_heads)], axis=2)
 
 
 class GatedAttention(nn.Module):
