@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from checkpoints.atomic import replaced
 from specjax.training.run_folder import RunFolder
 
 
@@ -26,7 +27,8 @@ def plot_losses(folder: RunFolder) -> None:
     axes.set_ylabel("cross entropy (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
-    FigureCanvasAgg(figure).print_png(str(folder.loss_plot))
+    with replaced(folder.loss_plot) as temporary, temporary.open("wb") as file:
+        FigureCanvasAgg(figure).print_png(file)
 
 
 def series(lines: list[dict], event: str, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -50,9 +50,9 @@ def run(
     held_out = held_out[:: max(1, len(held_out) // recipe.eval_batches)]
     documents = encode_documents(tokenizer, corpus.train)
     outcome = train(config, recipe, documents, held_out, folder, progress, params)
-    plot_losses(folder)
     if outcome.finished:
         folder.write_report(held_out_report(folder, corpus, outcome.state.params))
+    plot_losses(folder)
     return outcome
 
 

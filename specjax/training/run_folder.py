@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from checkpoints.atomic import write_text
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.training.recipe import Recipe
 
@@ -52,14 +55,13 @@ class RunFolder:
 
     def write(self, recipe: Recipe, config: Qwen35Config, provenance: dict, tokenizer: Tokenizer) -> None:
         """Describe the run, so that it can be resumed, exported and reported on."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(str(self.tokenizer))
+        write_text(self.tokenizer, tokenizer.to_str(pretty=True))
         fields = {"recipe": recipe.to_dict(), "config": asdict(config), "corpus": provenance}
-        self.description.write_text(json.dumps(fields, indent=2) + "\n")
+        write_text(self.description, json.dumps(fields, indent=2) + "\n")
 
     def write_report(self, figures: dict[str, Any]) -> None:
         """Keep the figures of the finished model."""
-        self.report.write_text(json.dumps(figures, indent=2) + "\n")
+        write_text(self.report, json.dumps(figures, indent=2) + "\n")
 
     def read_recipe(self) -> Recipe | None:
         """The recipe of the run in this folder, or None when there is no run yet."""
@@ -77,14 +79,24 @@ class RunFolder:
         return Tokenizer.from_file(str(self.tokenizer))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every logged line, oldest first; of a step that was run twice (after a resume) the later line."""
-        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
+        """Every logged line, oldest first; of a step that was run twice (after a resume) the later line.
+
+        A line that a killed run left unfinished is passed over.
+        """
+        lines = []
+        for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else ():
+            with suppress(json.JSONDecodeError):
+                lines.append(json.loads(text))
         return list({(line["event"], line["step"]): line for line in lines}.values())
 
     def log(self, event: str, step: int, **values: float) -> None:
-        """Append one line to the metrics."""
-        with self.metrics.open("a") as file:
-            file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
+        """Append one line to the metrics, after ending the one that a killed run may have left unfinished."""
+        line = json.dumps({"event": event, "step": step, **values}).encode() + b"\n"
+        with self.metrics.open("a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read() == b"\n" else b"\n" + line
+            file.write(line)
 
     def _read(self) -> dict[str, Any]:
         if not self.description.exists():

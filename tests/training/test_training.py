@@ -102,6 +102,37 @@ def test_an_interrupted_run_resumes_bit_for_bit(trained, tmp_path):
     assert_same(load_params(folder), uninterrupted.params)
 
 
+def test_a_torn_line_of_the_metrics_is_ended_and_passed_over(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.log("step", 1, loss=3.0)
+    with folder.metrics.open("a") as file:
+        file.write('{"event": "step", "st')
+    assert [line["step"] for line in folder.read_metrics()] == [1]
+    folder.log("step", 2, loss=2.0)
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2]
+
+
+def test_a_description_that_cannot_be_written_whole_leaves_the_old_one(trained, tmp_path, monkeypatch):
+    before = trained[0].read_tokenizer()
+    folder = RunFolder(tmp_path)
+    folder.write(RECIPE, CONFIG, {}, before)
+    folder.write_report({"loss": 1.0})
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full_disk(path, text, **_):
+        path.write_bytes(text[:9].encode())
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full_disk)
+    for write in (
+        lambda: folder.write(replace(RECIPE, steps=13), CONFIG, {}, before),
+        lambda: folder.write_report({"loss": 2.0}),
+    ):
+        with pytest.raises(OSError, match="no space"):
+            write()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
 def test_a_run_of_other_settings_is_not_continued(trained):
     folder, _ = trained
     with pytest.raises(ValueError, match="seed: 0 -> 1"):
