@@ -85,7 +85,9 @@ def main() -> None:
             costs[k].append(round_cost(decoder, params, warm_up_prefill(decoder, params, 1, args.context, [])))
     one = [cost.verify for cost in costs[0]]
 
-    print(f"Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}, float32: {trunk_bytes / 1e9:.2f} GB in the trunk;")
+    print(
+        f"Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}, float32: {trunk_bytes / 1e9:.2f} GB in the trunk;"
+    )
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, reads {rate / 1e9:.1f} GB/s, context {args.context}")
     print(f"{'rows':>5} {'verify ms':>10} {'over one':>9} {'read':>6} {'draft':>6}")
     for k, samples in costs.items():

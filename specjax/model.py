@@ -179,7 +179,7 @@ class Model:
 def _all_logits(
     target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
 ) -> Float[Array, "B T V"]:
-    state = Decoder(target, None, draft=NO_DRAFTS).init_state(tokens.shape[0], tokens.shape[1])
+    state = Decoder(target, None, draft=NO_DRAFTS).init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
     output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
     assert output.logits is not None
     return output.logits

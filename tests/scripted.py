@@ -15,7 +15,6 @@ from specjax.decoding.prefill import prefill_chunk, start_decoding
 from specjax.decoding.round import RoundRecord
 from specjax.models.protocol import Choice, ChooseDraft, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP
-from specjax.models.qwen3_5.mtp import MTPState
 from specjax.state import SequenceState
 
 CAPACITY = 384
@@ -35,14 +34,13 @@ class ScriptedMTP(Qwen35MTP):
         self,
         params: Params,
         pending: jax.Array,
-        state: MTPState,
-        length: jax.Array,
+        state: SequenceState,
         *,
         num_drafts: int,
         choose: ChooseDraft,
         keep_going: Callable[[jax.Array], jax.Array],
     ) -> Proposal:
-        rows = jnp.arange(pending.shape[0])
+        rows, length = jnp.arange(pending.shape[0]), state.length
         correct = params["script"]["correct"][rows, length]
 
         def scripted(logits: jax.Array, position: jax.Array) -> Choice:
@@ -51,9 +49,7 @@ class ScriptedMTP(Qwen35MTP):
             token = jnp.where(position - length - 1 < correct, right, (right + 1) % self.config.vocab_size)
             return Choice(jnp.where(correct == HEAD, choice.token, token), choice.logq, choice.confidence)
 
-        return super().propose(
-            params, pending, state, length, num_drafts=num_drafts, choose=scripted, keep_going=keep_going
-        )
+        return super().propose(params, pending, state, num_drafts=num_drafts, choose=scripted, keep_going=keep_going)
 
 
 def script(

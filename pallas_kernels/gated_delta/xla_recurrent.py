@@ -8,9 +8,6 @@ from jax import Array, lax
 
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
 
-UNROLLED_TOKENS = 8
-"""A commit of at most so many tokens is one pass over the state; more would make programs large."""
-
 
 def _time_major(*arrays: Array) -> tuple[Array, ...]:
     return tuple(jnp.moveaxis(x, 1, 0) for x in arrays)
@@ -71,8 +68,7 @@ def commit(state: Array, k: Array, u: Array, g: Array, n: Array, *, head_map: He
         k, u, g = xs
         return _updated(_decayed(state, g), k, u), None
 
-    few = k.shape[1] <= UNROLLED_TOKENS
-    return lax.scan(step, state, _time_major(k, u, g), unroll=few)[0]
+    return lax.scan(step, state, _time_major(k, u, g))[0]
 
 
 def verify_snapshots(

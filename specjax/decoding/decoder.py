@@ -14,6 +14,9 @@ from specjax.decoding.sampling import SamplerConfig
 from specjax.models.protocol import Drafter, FeatureRequest, Target
 from specjax.state import RollbackStrategy, SequenceState
 
+LONGEST_CHUNK = 256
+"""The most tokens that prefill feeds at once."""
+
 MAX_DRAFTS = 15
 """The most drafts of a round: beyond 16 rows verification is no longer bound by reading the weights once."""
 
@@ -80,10 +83,15 @@ class Decoder:
         """What the drafter reads of the target."""
         return self.active_drafter.request if self.active_drafter else FeatureRequest()
 
-    def init_state(self, batch: int, capacity: int) -> SequenceState:
-        """The state of `batch` sequences before their first token, with room for `capacity` tokens each."""
+    def init_state(self, batch: int, capacity: int, *, chunk: int = LONGEST_CHUNK) -> SequenceState:
+        """The state of `batch` sequences before their first token, with room for `capacity` tokens each.
+
+        `chunk` is the most tokens that `extend` will feed at once.
+        """
         dtype = jnp.dtype(self.kv_dtype)
-        layers = self.target.init_layers(batch, capacity, rows=self.rows, rollback=self.rollback, dtype=dtype)
+        layers = self.target.init_layers(
+            batch, capacity, rows=self.rows, chunk=chunk, rollback=self.rollback, dtype=dtype
+        )
         drafter = None
         if self.active_drafter:
             drafter = self.active_drafter.init_state(batch, capacity, rows=self.rows, dtype=dtype)

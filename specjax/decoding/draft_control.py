@@ -51,18 +51,23 @@ class DraftConfig:
 
 
 def effective_drafts(
-    confidence: Float[Array, "B K"], config: DraftConfig, budget: Int[Array, "B"], skipping: Bool[Array, "B"]
+    confidence: Float[Array, "B K"],
+    config: DraftConfig,
+    budget: Int[Array, "B"],
+    skipping: Bool[Array, "B"],
+    made: Int[Array, "B"] | None = None,
 ) -> Int[Array, "B"]:
     """Drafts to verify, 0 to min(K, n_max), int32.
 
     confidence: `Choice.confidence` of each draft. budget: tokens that the sequence may still emit; a round emits one
-    more than it accepts, so at most budget - 1 are drafted. skipping: `skip_next` of the last round.
+    more than it accepts, so at most budget - 1 are drafted. skipping: `skip_next` of the last round. made: how many of
+    the K are drafts, None for all.
     """
     length = min(confidence.shape[1], config.n_max)
-    n = jnp.full(budget.shape, length, jnp.int32)
+    n = jnp.full(budget.shape, length, jnp.int32) if made is None else jnp.minimum(made, length)
     if config.p_min > 0:
         sure = confidence[:, :length] >= config.p_min
-        n = jnp.sum(jnp.cumprod(sure.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+        n = jnp.minimum(n, jnp.sum(jnp.cumprod(sure.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32))
     n = jnp.minimum(n, jnp.maximum(budget.astype(jnp.int32) - 1, 0))
     return jnp.where(skipping | (n < config.n_min), 0, n)
 

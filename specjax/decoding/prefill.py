@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.decoder import Decoder, DecodeState, is_eos
+from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState, is_eos
 from specjax.decoding.sampling import sample_tokens
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.state import SequenceState
 
-CHUNK_SIZES = (16, 64, 256)
+CHUNK_SIZES = (16, 64, LONGEST_CHUNK)
 """Token counts that chunks are padded to: each is compiled once, and hidden states of a longer prompt never coexist."""
 
 

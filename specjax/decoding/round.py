@@ -62,13 +62,12 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
     proposal = drafter.propose(
         params,
         state.pending,
-        state.sequences.drafter,
-        state.sequences.length,
+        state.sequences,
         num_drafts=decoder.draft.n_max,
         choose=choose,
         keep_going=keep_going,
     )
-    n_drafted = effective_drafts(proposal.confidence, decoder.draft, state.budget, state.skip)
+    n_drafted = effective_drafts(proposal.confidence, decoder.draft, state.budget, state.skip, proposal.made)
     return proposal, n_drafted
 
 

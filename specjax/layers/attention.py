@@ -11,25 +11,27 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.layers.linear import Linear
 from specjax.layers.norm import RMSNorm
-from specjax.layers.rope import apply_rope
+from specjax.layers.rope import apply_rope, rope_frequencies
 from specjax.state.kv import KVCache
 
+UNSEEN = jnp.finfo(jnp.float32).min
+"""The score of a slot that a row does not see. It is finite, so that a row that sees nothing does not become NaN."""
 
 FEW_QUERIES = 64
-"""At most so many query rows times heads read the cache in place on a CPU; above it arithmetic costs more than copies."""
+"""At most so many query rows times heads read the cache in place on a CPU; beyond, copies are cheaper."""
 
 
 def attend(
-    q: Float[Array, "B T H N"], cache: KVCache, positions: Int[Array, "B T"], *, scale: float
+    q: Float[Array, "B T H N"], cache: KVCache, visible: Bool[Array, "B T S"], *, scale: float
 ) -> Float[Array, "B T H N"]:
-    """Causal attention of T query rows over the cache: the row at position p reads slots 0..p.
+    """Attention of T query rows over the slots of the cache that each row sees.
 
-    Scores and softmax are float32. Query head h reads KV head h // (H / G).
+    Scores and softmax are float32. Query head h reads KV head h // (H / G). The output of a row that sees nothing is
+    finite and means nothing.
     """
     batch, rows, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     grouped = q.reshape(batch, rows, kv_heads, heads // kv_heads, width).astype(cache.k.dtype)
-    visible = jnp.arange(cache.capacity) <= positions[:, :, None]
     if rows * heads <= FEW_QUERIES:
         out = jax.lax.platform_dependent(
             grouped, cache.k, cache.v, visible, cpu=partial(_in_place, scale), default=partial(_by_head, scale)
@@ -48,7 +50,7 @@ def _by_head(
 ) -> Float[Array, "B T G H/G N"]:
     """One product per KV head."""
     scores = jnp.einsum("btgrn,bsgn->bgrts", q, k, preferred_element_type=jnp.float32) * scale
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, UNSEEN), axis=-1)
     return jnp.einsum("bgrts,bsgn->btgrn", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
 
@@ -72,7 +74,7 @@ def _in_place(
     # The barriers keep XLA from merging the transposes into the products and so choosing operands to copy.
     scores = jnp.einsum("bsc,bqc->bsq", flat_k, padded, preferred_element_type=jnp.float32)
     scores = jnp.swapaxes(jax.lax.optimization_barrier(scores), 1, 2).reshape(batch, rows, -1, capacity) * scale
-    weights = jax.nn.softmax(jnp.where(visible[:, :, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
+    weights = jax.nn.softmax(jnp.where(visible[:, :, None], scores, UNSEEN), axis=-1).astype(v.dtype)
     out = jnp.einsum(
         "bqs,bsc->bqc", weights.reshape(batch, queries, capacity), flat_v, preferred_element_type=jnp.float32
     )
@@ -115,9 +117,10 @@ class GatedAttention(nn.Module):
         kv_shape = (batch, rows, self.num_kv_heads, self.head_width)
         q = RMSNorm(self.norm_eps, name="q_norm")(q)
         k = RMSNorm(self.norm_eps, name="k_norm")(k.reshape(kv_shape))
-        q = apply_rope(q, positions, theta=self.rope_theta, width=self.rope_width)
-        k = apply_rope(k, positions, theta=self.rope_theta, width=self.rope_width)
+        frequencies = rope_frequencies(self.rope_theta, self.rope_width)
+        q = apply_rope(q, positions, frequencies)
+        k = apply_rope(k, positions, frequencies)
         cache = cache.append(k, v.reshape(kv_shape), positions, valid)
-        out = attend(q, cache, positions, scale=self.head_width**-0.5)
+        out = attend(q, cache, cache.visible(positions), scale=self.head_width**-0.5)
         out = (out * jax.nn.sigmoid(gate)).reshape(batch, rows, -1)
         return Linear(width, name="o_proj")(out), cache

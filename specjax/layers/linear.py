@@ -7,37 +7,42 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 FEW_ROWS = 16
 """At most so many rows take the memory-bound form below; above it the matmul is bound by arithmetic."""
 
 
-def matmul_transposed(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float[Array, "... N"]:
-    """x @ weight.T, accumulated in float32, in the dtype of x.
+def matmul_transposed(
+    x: Float[Array, "... K"], weight: Float[Array, "N K"], dtype: DTypeLike | None = None
+) -> Float[Array, "... N"]:
+    """x @ weight.T, accumulated in float32, rounded to `dtype` (default: that of x).
 
     Decoding multiplies each weight with a handful of rows and is bound by reading the weight once. XLA's CPU backend
     reaches that bound only with the weight as the left operand; the barrier keeps it from swapping the operands back.
     `benchmarks/few_row_matmul.py` measures both forms.
     """
     rows = math.prod(x.shape[:-1])
+    dtype = x.dtype if dtype is None else dtype
     x_cast = x.astype(weight.dtype)
     if rows > FEW_ROWS:
         return jax.lax.dot_general(
             x_cast, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        ).astype(x.dtype)
+        ).astype(dtype)
 
     def weight_left(x: Array, weight: Array) -> Array:
-        # XLA's few-row product works in tiles of a power of two rows: eight cost less than five.
-        padding = (1 << (rows - 1).bit_length()) - rows
-        flat = jnp.pad(x.reshape(rows, x.shape[-1]), ((0, padding), (0, 0)))
+        # XLA's few-row product works in tiles of a power of two rows: eight cost less than five. For one row it has a
+        # product of its own, which is slow for 16-bit weights.
+        padded = 2 if rows == 1 and weight.dtype.itemsize < 4 else 1 << (rows - 1).bit_length()
+        flat = jnp.pad(x.reshape(rows, x.shape[-1]), ((0, padded - rows), (0, 0)))
         out = jax.lax.dot_general(weight, flat, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         return jax.lax.optimization_barrier(out)[:, :rows].T.reshape(*x.shape[:-1], weight.shape[0])
 
     def weight_right(x: Array, weight: Array) -> Array:
         return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
-    return jax.lax.platform_dependent(x_cast, weight, cpu=weight_left, default=weight_right).astype(x.dtype)
+    return jax.lax.platform_dependent(x_cast, weight, cpu=weight_left, default=weight_right).astype(dtype)
 
 
 class Linear(nn.Module):
@@ -45,14 +50,16 @@ class Linear(nn.Module):
 
     Attributes:
         features: N, the number of outputs.
+        dtype: of the result; None keeps that of the input.
     """
 
     features: int
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
         weight = self.param("weight", nn.initializers.normal(0.02), (self.features, x.shape[-1]), jnp.float32)
-        return matmul_transposed(x, weight)
+        return matmul_transposed(x, weight, self.dtype)
 
 
 class Embedding(nn.Module):

@@ -73,9 +73,16 @@ class Target(Protocol):
         ...
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, rollback: RollbackStrategy, dtype: Any
+        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any
     ) -> tuple[Any, ...]:
-        """The state of all layers before the first token, for at most `rows` tokens in a `verify` call."""
+        """The state of all layers before the first token.
+
+        Args:
+            batch, capacity: sequences, and positions of each.
+            rows, chunk: the most tokens of a `verify` and of an `extend` call.
+            rollback: strategy of recurrent layers.
+            dtype: of KV caches.
+        """
         ...
 
     def extend(
@@ -132,6 +139,7 @@ class Proposal(NamedTuple):
         confidence: [B, K], see `Choice`.
         hidden_norm: [B], L2 norm of the hidden state that the first draft was made from, for traces.
         state: the drafter's state after drafting.
+        made: [B], how many of the K columns are drafts, None for all; it must not depend on what was drawn.
     """
 
     tokens: Int[Array, "B K"]
@@ -139,6 +147,7 @@ class Proposal(NamedTuple):
     confidence: Float[Array, "B K"]
     hidden_norm: Float[Array, "B"]
     state: Any
+    made: Int[Array, "B"] | None = None
 
 
 class Drafter(Protocol):
@@ -174,17 +183,18 @@ class Drafter(Protocol):
         self,
         params: Params,
         pending: Int[Array, "B"],
-        state: Any,
-        length: Int[Array, "B"],
+        state: SequenceState,
         *,
         num_drafts: int,
         choose: ChooseDraft,
         keep_going: Callable[[Float[Array, "B"]], Array],
     ) -> Proposal:
-        """Draft `num_drafts` tokens after `pending`, which has position `length`.
+        """Draft `num_drafts` tokens after `pending`, which has position `state.length`.
 
-        `keep_going` maps the confidence of the last drafts to a [B] bool; drafting may stop when no row keeps going,
-        and what stands in later columns is then unspecified (their confidence is 0).
+        The drafter's own state is `state.drafter`; a drafter made for one target may also read that target's layers.
+
+        `keep_going` maps the confidence of the last drafts to a [B] bool; drafting may stop when no row keeps going.
+        Later columns then have confidence 0, and no row verifies them.
         """
         ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
@@ -9,23 +11,37 @@ from jaxtyping import Array, Bool, Float, Int
 
 @struct.dataclass
 class KVCache:
-    """Keys (rotated) and values; the entry of position p stands in slot p.
+    """Keys and values; the entry of position p stands in slot p, or in slot p mod S of a ring.
 
     Entries past the committed length are never read: attention masks them by position, and they are overwritten
     when the sequence gets there. So a rollback needs no work, and `commit` returns the cache as it is.
 
+    A ring serves a layer that sees no further back than `window` positions. It has room for the window and for the
+    largest call: what a call overwrites lies outside the window of each of its rows, and what was taken back lies
+    ahead of every later row by less than the ring's spare room.
+
     Attributes:
         k, v: [B, S, G, N].
+        window: how many positions a row sees, itself included; None sees all, and the cache is no ring.
     """
 
     k: Float[Array, "B S G N"]
     v: Float[Array, "B S G N"]
+    window: int | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def zeros(cls, batch: int, capacity: int, kv_heads: int, width: int, dtype: jnp.dtype) -> KVCache:
-        """An empty cache with S = `capacity` slots."""
+        """An empty cache with a slot for each of `capacity` positions."""
         shape = (batch, capacity, kv_heads, width)
         return cls(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+
+    @classmethod
+    def ring(
+        cls, batch: int, capacity: int, kv_heads: int, width: int, dtype: jnp.dtype, *, window: int, longest_call: int
+    ) -> KVCache:
+        """An empty ring for calls of at most `longest_call` tokens; no larger than `capacity`, where it never wraps."""
+        shape = (batch, min(capacity, window + longest_call), kv_heads, width)
+        return cls(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype), window=window)
 
     @property
     def capacity(self) -> int:
@@ -40,12 +56,20 @@ class KVCache:
         valid: Bool[Array, "B T"],
     ) -> KVCache:
         """Write the valid rows at their positions. Rows that are not valid, or past the capacity, are dropped."""
-        slots = jnp.where(valid, positions, self.capacity)
+        slots = jnp.where(valid, positions if self.window is None else positions % self.capacity, self.capacity)
         rows = jnp.arange(k.shape[0])[:, None]
-        return KVCache(
+        return replace(
+            self,
             k=self.k.at[rows, slots].set(k.astype(self.k.dtype), mode="drop"),
             v=self.v.at[rows, slots].set(v.astype(self.v.dtype), mode="drop"),
         )
+
+    def visible(self, positions: Int[Array, "B T"]) -> Bool[Array, "B T S"]:
+        """Which slots the rows at `positions` read: those up to the row itself, as far back as the window reaches."""
+        slots, rows = jnp.arange(self.capacity), positions[:, :, None]
+        if self.window is None:
+            return slots <= rows
+        return (rows - slots) % self.capacity < jnp.minimum(self.window, rows + 1)
 
     def commit(self, n: Int[Array, "B"]) -> KVCache:
         """Nothing moves: the length, which lives with the sequence, decides what is read."""

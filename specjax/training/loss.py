@@ -40,7 +40,7 @@ def predict(
     batch, length = tokens.shape
     zero = jnp.zeros((batch,), jnp.int32)
     target, block = Qwen35Target(config), Qwen35MTP(config)
-    state = SequenceState(target.init_layers(batch, length, rows=1, rollback="replay"), None, zero)
+    state = SequenceState(target.init_layers(batch, length, rows=1, chunk=length, rollback="replay"), None, zero)
     output, _ = target.extend(
         params, tokens, zero + length, state, request=FeatureRequest(final_hidden=True), rows="all"
     )

@@ -62,7 +62,7 @@ class TableTarget:
     context_length: int = 64
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, rollback: RollbackStrategy, dtype: Any
+        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any
     ) -> tuple[Any, ...]:
         return (Context(jnp.zeros((batch,), jnp.int32)),)
 
@@ -120,17 +120,16 @@ class TableDrafter:
         self,
         params: Params,
         pending: jax.Array,
-        state: Context,
-        length: jax.Array,
+        state: SequenceState,
         *,
         num_drafts: int,
         choose: ChooseDraft,
         keep_going: Callable[[jax.Array], jax.Array],
     ) -> Proposal:
-        node = state.after(pending[:, None])[:, -1]
+        node = state.drafter.after(pending[:, None])[:, -1]
         choices = []
         for step in range(num_drafts):
-            choice = choose(params["drafter"][node], length + 1 + step)
+            choice = choose(params["drafter"][node], state.length + 1 + step)
             choices.append(choice)
             node = Context(node).after(choice.token[:, None])[:, -1]
         logq = None
@@ -142,7 +141,7 @@ class TableDrafter:
             logq=logq,
             confidence=jnp.stack([choice.confidence for choice in choices], axis=1),
             hidden_norm=jnp.zeros(pending.shape),
-            state=state,
+            state=state.drafter,
         )
 
     def observe(self, tokens: jax.Array, features: Features, state: Context) -> ContextWindow:

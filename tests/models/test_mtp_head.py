@@ -34,7 +34,7 @@ def by_definition(params: Params, tokens: jax.Array, lengths: jax.Array) -> tupl
     """The head's cache and the target's hidden states, all at once: row p pairs hidden state p - 1 with token p."""
     batch, longest = tokens.shape
     target = Qwen35Target(DENSE)
-    layers = target.init_layers(batch, longest, rows=1, rollback="replay")
+    layers = target.init_layers(batch, longest, rows=1, chunk=longest, rollback="replay")
     start = SequenceState(layers, None, jnp.zeros_like(lengths))
     output, _ = target.extend(params, tokens, lengths, start, request=FeatureRequest(final_hidden=True), rows="none")
     hidden = output.features.final_hidden
@@ -60,9 +60,7 @@ def propose(params: Params, pending: jax.Array, state: SequenceState, drafts: in
         del position
         return Choice(jnp.argmax(logits, axis=-1), logits, jnp.ones(logits.shape[0]))
 
-    return HEAD.propose(
-        params, pending, state.drafter, state.length, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0
-    )
+    return HEAD.propose(params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0)
 
 
 def test_a_prompt_fed_in_pieces_leaves_what_the_definition_says() -> None:
@@ -135,8 +133,7 @@ def test_drafting_stops_when_no_row_is_sure() -> None:
     proposal = jax.jit(HEAD.propose, static_argnames=("num_drafts", "choose", "keep_going"))(
         make_params(DENSE),
         jnp.arange(BATCH),
-        state.drafter,
-        state.length,
+        state,
         num_drafts=4,
         choose=choose,
         keep_going=lambda confidence: confidence > 0.7,

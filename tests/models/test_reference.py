@@ -53,7 +53,7 @@ def prefill(config: Qwen35Config, params: Params, prompt: jax.Array) -> tuple[ja
     target, drafter = Qwen35Target(config), Qwen35MTP(config)
     tokens, n_valid = prompt[None], jnp.array([len(prompt)])
     state = SequenceState(
-        target.init_layers(1, CAPACITY, rows=DRAFTS + 1, rollback="replay"),
+        target.init_layers(1, CAPACITY, rows=DRAFTS + 1, chunk=len(prompt), rollback="replay"),
         drafter.init_state(1, CAPACITY, rows=DRAFTS + 1),
         jnp.zeros((1,), jnp.int32),
     )
@@ -150,8 +150,7 @@ def test_drafting_agrees_with_llama_cpp(name: str) -> None:
         return Qwen35MTP(config).propose(
             params,
             pending[None],
-            state.drafter,
-            state.length,
+            state,
             num_drafts=DRAFTS,
             choose=greedy,
             keep_going=lambda confidence: confidence > 0,

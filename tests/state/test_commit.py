@@ -51,7 +51,7 @@ def greedy(logits: jax.Array, position: jax.Array) -> Choice:
 def propose(params: Params, pending: jax.Array, state: SequenceState, drafts: int) -> Proposal:
     """What the head drafts, and its state with nothing waiting that the next round would feed."""
     return Qwen35MTP(DENSE).propose(
-        params, pending, state.drafter, state.length, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0
+        params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0
     )
 
 

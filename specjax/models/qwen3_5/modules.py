@@ -82,7 +82,7 @@ class Trunk(nn.Module):
         ]
         self.norm = RMSNorm(c.norm_eps)
         if not c.tied_embeddings:
-            self.lm_head = Linear(c.vocab_size)
+            self.lm_head = Linear(c.vocab_size, jnp.float32)
 
     def __call__(
         self,
@@ -118,8 +118,8 @@ class Trunk(nn.Module):
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states."""
         if self.config.tied_embeddings:
-            return matmul_transposed(hidden, self.embed.weight).astype(jnp.float32)
-        return self.lm_head(hidden).astype(jnp.float32)
+            return matmul_transposed(hidden, self.embed.weight, jnp.float32)
+        return self.lm_head(hidden)
 
     def embed_tokens(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Rows of the embedding table, for a head that shares it."""
@@ -151,7 +151,7 @@ class MTPBlock(nn.Module):
         if c.mtp_own_embedding:
             self.embed = Embedding(c.vocab_size, c.width)
         if c.mtp_own_output:
-            self.lm_head = Linear(c.vocab_size)
+            self.lm_head = Linear(c.vocab_size, jnp.float32)
 
     def __call__(
         self,
@@ -175,4 +175,4 @@ class MTPBlock(nn.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits by the block's own output head."""
-        return self.lm_head(hidden).astype(jnp.float32)
+        return self.lm_head(hidden)

@@ -25,7 +25,7 @@ from specjax.models.apply import apply
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
-from specjax.state import KVCache
+from specjax.state import KVCache, SequenceState
 
 _Part = tuple[nn.Module, Any]
 """A module and its parameters."""
@@ -165,17 +165,16 @@ class Qwen35MTP:
         self,
         params: Params,
         pending: Int[Array, "B"],
-        state: MTPState,
-        length: Int[Array, "B"],
+        state: SequenceState,
         *,
         num_drafts: int,
         choose: ChooseDraft,
         keep_going: Callable[[Float[Array, "B"]], Array],
     ) -> Proposal:
         """One pass over the waiting rows, which gives the first draft, and a row at a time for the others."""
-        batch = pending.shape[0]
-        no_hidden = state.hidden[:, :0]
-        fed, kv = self._feed(params, pending[:, None], no_hidden, jnp.ones_like(pending), state, length)
+        batch, own, length = pending.shape[0], state.drafter, state.length
+        no_hidden = own.hidden[:, :0]
+        fed, kv = self._feed(params, pending[:, None], no_hidden, jnp.ones_like(pending), own, length)
         hidden = fed[:, -1]
         choice = choose(self.logits(params, hidden), length + 1)
 
@@ -208,8 +207,8 @@ class Qwen35MTP:
             tokens=tokens.T,
             logq=None if logq is None else jnp.swapaxes(logq, 0, 1),
             confidence=confidence.T,
-            hidden_norm=jnp.linalg.norm(state.hidden[:, -1], axis=-1),
-            state=replace(state, kv=kv),
+            hidden_norm=jnp.linalg.norm(own.hidden[:, -1], axis=-1),
+            state=replace(own, kv=kv),
         )
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: MTPState) -> MTPWindow:

@@ -21,7 +21,7 @@ def init_params(config: Qwen35Config, key: Array) -> Params:
     trunk_key, mtp_key = jax.random.split(key)
     one = jnp.ones((1,), jnp.int32)
     tokens = jnp.zeros((1, 1), jnp.int32)
-    layers = Qwen35Target(config).init_layers(1, 1, rows=1, rollback="replay", dtype=jnp.float32)
+    layers = Qwen35Target(config).init_layers(1, 1, rows=1, chunk=1, rollback="replay", dtype=jnp.float32)
 
     def whole_trunk(trunk: Trunk) -> Array:
         hidden, _, _ = trunk(tokens, one - 1, one, layers, rollback=False)

@@ -32,9 +32,10 @@ class Qwen35Target:
         return self.config.context_length
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
+        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
     ) -> tuple[Any, ...]:
         """KV caches of `capacity` slots in `dtype`, recurrent states in float32."""
+        del chunk
         c = self.config
 
         def init(kind: str) -> Any:
