@@ -50,7 +50,16 @@ class Batches:
 
 
 def consecutive_blocks(documents: Sequence[np.ndarray], batch_size: int, length: int) -> Int[np.ndarray, "n B T"]:
-    """The documents in order, cut into blocks without shuffling, for evaluation; a last partial batch is dropped."""
+    """The documents in order, cut into blocks without shuffling, for evaluation; a last partial batch is dropped.
+
+    Raises:
+        ValueError: the documents do not fill one batch.
+    """
     stream = np.concatenate(documents)
     num_batches = len(stream) // (batch_size * length)
+    if num_batches == 0:
+        raise ValueError(
+            f"the held-out documents hold {len(stream)} tokens, fewer than one batch of {batch_size} x {length}; "
+            "give more text or a smaller batch"
+        )
     return stream[: num_batches * batch_size * length].reshape(num_batches, batch_size, length)

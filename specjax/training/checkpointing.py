@@ -53,3 +53,11 @@ class Checkpoints:
         """The newest checkpoint, with the structure, shapes and dtypes of `like`."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
         return TrainState(**self._manager.restore(self.latest_step, args=ocp.args.StandardRestore(abstract)))
+
+
+def latest_step(folder: Path) -> int | None:
+    """Steps taken at the newest checkpoint in `folder`; None when there is no checkpoint or no such folder."""
+    if not folder.is_dir():
+        return None
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.latest_step

@@ -9,6 +9,7 @@ share.
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import sysconfig
 from collections.abc import Iterable
@@ -79,10 +80,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a corpus came from, for a model card."""
+    """Where a corpus came from, for a model card, and a hash of its paths and texts."""
 
     source: str
     python_version: str
+    sha256: str
     train_files: int
     train_bytes: int
     held_out_files: int
@@ -103,10 +105,11 @@ class Corpus:
 
     @property
     def provenance(self) -> Provenance:
-        """Python version, files and bytes of this corpus."""
+        """Python version, hash, files and bytes of this corpus."""
         return Provenance(
             source="Python standard library source files (PSF License Agreement)",
             python_version=platform.python_version(),
+            sha256=hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest(),
             train_files=len(self.train),
             train_bytes=sum(document.num_bytes for document in self.train),
             held_out_files=len(self.held_out),

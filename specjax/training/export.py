@@ -10,15 +10,15 @@ from tokenizers import Tokenizer
 from checkpoints import TextTokenizer, write_gguf
 from checkpoints.gguf_writer import WeightType
 from checkpoints.tokenizer_hf import from_backend
-from specjax.training.checkpointing import Checkpoints
+from specjax.training.checkpointing import Checkpoints, TrainState
 from specjax.training.optimizer import from_trainable
 from specjax.training.run_folder import RunFolder
 from specjax.training.trainer import initial_state
 from specjax.training.vocabulary import end_of_text
 
 
-def load_params(folder: RunFolder) -> dict:
-    """The parameters of the run's newest checkpoint, as the model runs them.
+def load_state(folder: RunFolder) -> TrainState:
+    """The run's newest checkpoint.
 
     Raises:
         FileNotFoundError: the folder holds no run, or no checkpoint yet.
@@ -28,8 +28,12 @@ def load_params(folder: RunFolder) -> dict:
     with Checkpoints(folder.checkpoints) as checkpoints:
         if checkpoints.latest_step is None:
             raise FileNotFoundError(f"{folder.checkpoints} holds no checkpoint yet; train for some steps first")
-        state = checkpoints.restore(jax.eval_shape(lambda: initial_state(config, recipe)))
-    return from_trainable(state.params)
+        return checkpoints.restore(jax.eval_shape(lambda: initial_state(config, recipe)))
+
+
+def load_params(folder: RunFolder) -> dict:
+    """The parameters of the run's newest checkpoint, as the model runs them; raises what `load_state` does."""
+    return from_trainable(load_state(folder).params)
 
 
 def text_tokenizer(tokenizer: Tokenizer) -> TextTokenizer:

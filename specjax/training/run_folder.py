@@ -74,6 +74,10 @@ class RunFolder:
             **{**fields, "layer_types": tuple(fields["layer_types"]), "rope_sections": tuple(fields["rope_sections"])}
         )
 
+    def read_provenance(self) -> dict[str, Any]:
+        """Where the text came from, see `Provenance`."""
+        return self._read()["corpus"]
+
     def read_tokenizer(self) -> Tokenizer:
         """The run's vocabulary."""
         return Tokenizer.from_file(str(self.tokenizer))

@@ -94,7 +94,7 @@ def evaluate(
 def train(
     config: Qwen35Config,
     recipe: Recipe,
-    train_documents: list[np.ndarray],
+    batches: Batches,
     held_out_blocks: Int[np.ndarray, "n B T"],
     folder: RunFolder,
     progress: Progress,
@@ -107,7 +107,6 @@ def train(
     An interrupt (Ctrl-C, SIGTERM) ends the run after the current step, with a checkpoint; training again continues
     as if nothing had happened.
     """
-    batches = Batches(train_documents, recipe.batch_size, recipe.length, recipe.seed)
     state = initial_state(config, recipe, start)
     with Checkpoints(folder.checkpoints) as checkpoints, stop_request() as stop_requested:
         if checkpoints.latest_step is not None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specjax.training.batches import Batches, consecutive_blocks
-from specjax.training.corpus import HELD_OUT, Document, is_held_out, is_source, standard_library
+from specjax.training.corpus import HELD_OUT, Corpus, Document, is_held_out, is_source, standard_library
 from specjax.training.vocabulary import END_OF_TEXT, encode_documents, train_vocabulary
 
 
@@ -32,6 +32,17 @@ def test_held_out_share_is_a_few_percent(corpus):
     share = provenance.held_out_bytes / (provenance.train_bytes + provenance.held_out_bytes)
     assert 0.01 < share < 0.08
     assert provenance.train_files == len(corpus.train)
+
+
+def test_the_hash_of_a_corpus_covers_texts_and_split():
+    one, two = Document("a.py", "x = 1\n"), Document("b.py", "y = 2\n")
+    corpora = [
+        Corpus((one,), (two,)),
+        Corpus((one, two), ()),
+        Corpus((one,), (Document("b.py", "y = 3\n"),)),
+        Corpus((one,), (Document("c.py", "y = 2\n"),)),
+    ]
+    assert len({corpus.provenance.sha256 for corpus in corpora}) == len(corpora)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,11 @@ def test_an_epoch_sees_no_token_twice_and_epochs_differ():
 def test_too_little_text_for_a_batch_is_an_error():
     with pytest.raises(ValueError, match="fewer than one batch"):
         Batches(DOCUMENTS, 4, 512, seed=0)
+
+
+def test_too_little_held_out_text_for_a_batch_is_an_error():
+    with pytest.raises(ValueError, match="158 tokens, fewer than one batch of 4 x 512"):
+        consecutive_blocks(DOCUMENTS, 4, 512)
 
 
 def test_evaluation_blocks_keep_the_order_of_the_text():

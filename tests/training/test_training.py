@@ -21,7 +21,7 @@ from specjax.training.loss import cross_entropies, head_loss, predict, training_
 from specjax.training.optimizer import from_trainable, learning_rate, to_trainable
 from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
-from specjax.training.run import run
+from specjax.training.run import check_same, run
 from specjax.training.run_folder import RunFolder
 
 CONFIG = Qwen35Config(
@@ -96,10 +96,45 @@ def test_an_interrupted_run_resumes_bit_for_bit(trained, tmp_path):
 
     first = run(folder, CONFIG, RECIPE, CORPUS, Interrupting(Console(file=io.StringIO())))
     assert (first.finished, int(first.state.step)) == (False, 7)
+    described = folder.description.stat().st_mtime_ns
     second = run(folder, CONFIG, RECIPE, CORPUS, quiet())
     assert second.finished
+    assert folder.description.stat().st_mtime_ns == described
     assert_same(second.state, uninterrupted.state)
     assert_same(load_params(folder), uninterrupted.params)
+
+
+def test_the_steps_may_change_until_a_step_was_taken_at_another_rate(trained):
+    folder, _ = trained
+    check_same(folder, RECIPE, replace(RECIPE, steps=20), CONFIG, taken=8)
+    for steps, taken in ((20, 10), (13, 12), (5, 8)):
+        with pytest.raises(ValueError, match=f"took {taken} of 12 steps; with {steps} steps"):
+            check_same(folder, RECIPE, replace(RECIPE, steps=steps), CONFIG, taken)
+
+
+def test_a_run_is_not_continued_on_other_text(trained, tmp_path):
+    other = replace(CORPUS, train=CORPUS.train[1:])
+    folder = RunFolder(tmp_path)
+    folder.write(RECIPE, CONFIG, CORPUS.provenance.to_dict(), trained[0].read_tokenizer())
+    with pytest.raises(ValueError, match="holds a run on other text"):
+        run(folder, CONFIG, RECIPE, other, quiet())
+    assert folder.read_provenance()["sha256"] == CORPUS.provenance.sha256
+
+
+def test_a_finished_run_can_be_asked_for_again_without_its_text(trained):
+    folder, outcome = trained
+    kept = {path: path.read_bytes() for path in (folder.description, folder.tokenizer, folder.report, folder.metrics)}
+    again = run(folder, CONFIG, RECIPE, Corpus((), ()), quiet())
+    assert again.finished
+    assert_same(again.params, outcome.params)
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_too_little_text_leaves_no_run_behind(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ValueError, match="fewer than one batch of 2 x 500"):
+        run(folder, CONFIG, replace(RECIPE, length=500), CORPUS, quiet())
+    assert not folder.path.exists()
 
 
 def test_a_torn_line_of_the_metrics_is_ended_and_passed_over(tmp_path):
@@ -208,6 +243,17 @@ def test_the_command_line_starts_from_the_runs_own_recipe(trained):
     assert longer == replace(RECIPE, steps=20)
     with pytest.raises(ValueError, match="new runs"):
         chosen_recipe(parser.parse_args(["--out", str(folder.path), "--minutes", "1"]), folder)
+
+
+def test_a_head_run_that_died_before_its_first_checkpoint_starts_from_the_trunk_again(trained, tmp_path):
+    before_folder, before = trained
+    recipe = replace(RECIPE, steps=1, mtp_sequences=2, head_only=True)
+    folder = RunFolder(tmp_path)
+    folder.write(recipe, CONFIG, CORPUS.provenance.to_dict(), before_folder.read_tokenizer())
+    with pytest.raises(ValueError, match="no checkpoint yet, and a head is trained on the trunk of another run"):
+        run(folder, CONFIG, recipe, CORPUS, quiet())
+    after = run(folder, CONFIG, recipe, CORPUS, quiet(), start=before_folder)
+    assert_same(before.params["target"], after.params["target"])
 
 
 def test_head_training_changes_the_head_alone_and_brings_it_closer_to_the_trunk(trained, tmp_path):
