@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from specjax.models.protocol import Drafter, Target
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
 
+_BUILDERS: dict[type, Callable[[Any], tuple[Target, Drafter | None]]] = {
+    Qwen35Config: lambda config: (Qwen35Target(config), Qwen35MTP(config) if config.mtp_layers else None),
+}
 
-def build(config: Qwen35Config) -> tuple[Target, Drafter | None]:
+
+def build(config: Any) -> tuple[Target, Drafter | None]:
     """The target of a config, and the drafter that comes in the same file, if any."""
-    return Qwen35Target(config), Qwen35MTP(config) if config.mtp_layers else None
+    return _BUILDERS[type(config)](config)
