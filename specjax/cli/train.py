@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specjax.cli.options import check_output
 from specjax.cli.runtime import UsageError
 
 DESCRIPTION = """\
@@ -105,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
     from specjax.training.run import run as run_recipe
     from specjax.training.run_folder import RunFolder
 
-    if args.export is not None and not args.export.resolve().parent.is_dir():
-        raise UsageError(f"--export {args.export}: the folder {args.export.parent} does not exist")
+    if args.export is not None:
+        check_output(args.export)
     if args.minutes is not None and args.minutes <= 0:
         raise UsageError(f"--minutes is {args.minutes:g}; it must be positive")
     folder, progress = RunFolder(args.out), Progress()
@@ -127,7 +128,7 @@ def chosen_recipe(args: argparse.Namespace, folder: Any) -> Any:
     """The recipe of the folder's run, or the default one, with the settings that the command line names.
 
     Raises:
-        UsageError: `--minutes` for a run that exists already.
+        UsageError: `--minutes` for a run that exists already, or `--head-of` for one of a whole model.
         ValueError: a setting out of range.
     """
     from specjax.training.recipe import Recipe, demo_config
@@ -136,6 +137,11 @@ def chosen_recipe(args: argparse.Namespace, folder: Any) -> Any:
     previous = folder.read_recipe()
     if previous is not None and args.minutes is not None:
         raise UsageError(f"--minutes is for new runs; {args.out} holds one of {previous.steps} steps (use --steps)")
+    if previous is not None and args.head_of is not None and not previous.head_only:
+        raise UsageError(
+            f"--head-of begins a run that trains a head alone; {args.out} holds one of a whole model: choose another"
+            " --out, or leave --head-of out to continue it"
+        )
     settings = {
         "steps": args.steps,
         "batch_size": args.batch,

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from small_model import CONFIG, agreeing_params, byte_tokenizer
 
 import checkpoints
-from specjax.cli.runtime import cache_folder
+from specjax.cli.options import check_output
+from specjax.cli.runtime import UsageError, cache_folder
 
 PROMPT = ("--prompt", "def f(")
 
@@ -152,6 +153,30 @@ def test_training_without_its_packages_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
     assert "specjax[train]" in cli("train", "--out", tmp_path / "run").error
+
+
+def test_a_head_of_nothing_is_refused(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("train", "--head-of", tmp_path / "mistyped", "--out", tmp_path / "run")
+    assert "mistyped holds no training run" in ran.error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("forbidden", [".", "l.npy"])
+def test_a_file_is_replaced_only_where_it_and_its_folder_may_be_changed(
+    forbidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "l.npy"
+    path.touch()
+    check_output(path)
+    monkeypatch.setattr("os.access", lambda asked, _: asked != tmp_path / forbidden)
+    with pytest.raises(UsageError, match=r"l\.npy: permission denied"):
+        check_output(path)
+
+
+def test_an_export_needs_its_folder(cli: Cli, tmp_path: Path) -> None:
+    command = ("train", "--out", tmp_path / "run", "--export", tmp_path / "absent" / "model.gguf")
+    assert "there is no folder" in cli(*command).error
+    assert "it exists and is not a file" in cli(*command[:-1], tmp_path).error
 
 
 def _raise(error: BaseException) -> Callable[..., None]:

@@ -243,6 +243,8 @@ def test_the_command_line_starts_from_the_runs_own_recipe(trained):
     assert longer == replace(RECIPE, steps=20)
     with pytest.raises(ValueError, match="new runs"):
         chosen_recipe(parser.parse_args(["--out", str(folder.path), "--minutes", "1"]), folder)
+    with pytest.raises(ValueError, match="holds one of a whole model"):
+        chosen_recipe(parser.parse_args(["--out", str(folder.path), "--head-of", "elsewhere"]), folder)
 
 
 def test_a_head_run_that_died_before_its_first_checkpoint_starts_from_the_trunk_again(trained, tmp_path):
