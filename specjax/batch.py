@@ -16,23 +16,30 @@ from specjax.decoding.loop import ChunkRecord, decode, decode_chunk
 from specjax.decoding.prefill import chunks, prefill, prefill_chunk, start_decoding
 from specjax.decoding.sampling import top2_margin
 from specjax.errors import PromptError
-from specjax.generation import Timings
+from specjax.generation import FinishReason, Timings
 from specjax.models.protocol import Params, Target
 
 CAPACITY_STEP = 256
 """KV caches grow in steps of so many slots, so that prompts of similar length share a compiled program."""
 
 
-def check_prompts(target: Target, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise `PromptError` for a prompt that is empty, too long, or has ids outside the vocabulary."""
+def check_prompts(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int = 1) -> None:
+    """Raise `PromptError` for a prompt that is empty, leaves no room for new tokens, or has ids outside the vocabulary.
+
+    Args:
+        target: says how long its context is, and how large its vocabulary.
+        prompts: token ids.
+        new_tokens: how many the context must hold beside the prompt.
+    """
     for index, prompt in enumerate(prompts):
         name = "the prompt" if len(prompts) == 1 else f"prompt {index}"
         if not len(prompt):
             raise PromptError(f"{name} is empty; give at least one token of text to continue")
-        if len(prompt) >= target.context_length:
+        if len(prompt) + new_tokens > target.context_length:
+            limit = f"must also hold {new_tokens} more" if new_tokens else "is shorter"
             raise PromptError(
-                f"{name} has {len(prompt)} tokens; the model's context of {target.context_length} must also hold at"
-                " least one new token: shorten the prompt"
+                f"{name} has {len(prompt)} tokens; the model's context of {target.context_length} {limit}: shorten the"
+                " prompt"
             )
         outside = [token for token in prompt if not 0 <= token < target.vocab_size]
         if outside:
@@ -40,6 +47,25 @@ def check_prompts(target: Target, prompts: Sequence[Sequence[int]]) -> None:
                 f"{name} has token ids outside the vocabulary of {target.vocab_size} (0 to {target.vocab_size - 1}):"
                 f" {outside[:10]}"
             )
+
+
+def token_budget(target: Target, prompt: Sequence[int], max_tokens: int) -> int:
+    """Tokens that a prompt's row may emit: `max_tokens`, or what the context has room for."""
+    return min(max_tokens, target.context_length - len(prompt))
+
+
+def cache_capacity(lengths: Iterable[int]) -> int:
+    """Slots of KV caches in which sequences of these lengths fit."""
+    return -(-max(lengths) // CAPACITY_STEP) * CAPACITY_STEP
+
+
+def finish_reason(tokens: Sequence[int], max_tokens: int, budget: int, eos_ids: Sequence[int]) -> FinishReason | None:
+    """Why a row that has emitted `tokens` emits no more; None if it goes on."""
+    if tokens[-1] in eos_ids:
+        return "eos"
+    if len(tokens) < budget:
+        return None
+    return "length" if budget == max_tokens else "context"
 
 
 @dataclass
@@ -90,14 +116,12 @@ class Batch:
     @property
     def budgets(self) -> list[int]:
         """Tokens that each row may emit."""
-        context = self.decoder.target.context_length
-        return [min(self.max_tokens, context - len(prompt)) for prompt in self.prompts]
+        return [token_budget(self.decoder.target, prompt, self.max_tokens) for prompt in self.prompts]
 
     @property
     def capacity(self) -> int:
         """Slots of the KV caches."""
-        longest = max(len(prompt) + budget for prompt, budget in zip(self.prompts, self.budgets, strict=True))
-        return -(-longest // CAPACITY_STEP) * CAPACITY_STEP
+        return cache_capacity(len(prompt) + budget for prompt, budget in zip(self.prompts, self.budgets, strict=True))
 
     def start(self) -> tuple[DecodeState, jax.Array | None]:
         """Compile what has not been compiled, then prefill and choose the first tokens.

@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from checkpoints import TextTokenizer
-from specjax.batch import Batch, Emission, check_prompts
+from specjax.batch import Batch, Emission, check_prompts, finish_reason
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill
 from specjax.decoding.stats import DecodeStats
 from specjax.errors import SpecjaxError
-from specjax.generation import FinishReason, GenerateOptions, Generation
+from specjax.generation import GenerateOptions, Generation
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.models.qwen3_5 import Qwen35Config
 
@@ -157,7 +157,7 @@ class Model:
             PromptError: as `generate`.
         """
         ids = self.encode(tokens)
-        check_prompts(self.target, [ids])
+        check_prompts(self.target, [ids], new_tokens=0)
         padded = np.zeros((1, -(-len(ids) // 64) * 64), np.int32)
         padded[0, : len(ids)] = ids
         logits = _all_logits(self.target, self.params, jnp.asarray(padded), jnp.asarray([len(ids)], jnp.int32))
@@ -240,16 +240,15 @@ class TextStream:
         return [self._result(row) for row in range(len(self._tokens))]
 
     def _result(self, row: int) -> Generation:
-        tokens, eos_ids = self._tokens[row], self.batch.decoder.eos_ids
-        reason: FinishReason = "length" if len(tokens) >= self.batch.max_tokens else "context"
-        if tokens[-1] in eos_ids:
-            reason = "eos"
+        tokens, batch = self._tokens[row], self.batch
+        reason = finish_reason(tokens, batch.max_tokens, batch.budgets[row], batch.decoder.eos_ids)
+        assert reason is not None
         return Generation(
             text=self._model.decode(tokens),
             tokens=tokens,
-            prompt_tokens=list(self.batch.prompts[row]),
+            prompt_tokens=list(batch.prompts[row]),
             finish_reason=reason,
             stats=self._stats[row],
-            timings=self.batch.timings,
+            timings=batch.timings,
             margins=self._margins[row] if self._margins is not None else None,
         )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.batch import CAPACITY_STEP, rows_of, warm_up_prefill
+from specjax.batch import cache_capacity, finish_reason, rows_of, token_budget, warm_up_prefill
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.prefill import chunks, prefill, start_decoding
@@ -47,7 +47,7 @@ class Seat:
 
     Attributes:
         job: what it works on.
-        budget: tokens that it may emit: max_tokens, or what the context has room for.
+        budget: tokens that it may emit, see `token_budget`.
         first: its first token, on the device until the first chunk of rounds is read.
         tokens: what has been emitted.
         stats: what drafting brought.
@@ -67,10 +67,7 @@ class Seat:
             self.first = None
         self.tokens += tokens
         self.stats.add(record, row)
-        if self.tokens[-1] in eos_ids:
-            self.finish_reason = "eos"
-        elif len(self.tokens) >= self.budget:
-            self.finish_reason = "length" if self.budget == self.job.max_tokens else "context"
+        self.finish_reason = finish_reason(self.tokens, self.job.max_tokens, self.budget, eos_ids)
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -148,7 +145,7 @@ class RefilledBatch:
         return state
 
     def _admit(self, job: Job) -> tuple[Seat, DecodeState]:
-        budget = budget_of(job, self.decoder)
+        budget = token_budget(self.decoder.target, job.prompt, job.max_tokens)
         empty = self.decoder.init_state(1, self.capacity)
         sequences, logits = prefill(self.decoder, self.params, empty, [job.prompt])
         row = [jnp.asarray([value], jnp.int32) for value in (budget, job.sequence)]
@@ -176,12 +173,6 @@ class RefilledBatch:
         )
 
 
-def budget_of(job: Job, decoder: Decoder) -> int:
-    """Tokens that a job may emit."""
-    return min(job.max_tokens, decoder.target.context_length - len(job.prompt))
-
-
 def capacity_for(jobs: Sequence[Job], decoder: Decoder) -> int:
     """Slots of KV caches in which every job fits."""
-    longest = max(len(job.prompt) + budget_of(job, decoder) for job in jobs)
-    return -(-longest // CAPACITY_STEP) * CAPACITY_STEP
+    return cache_capacity(len(job.prompt) + token_budget(decoder.target, job.prompt, job.max_tokens) for job in jobs)

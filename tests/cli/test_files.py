@@ -31,6 +31,13 @@ def test_the_next_logits_are_the_last_row_of_all_logits(model: specjax.Model) ->
     np.testing.assert_allclose(model.next_logits([1, 2, 3]), model.logits([1, 2, 3])[-1], atol=1e-4)
 
 
+def test_a_prompt_may_fill_the_context_when_nothing_is_to_follow(model: specjax.Model) -> None:
+    whole = [1] * CONFIG.context_length
+    assert model.logits(whole).shape == (CONFIG.context_length, CONFIG.vocab_size)
+    with pytest.raises(specjax.PromptError, match="129 tokens; the model's context of 128 is shorter"):
+        model.logits([*whole, 1])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
