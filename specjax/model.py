@@ -19,7 +19,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill
 from specjax.decoding.stats import DecodeStats
-from specjax.errors import SpecjaxError
+from specjax.errors import PromptError, SpecjaxError
 from specjax.generation import GenerateOptions, Generation
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.models.qwen3_5 import Qwen35Config
@@ -61,7 +61,12 @@ class Model:
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt given as text, or the ids themselves."""
+        """Token ids of a prompt given as text, or the ids themselves.
+
+        Raises:
+            PromptError: the text is not Unicode: half a surrogate pair, or a byte of the command line that is not UTF-8.
+            SpecjaxError: there is no tokenizer for it.
+        """
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]
         if self.tokenizer is None:
@@ -69,6 +74,13 @@ class Model:
                 f"{self.path} has no usable tokenizer; give the prompt as token ids"
                 " (load it with need_tokenizer=True to learn what is wrong)"
             )
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"the prompt is not Unicode text: {error.reason} at character {error.start},"
+                f" {prompt[error.start : error.end]!r}; leave it out"
+            ) from error
         return self.tokenizer.encode(prompt)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -188,6 +200,8 @@ def _all_logits(
 class TextStream:
     """A generation in progress. Iterating yields the first prompt's text in pieces.
 
+    It runs once: iterating again goes on where the last iteration stopped.
+
     Attributes:
         batch: what runs.
         observers: called with every emission as it becomes known.
@@ -201,9 +215,17 @@ class TextStream:
         self._tokens: list[list[int]] = [[] for _ in prompts]
         self._margins: list[list[float]] | None = [[] for _ in prompts] if options.margins else None
         self._finished = False
+        self._emissions = self._run()
+        self._pieces = self._text()
 
     def emissions(self) -> Iterator[Emission]:
-        """Run, and pass on what becomes known of all rows."""
+        """What becomes known of all rows."""
+        return self._emissions
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def _run(self) -> Iterator[Emission]:
         for emission in self.batch.run():
             for row, new in enumerate(emission.tokens):
                 self._tokens[row] += new
@@ -216,9 +238,9 @@ class TextStream:
             yield emission
         self._finished = True
 
-    def __iter__(self) -> Iterator[str]:
+    def _text(self) -> Iterator[str]:
         decoder = self._model.tokenizer.stream(special=False) if self._model.tokenizer else None
-        for emission in self.emissions():
+        for emission in self._emissions:
             if decoder and (piece := decoder.push(self._model._named(emission.tokens[0]))):
                 yield piece
         if decoder and (rest := decoder.flush()):

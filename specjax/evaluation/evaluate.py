@@ -103,8 +103,8 @@ class Evaluation:
 
 
 def _job(model: Model, prompt: PromptLine, options: GenerateOptions) -> Job:
-    tokens = model.encode(prompt.prompt)
     try:
+        tokens = model.encode(prompt.prompt)
         check_prompts(model.target, [tokens])
     except PromptError as error:
         raise PromptError(f"{prompt.place}: {error}") from error

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
     ("options", "message"),
     [
         (("--prompt", ""), "the prompt is empty"),
+        (("--prompt", "a\udcff"), "not Unicode text: surrogates not allowed at character 1, '\\udcff'"),
         (("--tokens", ""), "the prompt is empty"),
         (("--tokens", "1,272"), "outside the vocabulary of 272 (0 to 271): [272]"),
         (("--tokens=-1,2",), "outside the vocabulary of 272 (0 to 271): [-1]"),

@@ -101,6 +101,7 @@ def test_a_killed_run_goes_on_where_it_stopped(evaluated: Path, cli: Cli, gguf: 
     ("line", "options", "message"),
     [
         ({"prompt": ""}, (), "p.jsonl:2: the prompt is empty"),
+        ({"prompt": "a\ud800"}, (), "p.jsonl:2: the prompt is not Unicode text: surrogates not allowed at character 1"),
         ({"tokens": [999]}, (), "p.jsonl:2: the prompt has token ids outside"),
         ({"tokens": [1] * 128}, (), "p.jsonl:2: the prompt has 128 tokens"),
         ({"prompt": "a"}, ("--batch", 0), "the batch has 0 rows"),

@@ -15,6 +15,7 @@ from specjax.cli.comparison import Comparison
 from specjax.cli.generate import DEFAULT_PROMPT, _pieces
 from specjax.cli.generate_report import _comparison_rows
 from specjax.divergence import Divergence, find_divergence, tolerance_of
+from specjax.errors import SpecjaxError
 from specjax.generation import GenerateOptions
 from specjax.tracing import summarize_trace
 
@@ -115,6 +116,18 @@ def test_a_divergence_has_the_margin_of_the_two_tokens(model: specjax.Model) -> 
 def test_narrow_types_have_wider_ties() -> None:
     assert tolerance_of("float32", "float32") == 1e-3
     assert tolerance_of("float32", "bfloat16") == pytest.approx(4 * 2**-7)
+
+
+def test_a_stream_goes_on_where_the_last_iteration_stopped(model: specjax.Model) -> None:
+    whole = model.generate(PROMPT, max_tokens=40, draft=3)
+    stream = model.stream(PROMPT, max_tokens=40, draft=3)
+    with pytest.raises(SpecjaxError, match="not exhausted"):
+        _ = stream.result
+    pieces = [next(iter(stream))]
+    pieces.extend(stream)
+    assert "".join(pieces) == whole.text
+    assert list(stream) == []
+    assert (stream.result.tokens, stream.result.stats) == (whole.tokens, whole.stats)
 
 
 def test_rejection_sampling_is_compared_for_speed_only(model: specjax.Model) -> None:
