@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints import tokenizer_gguf, tokenizer_hf
-from checkpoints.errors import FormatError, TensorMismatchError, TokenizerError
+from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
 from checkpoints.families import Config, family_of_gguf, family_of_hf
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.mapping import Progress, RuleTable
@@ -20,6 +20,7 @@ from checkpoints.source import TensorInfo, TensorSource
 from checkpoints.tokenizer import TextTokenizer
 
 Format = Literal["gguf", "safetensors"]
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def load(
 
     Args:
         path: a GGUF file (any part of a split one), or a directory with config.json and safetensors.
-        dtype: of the matrices; norms, convolutions and other vectors are float32 always.
+        dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
         progress: called with bytes done and bytes in all.
 
@@ -107,13 +108,15 @@ def load(
         ConfigError: the metadata describe no model.
         TensorMismatchError: missing, surplus, misshapen or unreadable tensors; all are listed.
         TokenizerError: the tokenizer is absent or of an unknown kind.
+        CheckpointError: another dtype is asked for.
 
     Warns:
         MissingMTPWarning: the MTP head is declared and absent; the trunk is loaded without it.
     """
+    kind = _matrix_dtype(dtype)
     opened = _open(Path(path))
     tokenizer = _tokenizer(opened, need_tokenizer)
-    params = opened.rules.load(opened.source, str(path), dtype, progress)
+    params = opened.rules.load(opened.source, str(path), kind, progress)
     return Checkpoint(opened.config, params, tokenizer, opened.path, opened.format, opened.metadata)
 
 
@@ -143,6 +146,16 @@ def describe(path: str | Path) -> Description:
         vocab_size=None if tokenizer is None else tokenizer.vocab_size,
         problems=problems,
     )
+
+
+def _matrix_dtype(asked: DTypeLike) -> np.dtype:
+    try:
+        dtype = np.dtype(asked)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name not in _DTYPES:
+        raise CheckpointError(f"dtype is {asked!r}; matrices can be loaded as {', '.join(_DTYPES)}")
+    return dtype
 
 
 def _tokenizer(opened: _Opened, required: bool) -> TextTokenizer | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specjax.decoding.acceptance import Rule
+from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
 from specjax.decoding.stats import DecodeStats
@@ -13,6 +14,7 @@ from specjax.state import RollbackStrategy
 
 FinishReason = Literal["eos", "length", "context"]
 DEFAULT_DRAFTS = 3
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,12 @@ class GenerateOptions:
             decoding needs neither.
         rollback: "replay", "snapshot", or "auto" for the faster one.
         ignore_eos: go on after a token that ends the text.
-        kv_dtype: dtype of KV caches.
+        kv_dtype: dtype of KV caches: "float32", "bfloat16" or "float16".
         margins: also report by how much each token's logit led the second one (needed to judge near-ties).
         rounds_per_chunk: rounds that run on the device before the host sees their tokens.
+
+    Raises:
+        ValueError: a setting out of its range.
     """
 
     max_tokens: int = 128
@@ -59,6 +64,15 @@ class GenerateOptions:
             raise ValueError(f"rollback is {self.rollback!r}; known are 'auto', 'replay' and 'snapshot'")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it must be from 0 to 2**32 - 1")
+        if self.kv_dtype not in DTYPES:
+            raise ValueError(f"kv_dtype is {self.kv_dtype!r}; known are {', '.join(map(repr, DTYPES))}")
+        draft = self.draft_config(has_drafter=True)
+        if draft.n_max > MAX_DRAFTS:
+            raise ValueError(
+                f"{draft.n_max} draft tokens are asked for; a round verifies at most {MAX_DRAFTS + 1} tokens at once:"
+                f" draft at most {MAX_DRAFTS}"
+            )
+        draft.check_lossless(drawn=self.rule == "rejection")
 
     @property
     def sampler(self) -> SamplerConfig:

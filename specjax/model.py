@@ -64,7 +64,7 @@ class Model:
         """Token ids of a prompt given as text, or the ids themselves.
 
         Raises:
-            PromptError: the text is not Unicode: half a surrogate pair, or a byte of the command line that is not UTF-8.
+            PromptError: the text has half a surrogate pair, or a byte of the command line that is not UTF-8.
             SpecjaxError: there is no tokenizer for it.
         """
         if not isinstance(prompt, str):

@@ -44,6 +44,12 @@ def test_missing_file(tmp_path: Path) -> None:
         checkpoints.load(tmp_path / "nothing.gguf")
 
 
+@pytest.mark.parametrize("dtype", ["float31", "int8", "float64", None, 7])
+def test_matrices_are_floats_of_16_or_32_bits(dtype: Any, good: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"dtype is {dtype!r}; matrices can be loaded as float32, bfloat16"):
+        checkpoints.load(good, dtype)
+
+
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 something else"])
 def test_not_a_gguf(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from safetensors.numpy import load_file, save_file
 from small_model import CONFIG, agreeing_params, byte_tokenizer
 
 import checkpoints
+import specjax
 from specjax.cli.options import check_output
 from specjax.cli.runtime import UsageError, cache_folder
+from specjax.decoding.draft_control import DraftConfig
 
 PROMPT = ("--prompt", "def f(")
 
@@ -62,6 +65,23 @@ def test_bad_options_are_refused(
     monkeypatch.chdir(tmp_path)
     assert message in cli("generate", "--model", gguf, *options).error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; known are 'float32', 'bfloat16', 'float16'"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"draft": -1}, "n_max is -1"),
+        ({"draft": 16}, "a round verifies at most 16 tokens"),
+        ({"draft": DraftConfig(n_min=2, p_min=0.5), "temperature": 1.0}, "would bias rejection sampling"),
+    ],
+    ids=str,
+)
+def test_options_are_checked_before_there_is_a_model(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        specjax.GenerateOptions(**options)
 
 
 def test_a_prompt_file_must_be_text(cli: Cli, gguf: Path, tmp_path: Path) -> None:
