@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.layers.linear import Linear, matmul_transposed
-from specjax.layers.mlp import SwiGLU
+from specjax.layers.mlp import SwiGLU, swiglu
 
 BLOCK_ROWS = 32
 """Rows that share one read of an expert's weights in prefill."""
@@ -21,8 +23,10 @@ def apply_experts(
     gate: Float[Array, "E F D"],
     up: Float[Array, "E F D"],
     down: Float[Array, "E D F"],
+    *,
+    activation: Callable[[Array, Array], Array] = swiglu,
 ) -> Float[Array, "M D"]:
-    """Sum over the k chosen experts of weight * SwiGLU_expert(x), reading only the experts that are used.
+    """Sum over the k chosen experts of weight * down(activation(gate(x), up(x))), reading only experts that are used.
 
     The M * k assignments are sorted by expert and cut into blocks that belong to one expert each; a scan reads one
     expert's weights per block. Few rows use blocks of one row, so that decoding reads exactly the chosen experts.
@@ -48,7 +52,7 @@ def apply_experts(
 
     def one_block(_: None, block_input: tuple[Array, Array]) -> tuple[None, Array]:
         index, rows_in = block_input
-        hidden = jax.nn.silu(matmul_transposed(rows_in, gate[index])) * matmul_transposed(rows_in, up[index])
+        hidden = activation(matmul_transposed(rows_in, gate[index]), matmul_transposed(rows_in, up[index]))
         return None, matmul_transposed(hidden, down[index])
 
     _, out = jax.lax.scan(one_block, None, (block_expert, padded.reshape(num_blocks, block, -1)))
