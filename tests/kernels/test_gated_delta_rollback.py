@@ -1,6 +1,9 @@
 """The two ways back to an accepted length agree: snapshots, and records with a commit."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -27,6 +30,21 @@ def test_commit_of_serial_records_equals_every_snapshot_bit_for_bit(n_tokens):
     np.testing.assert_array_equal(commit(inputs.state, records, np.array([0, 0])), inputs.state)
     for n in range(1, n_tokens + 1):
         np.testing.assert_array_equal(commit(inputs.state, records, np.array([n, n])), snapshots(n_tokens)[n - 1])
+
+
+def test_commit_equals_every_snapshot_in_programs_that_llvm_optimises_too():
+    """The suite turns LLVM's optimiser off, which fuses multiplications with additions; 3 is the level users run at."""
+    check = test_commit_of_serial_records_equals_every_snapshot_bit_for_bit.__name__
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{check}"],
+        env={**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=3"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "4 passed" in ran.stdout
 
 
 @pytest.mark.parametrize("head_map", ["tiled", "grouped"])
