@@ -11,7 +11,9 @@ implementation; unset, the platform and the arguments choose, and `explain` says
 float16, computed in float32; outputs have v's dtype. ValueError where arguments do not fit.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -45,11 +47,8 @@ def prefill(
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Float[Array, "B Hv Dk Dv"]]:
     """Many tokens at once: outputs, and the state after each row's last valid token. Differentiable."""
-    dims = check_inputs("gated_delta.prefill", q, k, v, g, beta, n_valid, head_map)
-    expect_state("gated_delta.prefill", "state", state, tuple(dims[x] for x in ("B", "Hv", "Dk", "Dv")), "B Hv Dk Dv")
-    run = dispatch.choose("gated_delta.prefill", IMPLEMENTATIONS["prefill"], impl, dims).run
-    inputs, n = _without_padding(n_valid, q, k, v, g, beta)
-    out, state = run(*inputs, state, n_valid=n, head_map=head_map, scale=_scale(scale, dims))
+    run, inputs = _prepare("prefill", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
+    out, state = run(*inputs, state)
     return out.astype(v.dtype), state
 
 
@@ -67,11 +66,8 @@ def verify(
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Records]:
     """A few tokens of which not all may stay: outputs, and the records from which `commit` makes the state."""
-    dims = check_inputs("gated_delta.verify", q, k, v, g, beta, n_valid, head_map)
-    expect_state("gated_delta.verify", "state", state, tuple(dims[x] for x in ("B", "Hv", "Dk", "Dv")), "B Hv Dk Dv")
-    run = dispatch.choose("gated_delta.verify", IMPLEMENTATIONS["verify"], impl, dims).run
-    inputs, n = _without_padding(n_valid, q, k, v, g, beta)
-    out, u = run(*inputs, state, n_valid=n, head_map=head_map, scale=_scale(scale, dims))
+    run, inputs = _prepare("verify", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
+    out, u = run(*inputs, state)
     return out.astype(v.dtype), Records(k=inputs[1], u=u, g=inputs[3].astype(jnp.float32))
 
 
@@ -109,16 +105,13 @@ def verify_snapshots(
     the state s tokens back; other slots stay as they were. So a row with n_valid 0 keeps all its slots and is read
     through the same slot next time.
     """
-    dims = check_inputs("gated_delta.verify_snapshots", q, k, v, g, beta, n_valid, head_map)
     if slots.ndim != 5 or slots.shape[1] < 1:
         raise ValueError(f"gated_delta.verify_snapshots: slots has shape {slots.shape}; [B M Hv Dk Dv], M at least 1")
-    dims["M"] = slots.shape[1]
-    shape = tuple(dims[x] for x in ("B", "M", "Hv", "Dk", "Dv"))
-    expect_state("gated_delta.verify_snapshots", "slots", slots, shape, "B M Hv Dk Dv")
-    expect_counts("gated_delta.verify_snapshots", "slot", slot, dims["B"])
-    run = dispatch.choose("gated_delta.verify_snapshots", IMPLEMENTATIONS["verify_snapshots"], impl, dims).run
-    inputs, n = _without_padding(n_valid, q, k, v, g, beta)
-    out, slots = run(*inputs, slots, slot, n_valid=n, head_map=head_map, scale=_scale(scale, dims))
+    run, inputs = _prepare(
+        "verify_snapshots", (q, k, v, g, beta), slots, "B M Hv Dk Dv", n_valid, head_map, scale, impl
+    )
+    expect_counts("gated_delta.verify_snapshots", "slot", slot, slots.shape[0])
+    out, slots = run(*inputs, slots, slot)
     return out.astype(v.dtype), slots
 
 
@@ -131,15 +124,30 @@ def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
     return dispatch.explain(f"gated_delta.{operation}", IMPLEMENTATIONS[operation], dims, platform)
 
 
-def _scale(scale: float | None, dims: dict[str, int]) -> float:
-    return dims["Dk"] ** -0.5 if scale is None else scale
+def _prepare(
+    operation: str,
+    inputs: tuple[Array, Array, Array, Array, Array],
+    state: Array,
+    axes: str,
+    n_valid: Array | None,
+    head_map: HeadMap,
+    scale: float | None,
+    impl: str | None,
+) -> tuple[Callable[..., Any], tuple[Array, ...]]:
+    """What every operation begins with: checks, the choice of an implementation, and rows t >= n_valid set to zero.
 
-
-def _without_padding(n_valid: Array | None, *inputs: Array) -> tuple[tuple[Array, ...], Array]:
-    """Zeroes the rows t >= n_valid: a zero row neither moves the state nor gives output. Also the lengths [B]."""
-    n_rows, n_tokens = inputs[0].shape[:2]
+    A zero row neither moves the state nor gives output. `axes` are those of `state`; with an axis M it is the slots.
+    Returns the implementation with its options, and q, k, v, g and beta for it.
+    """
+    full_name, state_name = f"gated_delta.{operation}", "state"
+    dims = check_inputs(full_name, *inputs, n_valid, head_map)
+    if "M" in axes:
+        dims["M"], state_name = state.shape[1], "slots"
+    expect_state(full_name, state_name, state, tuple(dims[axis] for axis in axes.split()), axes)
+    run = dispatch.choose(full_name, IMPLEMENTATIONS[operation], impl, dims).run
+    options = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
     if n_valid is None:
-        return inputs, jnp.full((n_rows,), n_tokens, jnp.int32)
-    valid = jnp.arange(n_tokens) < n_valid[:, None]
+        return partial(run, n_valid=jnp.full((dims["B"],), dims["T"], jnp.int32), **options), inputs
+    valid = jnp.arange(dims["T"]) < n_valid[:, None]
     masked = tuple(jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0) for x in inputs)
-    return masked, n_valid.astype(jnp.int32)
+    return partial(run, n_valid=n_valid.astype(jnp.int32), **options), masked

@@ -45,6 +45,7 @@ def test_a_bad_argument_is_named(operation, changed, message):
             np.zeros((2, HV, DV, DK), np.float32),
             r"state has shape \(2, 4, 64, 16\); \[B Hv Dk Dv\] is \(2, 4, 16, 64\)",
         ),
+        (np.zeros((2, 3, HV, DK, DV), np.float32), r"state has shape \(2, 3, 4, 16, 64\); \[B Hv Dk Dv\] is"),
         (np.zeros((2, HV, DK, DV), np.float16), r"state is float16; recurrent state is float32"),
     ],
 )
