@@ -14,8 +14,8 @@ from jaxtyping import Array, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.round import draft, verify
-from specjax.models.protocol import Params, Proposal
+from specjax.decoding.round import draft
+from specjax.models.protocol import Params
 from specjax.state import commit
 
 SAMPLES = 5
@@ -82,13 +82,22 @@ def _median_seconds(run: Callable[[DecodeState, Array], DecodeState], state: Dec
 
 @partial(jax.jit, static_argnames="decoder", donate_argnames="state")
 def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
+    drafter = decoder.drafter
+    assert drafter is not None
+    none = jnp.zeros_like(state.pending)
+    tokens = jnp.zeros((len(none), decoder.rows), jnp.int32)
+    shapes = jax.eval_shape(
+        partial(decoder.target.verify, request=decoder.request), params, tokens, none, state.sequences
+    )
+    features = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes[0].features)
+
     def once(_: Array, state: DecodeState) -> DecodeState:
         proposal, _n_drafted = draft(decoder, params, state)
         assert proposal is not None
+        taken_back = drafter.observe(tokens, features, proposal.state).commit(none)
         # The next repetition starts from another token: nothing of it can be moved out of the loop.
-        return replace(
-            state, sequences=replace(state.sequences, drafter=proposal.state), pending=proposal.tokens[:, -1]
-        )
+        sequences = replace(state.sequences, drafter=taken_back)
+        return replace(state, sequences=sequences, pending=proposal.tokens[:, -1])
 
     return jax.lax.fori_loop(0, repeats, once, state)
 
@@ -98,14 +107,13 @@ def _verify_only(decoder: Decoder, params: Params, state: DecodeState, repeats: 
     k, vocab_size = decoder.draft.n_max, decoder.target.vocab_size
 
     def once(_: Array, state: DecodeState) -> DecodeState:
-        n_drafted = jnp.full_like(state.pending, k)
-        proposal = None
-        if decoder.drafts:
-            tokens = (state.pending[:, None] + 1 + jnp.arange(k)) % vocab_size
-            unused = jnp.zeros(tokens.shape, jnp.float32)
-            proposal = Proposal(tokens, None, unused, unused[:, 0], state.sequences.drafter)
-        logits, window = verify(decoder, params, state, proposal, n_drafted)
-        sequences = replace(commit(window, n_drafted + 1), length=state.sequences.length)
-        return replace(state, sequences=sequences, pending=jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32))
+        tokens = (state.pending[:, None] + jnp.arange(k + 1)) % vocab_size
+        n_valid = jnp.full_like(state.pending, k + 1)
+        output, window = decoder.target.verify(params, tokens, n_valid, state.sequences, request=decoder.request)
+        assert output.logits is not None
+        kept = commit(window, n_valid)
+        sequences = replace(kept, drafter=state.sequences.drafter, length=state.sequences.length)
+        pending = jnp.argmax(output.logits[:, -1], axis=-1).astype(jnp.int32)
+        return replace(state, sequences=sequences, pending=pending)
 
     return jax.lax.fori_loop(0, repeats, once, state)

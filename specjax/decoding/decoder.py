@@ -94,7 +94,7 @@ class Decoder:
         )
         drafter = None
         if self.active_drafter:
-            drafter = self.active_drafter.init_state(batch, capacity, rows=self.rows, dtype=dtype)
+            drafter = self.active_drafter.init_state(batch, capacity, rows=self.rows, chunk=chunk, dtype=dtype)
         return SequenceState(layers, drafter, jnp.zeros((batch,), jnp.int32))
 
 

@@ -163,8 +163,8 @@ class Drafter(Protocol):
         """The most drafts it can make in a round, or None."""
         ...
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, dtype: Any) -> Any:
-        """Its state before the first token, for rounds of at most `rows` verified tokens."""
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> Any:
+        """Its state before the first token; the arguments are those of `Target.init_layers`."""
         ...
 
     def extend(

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from flax import struct
 from jaxtyping import Array, Int
 
+from specjax.state.kv import KVCache
+
 
 class Window(Protocol):
     """A part of the state that has seen tokens which may still be taken back."""
@@ -43,6 +45,18 @@ class SequenceWindow:
     layers: tuple[Window, ...]
     drafter: Window | None
     length: Int[Array, "B"]
+
+
+def with_later_caches(window: SequenceWindow, state: SequenceState) -> SequenceWindow:
+    """The window with the KV caches of a state that was continued from it.
+
+    What the state's further tokens wrote lies past every length that the window can be committed to. So the window can
+    be continued on a trial basis without a copy of its caches.
+    """
+    layers = (
+        later if isinstance(layer, KVCache) else layer for layer, later in zip(window.layers, state.layers, strict=True)
+    )
+    return SequenceWindow(tuple(layers), window.drafter, window.length)
 
 
 def commit(window: SequenceWindow, n: Int[Array, "B"]) -> SequenceState:

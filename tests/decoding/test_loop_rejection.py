@@ -102,7 +102,7 @@ class TableDrafter:
     request: FeatureRequest = FeatureRequest()
     max_drafts: int | None = None
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, dtype: Any) -> Context:
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> Context:
         return Context(jnp.zeros((batch,), jnp.int32))
 
     def extend(

@@ -54,7 +54,7 @@ def prefill(config: Qwen35Config, params: Params, prompt: jax.Array) -> tuple[ja
     tokens, n_valid = prompt[None], jnp.array([len(prompt)])
     state = SequenceState(
         target.init_layers(1, CAPACITY, rows=DRAFTS + 1, chunk=len(prompt), rollback="replay"),
-        drafter.init_state(1, CAPACITY, rows=DRAFTS + 1),
+        drafter.init_state(1, CAPACITY, rows=DRAFTS + 1, chunk=len(prompt)),
         jnp.zeros((1,), jnp.int32),
     )
     out, after = target.extend(params, tokens, n_valid, state, request=FeatureRequest(final_hidden=True), rows="all")

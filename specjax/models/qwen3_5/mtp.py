@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.apply import apply
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.chain import draft_chain
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
 from specjax.state import KVCache, SequenceState
@@ -91,8 +91,9 @@ class Qwen35MTP:
         """The block can be chained without end."""
         return None
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, dtype: Any = jnp.float32) -> MTPState:
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any = jnp.float32) -> MTPState:
         """An empty cache, with the zero row before the first token waiting."""
+        del chunk
         c = self.config
         return MTPState(
             kv=KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, dtype),
@@ -172,41 +173,24 @@ class Qwen35MTP:
         keep_going: Callable[[Float[Array, "B"]], Array],
     ) -> Proposal:
         """One pass over the waiting rows, which gives the first draft, and a row at a time for the others."""
-        batch, own, length = pending.shape[0], state.drafter, state.length
+        own, length = state.drafter, state.length
         no_hidden = own.hidden[:, :0]
         fed, kv = self._feed(params, pending[:, None], no_hidden, jnp.ones_like(pending), own, length)
         hidden = fed[:, -1]
         choice = choose(self.logits(params, hidden), length + 1)
 
-        tokens = jnp.zeros((num_drafts, batch), jnp.int32).at[0].set(choice.token)
-        confidence = jnp.zeros((num_drafts, batch), jnp.float32).at[0].set(choice.confidence)
-        logq = None
-        if choice.logq is not None:
-            logq = jnp.zeros((num_drafts, *choice.logq.shape), jnp.float32).at[0].set(choice.logq)
-
-        def unfinished(carry: tuple) -> Array:
-            step, going = carry[0], carry[-1]
-            return (step < num_drafts) & jnp.any(going)
-
-        def draft_step(carry: tuple) -> tuple:
-            step, hidden, kv, tokens, confidence, logq, going = carry
-            position = (length + step)[:, None]
+        def step(index: Array, token: Int[Array, "B"], carry: tuple[Array, KVCache]) -> tuple[Choice, tuple]:
+            hidden, kv = carry
+            position = (length + index)[:, None]
             valid = jnp.ones_like(position, bool)
-            out, kv = self.run(params, tokens[step - 1][:, None], hidden[:, None], position, valid, kv)
-            hidden = out[:, 0]
-            choice = choose(self.logits(params, hidden), length + step + 1)
-            tokens = tokens.at[step].set(choice.token)
-            confidence = confidence.at[step].set(choice.confidence)
-            if logq is not None:
-                logq = logq.at[step].set(choice.logq)
-            return step + 1, hidden, kv, tokens, confidence, logq, going & keep_going(choice.confidence)
+            out, kv = self.run(params, token[:, None], hidden[:, None], position, valid, kv)
+            return choose(self.logits(params, out[:, 0]), length + index + 1), (out[:, 0], kv)
 
-        carry = (jnp.int32(1), hidden, kv, tokens, confidence, logq, keep_going(choice.confidence))
-        _, _, kv, tokens, confidence, logq, _ = jax.lax.while_loop(unfinished, draft_step, carry)
+        drafts, (_, kv) = draft_chain(choice, step, (hidden, kv), num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(
-            tokens=tokens.T,
-            logq=None if logq is None else jnp.swapaxes(logq, 0, 1),
-            confidence=confidence.T,
+            tokens=drafts.tokens,
+            logq=drafts.logq,
+            confidence=drafts.confidence,
             hidden_norm=jnp.linalg.norm(own.hidden[:, -1], axis=-1),
             state=replace(own, kv=kv),
         )
