@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import FormatError
+from checkpoints.json_file import read_object
 from checkpoints.source import TensorInfo, aligned_empty
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -37,7 +37,7 @@ class SafetensorsDirectory:
         config = self.path / "config.json"
         if not config.is_file():
             raise FormatError(f"{self.path}: not a model directory: there is no config.json")
-        self.document = _read_json(config)
+        self.document = read_object(config, FormatError)
         self.tensors: dict[str, TensorInfo] = {}
         self._files: dict[str, Any] = {}
         names = self._file_names()
@@ -69,7 +69,10 @@ class SafetensorsDirectory:
         index = self.path / "model.safetensors.index.json"
         if not index.is_file():
             return ["model.safetensors"]
-        return sorted(set(_read_json(index).get("weight_map", {}).values()))
+        weight_map = read_object(index, FormatError).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise FormatError(f"{index}: no weight_map that names the file of each tensor; download the file again")
+        return sorted(set(weight_map.values()))
 
     def _open(self, path: Path) -> None:
         try:
@@ -83,13 +86,3 @@ class SafetensorsDirectory:
             shape, kind = tuple(view.get_shape()), view.get_dtype()
             self.tensors[name] = TensorInfo(name, shape, kind, int(np.prod(shape)) * _BYTES.get(kind, 1))
             self._files[name] = file
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except ValueError as error:
-        raise FormatError(f"{path}: not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise FormatError(f"{path}: not a JSON object")
-    return document

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from checkpoints.atomic import write_text
 from checkpoints.errors import TokenizerError
+from checkpoints.json_file import read_object
 from checkpoints.tokenizer import PRE_TOKENIZERS, TextTokenizer, Vocabulary
 
 _ROLES = {"eos": "eos_token", "bos": "bos_token", "padding": "pad_token"}
@@ -23,7 +24,7 @@ def from_directory(directory: Path) -> TextTokenizer:
     Stop tokens are those of generation_config.json, config.json and tokenizer_config.json together.
 
     Raises:
-        TokenizerError: there is no tokenizer.json, or it is not byte-level BPE.
+        TokenizerError: there is no tokenizer.json, it is not byte-level BPE, or a file beside it is damaged.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -32,20 +33,21 @@ def from_directory(directory: Path) -> TextTokenizer:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the bindings raise plain Exception
         raise TokenizerError(f"{path}: {error}") from error
-    settings = _read_json(directory / "tokenizer_config.json")
+    settings = _read_if_there(directory / "tokenizer_config.json")
     special_ids = {}
     for role, key in _ROLES.items():
         token = settings.get(key)
         text = token.get("content") if isinstance(token, dict) else token
-        if text is not None and (i := backend.token_to_id(text)) is not None:
+        if isinstance(text, str) and (i := backend.token_to_id(text)) is not None:
             special_ids[role] = i
-    model, generation = _read_json(directory / "config.json"), _read_json(directory / "generation_config.json")
-    ends = [_ids(document.get("eos_token_id")) for document in (generation, model, model.get("text_config", {}))]
-    extra = [i for group in ends for i in group]
+    extra = []
+    for name in ("generation_config.json", "config.json"):
+        document = _read_if_there(directory / name)
+        extra += _end_ids(document, directory / name) + _end_ids(document.get("text_config") or {}, directory / name)
     if extra:
         special_ids.setdefault("eos", extra[0])
     template_file = directory / "chat_template.jinja"
-    template = template_file.read_text() if template_file.is_file() else settings.get("chat_template")
+    template = template_file.read_text(encoding="utf-8") if template_file.is_file() else settings.get("chat_template")
     return from_backend(backend, special_ids, extra, template if isinstance(template, str) else None, str(path))
 
 
@@ -136,11 +138,15 @@ def _component_types(document: Mapping[str, Any] | None) -> list[str]:
     return [document["type"]] + [part["type"] for part in document.get("pretokenizers", [])]
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
+def _end_ids(document: Mapping[str, Any], path: Path) -> list[int]:
+    value = document.get("eos_token_id")
     if value is None:
         return []
-    return value if isinstance(value, list) else [value]
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(i) is int for i in ids):
+        raise TokenizerError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
+    return ids
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_object(path, TokenizerError) if path.is_file() else {}

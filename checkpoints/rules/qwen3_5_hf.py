@@ -36,7 +36,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     Warns:
         MissingMTPWarning: an MTP block is declared, and none of its tensors is in the checkpoint.
     """
-    text: Mapping[str, Any] = document.get("text_config", document)
+    text: Mapping[str, Any] = document.get("text_config") or document
     moe = "moe" in text.get("model_type", document.get("model_type", ""))
     required = _REQUIRED + (_REQUIRED_MOE if moe else _REQUIRED_DENSE)
     if absent := [key for key in required if text.get(key) is None]:

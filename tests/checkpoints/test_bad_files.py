@@ -206,6 +206,13 @@ def _cut(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def _write(name: str, content: bytes) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        (directory / name).write_bytes(content)
+
+    return write
+
+
 def _set(**keys: Any) -> Callable[[Path], None]:
     def edit(directory: Path) -> None:
         document = json.loads((directory / "config.json").read_text())
@@ -221,6 +228,13 @@ def _set(**keys: Any) -> Callable[[Path], None]:
         (_remove("model.safetensors"), FormatError, "missing model.safetensors"),
         (_remove("tokenizer.json"), TokenizerError, "no tokenizer.json"),
         (_cut, FormatError, "truncated"),
+        (_write("config.json", b'{"model_type": '), FormatError, r"config\.json: not JSON"),
+        (_write("config.json", b'{"a": "\xff"}'), FormatError, r"config\.json: not JSON: 'utf-8' codec"),
+        (_write("model.safetensors.index.json", b"[]"), FormatError, "not a JSON object"),
+        (_write("model.safetensors.index.json", b'{"weight_map": null}'), FormatError, "no weight_map"),
+        (_write("tokenizer_config.json", b"{"), TokenizerError, r"tokenizer_config\.json: not JSON"),
+        (_write("generation_config.json", b"3"), TokenizerError, r"generation_config\.json: not a JSON object"),
+        (_write("generation_config.json", b'{"eos_token_id": "x"}'), TokenizerError, "eos_token_id is 'x'"),
         (_set(model_type="llama"), UnknownArchitectureError, "'llama' is not known; known are qwen3_5,"),
         (_set(hidden_size=None, vocab_size=None), ConfigError, "lacks vocab_size, hidden_size"),
         (_set(rope_parameters={"rope_type": "yarn"}), ConfigError, "'yarn' is not supported"),
@@ -232,6 +246,14 @@ def test_damaged_directories(damage: Callable[[Path], None], kind: type[Exceptio
     damage(hf)
     with pytest.raises(kind, match=message):
         checkpoints.load(hf)
+
+
+def test_an_empty_text_config_is_none(hf: Path) -> None:
+    _set(text_config=None)(hf)
+    loaded = checkpoints.load(hf)
+    assert loaded.config == make_config()
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.eos_ids == make_tokenizer().eos_ids
 
 
 def test_all_mismatched_tensors_of_a_directory_are_listed_at_once(hf: Path) -> None:
