@@ -34,8 +34,9 @@ def write_hf(
 ) -> None:
     """Write a model as the text-only class that transformers loads with `AutoModelForCausalLM`.
 
-    Each file appears under its name only when it is complete, and config.json last of all. Weight files that an
-    earlier model left in the directory are removed.
+    Each file appears under its name only when it is complete, and config.json last of all. The config, weights and
+    vocabulary of an earlier model in the directory are removed, the config first: if writing is interrupted, there is
+    no model.
 
     Args:
         directory: made if it is not there.
@@ -56,6 +57,9 @@ def write_hf(
         if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
             shards.append([])
         shards[-1].append(name)
+    index = directory / "model.safetensors.index.json"
+    for old in (directory / "config.json", index, *(directory / name for name in tokenizer_hf.FILES)):
+        old.unlink(missing_ok=True)
     make = {name: function for name, _, function in tensors}
     weight_map: dict[str, str] = {}
     done = 0
@@ -67,10 +71,7 @@ def write_hf(
         done += sum(sizes[name] for name in names)
         if progress is not None:
             progress(done, sum(sizes.values()))
-    index = directory / "model.safetensors.index.json"
-    if len(shards) == 1:
-        index.unlink(missing_ok=True)
-    else:
+    if len(shards) > 1:
         write_text(index, json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}))
     for old in directory.glob("model*.safetensors"):
         if _SHARD_NAME.fullmatch(old.name) and old.name not in weight_map.values():

@@ -15,6 +15,18 @@ from checkpoints.errors import TokenizerError
 from checkpoints.json_file import read_object
 from checkpoints.tokenizer import PRE_TOKENIZERS, TextTokenizer, Vocabulary
 
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+"""Files of a Hugging Face directory that describe a vocabulary, and how texts end."""
+
 _ROLES = {"eos": "eos_token", "bos": "bos_token", "padding": "pad_token"}
 
 

@@ -72,6 +72,30 @@ def test_a_new_model_leaves_no_shards_of_the_old_one(tmp_path: Path) -> None:
     checkpoints.load(tmp_path)
 
 
+def test_writing_over_a_model_and_being_interrupted_leaves_none(tmp_path: Path) -> None:
+    class PowerCutError(Exception):
+        pass
+
+    def interrupt(done: int, total: int) -> None:
+        raise PowerCutError
+
+    write(tmp_path, shard_bytes=100_000)
+    with pytest.raises(PowerCutError):
+        write(tmp_path, shard_bytes=100_000, progress=interrupt)
+    with pytest.raises(checkpoints.FormatError, match=r"no config\.json"):
+        checkpoints.load(tmp_path)
+    assert all(path.suffix == ".safetensors" for path in tmp_path.iterdir())
+    write(tmp_path)
+    checkpoints.load(tmp_path)
+
+
+def test_the_vocabulary_of_an_earlier_model_goes_with_it(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "chat_template.jinja").touch()
+    checkpoints.write_hf(tmp_path, make_config(), make_params(make_config()))
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
 def test_bfloat16_files_are_read(tmp_path: Path) -> None:
     loaded = checkpoints.load(write(tmp_path, dtype=ml_dtypes.bfloat16), ml_dtypes.bfloat16)
     want = make_params(make_config())
