@@ -112,7 +112,7 @@ class GGUFFile:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         self._locations: dict[str, _Location] = {}
-        parts = self._parts()
+        parts = parts_of(self.path)
         for part in parts:
             self._open(part)
         if (declared := self.metadata.get("split.count", 1)) > len(parts):
@@ -139,13 +139,6 @@ class GGUFFile:
         for start in range(0, len(rows), step):
             target[start : start + step] = quants.dequantize(rows[start : start + step], location.type)
         return out
-
-    def _parts(self) -> list[Path]:
-        match = _SPLIT_NAME.fullmatch(self.path.name)
-        if match is None:
-            return [self.path]
-        count = int(match["count"])
-        return [self.path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
 
     def _open(self, path: Path) -> None:
         if not path.is_file():
@@ -209,6 +202,15 @@ class GGUFFile:
                 raise FormatError(f"{path}: tensor {info.name} occurs twice")
             self.tensors[info.name] = info
             self._locations[info.name] = _Location(data, start + offset, kind)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The file itself, or all parts of a split one, whichever of them is named."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    return [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
 
 
 def _row_bytes(width: int, kind: GGMLQuantizationType) -> int:

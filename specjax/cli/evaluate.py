@@ -71,11 +71,12 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status."""
     options = generate_options(args)
 
-    from specjax.evaluation import Evaluation, ResultFile, read_prompts
+    from specjax.evaluation import Evaluation, ResultFile, parse_prompts
 
-    prompts = read_prompts(args.prompts)
+    prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
+    prompts = parse_prompts(prompt_bytes, str(args.prompts))
     check_output(args.out)
-    results = ResultFile(args.out, settings_of(args, options))
+    results = ResultFile(args.out, settings_of(args, options, prompt_bytes))
     left = [prompt for prompt in prompts if prompt.id not in results.results]
     if len(left) < len(prompts) and not args.quiet:
         say(f"{len(prompts) - len(left)} of {len(prompts)} prompts are done already")
@@ -96,17 +97,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(args: argparse.Namespace, options: GenerateOptions) -> dict[str, Any]:
+def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: bytes) -> dict[str, Any]:
     """Everything that a result depends on."""
-    from specjax.evaluation.results import fingerprint_of_file, fingerprint_of_model
+    from specjax.evaluation.results import fingerprint_of_bytes, fingerprint_of_model
     from specjax.loading import bundled_model
+
+    def named(source: Path | str | None) -> Any:
+        return fingerprint_of_model(Path(source)) if source and Path(source).exists() else source and str(source)
 
     decoding = asdict(options)
     del decoding["margins"], decoding["rounds_per_chunk"]
     model = args.model or bundled_model()
     return {
-        "prompts": fingerprint_of_file(args.prompts),
-        "model": fingerprint_of_model(model) if model.exists() else str(model),
+        "prompts": fingerprint_of_bytes(prompts),
+        "model": named(model),
+        "drafter": named(args.drafter),
         "dtype": args.dtype,
         **decoding,
     }

@@ -32,28 +32,41 @@ class PromptLine:
 
 
 def read_prompts(path: str | Path) -> list[PromptLine]:
-    """Read lines of {"prompt": text | "tokens": ids, "id"?, "max_tokens"?}; empty lines are passed over.
+    """The prompts of a file, see `parse_prompts`.
 
     Raises:
         OSError: the file cannot be read.
+        PromptError: it is no prompt file.
+    """
+    return parse_prompts(Path(path).read_bytes(), str(path))
+
+
+def parse_prompts(data: bytes, name: str) -> list[PromptLine]:
+    """Prompts from lines of {"prompt": text | "tokens": ids, "id"?, "max_tokens"?}; empty lines are passed over.
+
+    Args:
+        data: the lines, in UTF-8.
+        name: where they come from, for messages.
+
+    Raises:
         PromptError: a line is not such an object, an id occurs twice, or there are no prompts.
     """
     prompts: list[PromptLine] = []
     places: dict[str | int, str] = {}
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 text: {error}") from error
+        raise PromptError(f"{name} is not UTF-8 text: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        prompt = _parse(line, len(prompts), f"{path}:{number}")
+        prompt = _parse(line, len(prompts), f"{name}:{number}")
         if prompt.id in places:
             raise PromptError(f"{prompt.place}: the id {prompt.id!r} occurs before, at {places[prompt.id]}")
         places[prompt.id] = prompt.place
         prompts.append(prompt)
     if not prompts:
-        raise PromptError(f'{path} has no prompts; give one JSON object a line, such as {{"prompt": "def f("}}')
+        raise PromptError(f'{name} has no prompts; give one JSON object a line, such as {{"prompt": "def f("}}')
     return prompts
 
 

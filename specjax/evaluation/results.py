@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from checkpoints.atomic import write_text
+from checkpoints.gguf_file import parts_of
 from specjax.errors import SpecjaxError
 
 
@@ -99,11 +100,11 @@ def _shown(value: Any) -> str:
 
 def fingerprint_of_model(path: Path) -> dict[str, Any]:
     """What tells one model file, or folder, from another without reading it all: names, sizes, times of change."""
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else parts_of(path)
     marks = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
-    return {"name": path.name, "files": hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]}
+    return {"name": path.name, "files": fingerprint_of_bytes("\n".join(marks).encode())}
 
 
-def fingerprint_of_file(path: Path) -> str:
-    """SHA-256 of a file's contents, shortened."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def fingerprint_of_bytes(data: bytes) -> str:
+    """SHA-256, shortened."""
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from program import Cli
+from program import Cli, Ran
 
 import specjax
 
@@ -95,6 +96,22 @@ def test_a_killed_run_goes_on_where_it_stopped(evaluated: Path, cli: Cli, gguf: 
     prompts.write_text('{"prompt": "other"}\n')
     assert "prompts was" in cli(*command(gguf, prompts, evaluated)).error
     assert results_of(evaluated) == complete
+
+
+def test_prompts_from_a_pipe_are_told_apart(evaluated: Path, cli: Cli, gguf: Path, prompts: Path) -> None:
+    def piped(data: bytes) -> Ran:
+        reader, writer = os.pipe()
+        os.write(writer, data)
+        os.close(writer)
+        try:
+            return cli(*command(gguf, Path(f"/dev/fd/{reader}"), evaluated))
+        finally:
+            os.close(reader)
+
+    before = evaluated.read_bytes()
+    assert "7 of 7 prompts are done already" in piped(prompts.read_bytes()).err
+    assert "prompts was" in piped(b'{"prompt": "other"}\n').error
+    assert evaluated.read_bytes() == before
 
 
 @pytest.mark.parametrize(

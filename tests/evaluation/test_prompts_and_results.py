@@ -123,6 +123,15 @@ def test_a_model_is_known_by_its_name_sizes_and_times(tmp_path: Path) -> None:
     assert fingerprint_of_model(tmp_path)["name"] == tmp_path.name
 
 
+def test_every_part_of_a_split_model_counts(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
+    for part in (first, second):
+        part.write_bytes(b"12")
+    mark = fingerprint_of_model(first)
+    second.write_bytes(b"123")
+    assert mark != fingerprint_of_model(first)
+
+
 def test_the_summary_adds_up() -> None:
     longer = line(1, drafted_by_position=[2, 1, 1], accepted_by_position=[2, 0, 0], accepted=2, finish_reason="eos")
     summary = summarize([line(0), longer])
