@@ -5,15 +5,15 @@ guess of that token. The first n drafts are accepted and row n gives the next to
 
 | rule | draft | accepted while | guarantee |
 | --- | --- | --- | --- |
-| greedy | argmax | it is the target's argmax | the tokens of plain greedy decoding |
 | coupled | drawn with the position's TOKEN noise | it is what the target draws with the same noise | the tokens of plain sampling with the same seed, whatever the drafter |
 | rejection | drawn with DRAFT noise, or any deterministic guess | u < p(draft) / q(draft) | the target's distribution |
 
 Rejection: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318). Coupled: Daliri et al. 2025
-(arXiv:2408.07978), with Gumbel noise. With a greedy config every rule is the greedy one.
+(arXiv:2408.07978), with Gumbel noise. With a greedy config nothing is drawn, and both rules accept a draft while it is
+the target's argmax.
 """  # noqa: E501
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from specjax.decoding.random import Purpose, uniform
 from specjax.decoding.sampling import SamplerConfig, Shortlist, sample_shortlist, sample_tokens, shortlist, warp
 from specjax.models.protocol import Choice
 
-Rule = Literal["greedy", "coupled", "rejection"]
+Rule = Literal["coupled", "rejection"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 PADDING = -1
 """Fills `Verdict.tokens` behind the last emitted token."""
@@ -59,19 +60,6 @@ def _verdict(drafts, n_accepted, next_token):
     return Verdict(n_accepted, next_token, jnp.where(column < n_accepted[:, None], drafts, tokens))
 
 
-def _accept_equal(choices, drafts, n_drafted):
-    """Accept while the draft is the target's own choice; the choice at the first difference is the next token."""
-    n_accepted = _leading(choices[:, :-1] == drafts, n_drafted)
-    return _verdict(drafts, n_accepted, _row(choices, n_accepted))
-
-
-def accept_greedy(
-    target_logits: Float[Array, "B R V"], drafts: Int[Array, "B K"], n_drafted: Int[Array, "B"]
-) -> Verdict:
-    """Accept while the draft is the argmax of the target's row."""
-    return _accept_equal(jnp.argmax(target_logits, axis=-1).astype(jnp.int32), drafts, n_drafted)
-
-
 def accept_coupled(
     target_logits: Float[Array, "B R V"],
     drafts: Int[Array, "B K"],
@@ -85,7 +73,8 @@ def accept_coupled(
     """Accept while the draft is what plain sampling gives at its position. `position` is that of row 0's token."""
     rows = position[:, None] + jnp.arange(target_logits.shape[1])
     choices = sample_tokens(target_logits, config=config, seed=seed, sequence=sequence, position=rows)
-    return _accept_equal(choices, drafts, n_drafted)
+    n_accepted = _leading(choices[:, :-1] == drafts, n_drafted)
+    return _verdict(drafts, n_accepted, _row(choices, n_accepted))  # the choice at the first difference
 
 
 def accept_rejection(
@@ -156,8 +145,6 @@ def accept(
     position: Int[Array, "B"],
 ) -> Verdict:
     """The verdict under `rule`, for drafts made by `propose_token` under the same rule."""
-    if rule == "greedy":
-        return accept_greedy(target_logits, drafts, n_drafted)
     if rule == "coupled":
         return accept_coupled(
             target_logits, drafts, n_drafted, config=config, seed=seed, sequence=sequence, position=position
@@ -178,7 +165,7 @@ def propose_token(
 ) -> Choice:
     """The draft of the token at absolute `position`, from the drafter's logits for it."""
     confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
-    if rule == "greedy" or config.greedy:
+    if config.greedy:
         return Choice(jnp.argmax(logits, axis=-1).astype(jnp.int32), None, confidence)
     logq = warp(logits, config) if rule == "rejection" else None
     purpose = Purpose.DRAFT if rule == "rejection" else Purpose.TOKEN

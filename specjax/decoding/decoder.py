@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int, UInt
 
-from specjax.decoding.acceptance import Rule
+from specjax.decoding.acceptance import RULES, Rule
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
 from specjax.models.protocol import Drafter, FeatureRequest, Target
@@ -29,7 +29,7 @@ class Decoder:
         target: the model whose output must not change.
         drafter: what proposes tokens; must be given when `draft.n_max` > 0.
         sampler: how the target's logits become a distribution.
-        rule: how drafts are accepted, see `specjax.decoding.acceptance`.
+        rule: how drafts are accepted, see `specjax.decoding.acceptance`; a greedy sampler makes them all one.
         draft: how many tokens are drafted.
         eos_ids: tokens that end a sequence; the token itself is still emitted.
         rollback: strategy for recurrent state.
@@ -37,7 +37,8 @@ class Decoder:
         margins: also record by how much each emitted token's logit led the second one.
 
     Raises:
-        ValueError: drafts are asked for without a drafter, or more than the drafter or a round can take.
+        ValueError: the rule is unknown, or drafts are asked for without a drafter, or more than the drafter or a round
+            can take.
     """
 
     target: Target
@@ -51,6 +52,8 @@ class Decoder:
     margins: bool = False
 
     def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, RULES))}")
         if self.draft.n_max > 0 and self.drafter is None:
             raise ValueError(f"{self.draft.n_max} draft tokens are asked for, but there is no drafter; use 0")
         if self.draft.n_max > MAX_DRAFTS:

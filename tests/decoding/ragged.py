@@ -30,7 +30,7 @@ def decoder(
         target=Qwen35Target(config),
         drafter=ScriptedMTP(config) if drafts else None,
         sampler=sampler,
-        rule="greedy" if sampler.greedy else "coupled",
+        rule="coupled",
         draft=DraftConfig(n_max=drafts),
         rollback=rollback,
         margins=True,

@@ -1,4 +1,4 @@
-"""The edges of the three acceptance rules, row by row."""
+"""The edges of the acceptance rules, row by row."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from specjax.decoding.acceptance import PADDING, accept, accept_greedy, accept_rejection, propose_token
+from specjax.decoding.acceptance import PADDING, RULES, accept, accept_rejection, propose_token
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import SamplerConfig, sample, sample_tokens, warp
 
@@ -17,8 +17,7 @@ B, K, V = 4, 3, 23
 SEQUENCE = np.array([4, 0, 9, 2])
 POSITION = np.array([10, 3, 0, 7])
 WARM = SamplerConfig(0.9, top_k=7, top_p=0.97)
-RULES = ("greedy", "coupled", "rejection")
-
+GREEDY = SamplerConfig()
 
 jitted_accept = jax.jit(accept, static_argnames=("rule", "config"))
 jitted_warp = jax.jit(warp, static_argnames="config")
@@ -59,12 +58,13 @@ def same(got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-def test_greedy_accepts_the_common_prefix_of_ragged_drafts(logits):
+@pytest.mark.parametrize("rule", RULES)
+def test_greedy_accepts_the_common_prefix_of_ragged_drafts(rule, logits, logq):
     best = np.argmax(logits, axis=-1)
     drafts = best[:, :K].copy()
     drafts[1, 1] = (drafts[1, 1] + 1) % V
     drafts[2, 0] = (drafts[2, 0] + 1) % V
-    verdict = accept_greedy(jnp.asarray(logits), jnp.asarray(drafts), np.array([3, 3, 3, 2]))
+    verdict = judge(logits, drafts, logq, [3, 3, 3, 2], rule, GREEDY)
     np.testing.assert_array_equal(verdict.n_accepted, [3, 1, 0, 2])
     np.testing.assert_array_equal(verdict.next_token, best[np.arange(B), [3, 1, 0, 2]])
     for b, n in enumerate([3, 1, 0, 2]):
@@ -73,19 +73,20 @@ def test_greedy_accepts_the_common_prefix_of_ragged_drafts(logits):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_lies_beyond_the_drafts_is_never_read(rule, logits, logq):
+@pytest.mark.parametrize("config", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_what_lies_beyond_the_drafts_is_never_read(rule, config, logits, logq):
     n_drafted = np.array([3, 0, 1, 2])
     drafts = np.argmax(logits[:, :K], axis=-1)
-    want = judge(logits, drafts, logq, n_drafted, rule)
+    want = judge(logits, drafts, logq, n_drafted, rule, config)
     dead = np.arange(K) >= n_drafted[:, None]
     poisoned_logits = np.where((np.arange(K + 1) > n_drafted[:, None])[..., None], np.nan, logits)
     poisoned_logq = np.where(dead[..., None], np.nan, logq)
-    same(judge(poisoned_logits, np.where(dead, PADDING, drafts), poisoned_logq, n_drafted, rule), want)
+    same(judge(poisoned_logits, np.where(dead, PADDING, drafts), poisoned_logq, n_drafted, rule, config), want)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_without_drafts_are_plain_decoding(rule, logits, logq):
-    config = SamplerConfig() if rule == "greedy" else WARM
+@pytest.mark.parametrize("config", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_rows_without_drafts_are_plain_decoding(rule, config, logits, logq):
     want = plain(logits, config)[:, 0]
     none = np.zeros(B, np.int32)
     verdict = judge(logits, np.zeros((B, K)), logq, none, rule, config)
@@ -97,16 +98,9 @@ def test_rows_without_drafts_are_plain_decoding(rule, logits, logq):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_greedy_config_makes_every_rule_greedy(rule, logits, logq):
-    drafts = np.argmax(logits[:, :K], axis=-1)
-    drafts[1, 1] += 1
-    n_drafted = np.array([3, 3, 0, 1])
-    same(
-        judge(logits, drafts, logq, n_drafted, rule, SamplerConfig()),
-        accept_greedy(jnp.asarray(logits), drafts, n_drafted),
-    )
+def test_a_greedy_config_drafts_the_argmax(rule, logits):
     draws = {"seed": SEED, "sequence": SEQUENCE, "position": POSITION}
-    proposal = propose_token(jnp.asarray(logits[:, 0]), rule=rule, config=SamplerConfig(), **draws)
+    proposal = propose_token(jnp.asarray(logits[:, 0]), rule=rule, config=GREEDY, **draws)
     same(proposal.token, np.argmax(logits[:, 0], axis=-1))
     assert proposal.logq is None
 
@@ -181,7 +175,7 @@ def test_half_precision_logits_are_judged_in_float32(logits, logq):
     same(judge(half, drafts, logq, n_drafted), judge(half.astype(np.float32), drafts, logq, n_drafted))
 
 
-@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("rule", RULES)
 def test_verdicts_do_not_depend_on_batch_composition(rule, logits, logq):
     drafts = np.argmax(logq, axis=-1)
     n_drafted = np.array([3, 2, 3, 1])
@@ -202,9 +196,7 @@ def test_proposals_come_with_their_distribution_and_a_confidence_that_ignores_th
     by_rule = {rule: propose(logits[:, 0], rule=rule, **draws) for rule in RULES}
     for proposal in by_rule.values():
         np.testing.assert_allclose(proposal.confidence, softmax(logits[:, 0], axis=-1).max(axis=-1), rtol=1e-6)
-    same(by_rule["greedy"].token, np.argmax(logits[:, 0], axis=-1))
     same(by_rule["coupled"].token, plain(logits)[:, 0])
-    assert by_rule["greedy"].logq is None
     assert by_rule["coupled"].logq is None
     np.testing.assert_allclose(by_rule["rejection"].logq, jitted_warp(logits, config=WARM)[:, 0], rtol=1e-6)
     noise = gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, V)

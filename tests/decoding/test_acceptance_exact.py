@@ -17,7 +17,7 @@ from scipy import stats
 from scipy.special import softmax
 
 from specjax.decoding import acceptance
-from specjax.decoding.acceptance import accept, propose_token
+from specjax.decoding.acceptance import RULES, accept, propose_token
 from specjax.decoding.draft_control import DraftConfig, effective_drafts, update_streak
 from specjax.decoding.random import Purpose
 from specjax.decoding.sampling import SamplerConfig, sample_shortlist, sample_tokens, shortlist, warp
@@ -317,6 +317,6 @@ def test_greedy_tokens_are_those_of_plain_greedy_decoding():
     target, drafter = language(4, 5)
     sequence = np.arange(2)
     want = generate_plainly(target, sequence, 5, SamplerConfig())
-    for rule in ("greedy", "coupled", "rejection"):
+    for rule in RULES:
         got = generate(target, drafter, sequence, 5, 2, rule, SamplerConfig())
         np.testing.assert_array_equal(got, want)

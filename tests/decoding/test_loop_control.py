@@ -27,7 +27,7 @@ PROMPTS = ragged_prompts(DENSE, (1, 3, 9, 20, 31, 40, 55, 64), seed=18)  # witho
 
 def make_decoder(drafts: int = DRAFTS, **changes: Any) -> Decoder:
     drafter = ScriptedMTP(DENSE) if drafts else None
-    return Decoder(Qwen35Target(DENSE), drafter, **({"rule": "greedy", "draft": DraftConfig(n_max=drafts)} | changes))
+    return Decoder(Qwen35Target(DENSE), drafter, **({"draft": DraftConfig(n_max=drafts)} | changes))
 
 
 @cache
@@ -160,6 +160,11 @@ def test_counts_of_a_run_add_up() -> None:
     assert whole.tokens_per_round == whole.tokens / whole.rounds
     assert whole.acceptance == whole.accepted / whole.drafted
     assert all(0 <= share <= 1 for share in whole.acceptance_by_position)
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ValueError, match="rule is 'couple'; known are 'coupled', 'rejection'"):
+        make_decoder(rule="couple")
 
 
 def test_a_streak_of_failures_skips_one_round_of_that_row() -> None:

@@ -24,9 +24,7 @@ HEAD = Qwen35MTP(DENSE)
 
 
 def decoder(drafts: int, rollback: RollbackStrategy = "replay") -> Decoder:
-    return Decoder(
-        Qwen35Target(DENSE), ScriptedMTP(DENSE), rule="greedy", draft=DraftConfig(n_max=drafts), rollback=rollback
-    )
+    return Decoder(Qwen35Target(DENSE), ScriptedMTP(DENSE), draft=DraftConfig(n_max=drafts), rollback=rollback)
 
 
 @jax.jit

@@ -31,7 +31,7 @@ STRATEGIES = ("replay", "snapshot")
 
 def decoder(rollback: RollbackStrategy) -> Decoder:
     return Decoder(
-        Qwen35Target(DENSE), Qwen35MTP(DENSE), rule="greedy", draft=DraftConfig(n_max=DRAFTS), rollback=rollback,
+        Qwen35Target(DENSE), Qwen35MTP(DENSE), draft=DraftConfig(n_max=DRAFTS), rollback=rollback,
         margins=True,
     )  # fmt: skip
 
