@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from specjax.generation import GenerateOptions, Generation
     from specjax.loading import load
     from specjax.model import Model
+    from specjax.models.ngram import NGram
 
 __version__ = "0.1.0"
 
-__all__ = ["GenerateOptions", "Generation", "Model", "PromptError", "SpecjaxError", "load"]
+__all__ = ["GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
 
 _HOMES = {
     "GenerateOptions": "specjax.generation",
     "Generation": "specjax.generation",
     "Model": "specjax.model",
+    "NGram": "specjax.models.ngram",
     "PromptError": "specjax.errors",
     "SpecjaxError": "specjax.errors",
     "load": "specjax.loading",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+from specjax.drafters import DrafterSource, attach
 from specjax.model import Model
 from specjax.models import registry
 
@@ -25,18 +26,26 @@ def bundled_model() -> Path:
 
 
 def load(
-    path: str | Path | None = None, *, dtype: Any = "float32", need_tokenizer: bool = False, progress: Any = None
+    path: str | Path | None = None,
+    *,
+    drafter: DrafterSource | None = None,
+    dtype: Any = "float32",
+    need_tokenizer: bool = False,
+    progress: Any = None,
 ) -> Model:
     """Load a model: a GGUF file, or a directory with Hugging Face safetensors; default: the bundled model.
 
     Args:
         path: FILE.gguf or a directory with config.json.
+        drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or an
+            `specjax.NGram`.
         dtype: of the matrices ("float32", "bfloat16", "float16"); norms and recurrent parameters stay float32.
         need_tokenizer: whether an absent or unusable tokenizer is an error; prompts must be token ids otherwise.
         progress: called with bytes done and bytes in all.
 
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
+        SpecjaxError: the drafter does not fit the model.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
@@ -44,12 +53,16 @@ def load(
     checkpoint = checkpoints.load(
         bundled_model() if path is None else path, dtype=dtype, need_tokenizer=need_tokenizer, progress=progress
     )
-    target, drafter = registry.build(checkpoint.config)
+    target, built_in = registry.build(checkpoint.config)
+    params = dict(checkpoint.params)
+    if drafter is not None:
+        built_in, added = attach(drafter, checkpoint, target, dtype=dtype, progress=progress)
+        params |= added
     return Model(
         config=checkpoint.config,
-        params=dict(checkpoint.params),
+        params=params,
         tokenizer=checkpoint.tokenizer,
         target=target,
-        drafter=drafter,
+        drafter=built_in,
         path=checkpoint.path,
     )

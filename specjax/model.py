@@ -39,7 +39,7 @@ class Model:
         config: hyper-parameters.
         params: {"target": ..., "mtp": ...}.
         tokenizer: None if the file has none; prompts must then be token ids.
-        target, drafter: static descriptions; drafter is None when the file has no MTP head.
+        target, drafter: static descriptions; drafter is None when the file has none and none was given.
         path: where the weights came from.
     """
 
@@ -53,11 +53,11 @@ class Model:
 
     def __repr__(self) -> str:
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        head = "with its MTP head" if self.drafter else "without MTP head"
+        drafter = f"drafted for by {type(self.drafter).__name__}" if self.drafter else "without drafter"
         c = self.config
         return (
-            f"Model({self.path.name}: {c.architecture}, {size / 1e6:.1f} M parameters, {c.num_layers} layers {head},"
-            f" V={c.vocab_size}, context {c.context_length})"
+            f"Model({self.path.name}: {c.architecture}, {size / 1e6:.1f} M parameters, {c.num_layers} layers,"
+            f" {drafter}, V={c.vocab_size}, context {c.context_length})"
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -100,7 +100,10 @@ class Model:
         """
         draft = options.draft_config(self.drafter is not None)
         if draft.n_max > 0 and self.drafter is None:
-            raise SpecjaxError(f"{self.path} has no MTP head, so nothing can be drafted; use draft=0 (plain decoding)")
+            raise SpecjaxError(
+                f"{self.path} has no MTP head, so nothing can be drafted; use draft=0 (plain decoding), or load it with"
+                " a drafter: drafter='ngram', or a smaller model's file"
+            )
         eos = () if options.ignore_eos or self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
         return Decoder(
             target=self.target,

@@ -59,10 +59,16 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
 
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument(
+        "--drafter",
+        metavar="FILE|DIR|ngram",
+        help="what drafts: a small model with the same vocabulary, or ngram, which looks up what followed the last"
+        " tokens before (default: the model's own MTP head)",
+    )
+    drafting.add_argument(
         "--draft",
         type=int,
         metavar="K",
-        help="tokens to draft in a round, at most 15; 0 is plain decoding (default: 3 if the model has an MTP head)",
+        help="tokens to draft in a round, at most 15; 0 is plain decoding (default: 3 if there is a drafter)",
     )
     drafting.add_argument(
         "--accept",
@@ -146,10 +152,11 @@ def read_prompt(args: argparse.Namespace) -> str | list[int] | None:
 
 
 def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
-    """The model of the command line."""
+    """The model of the command line, with the drafter it names."""
     from specjax.loading import load
 
-    return load(args.model, dtype=args.dtype, need_tokenizer=need_tokenizer)
+    drafter = getattr(args, "drafter", None)  # commands that do not decode have none
+    return load(args.model, drafter=drafter, dtype=args.dtype, need_tokenizer=need_tokenizer)
 
 
 def check_output(path: Path) -> None:
