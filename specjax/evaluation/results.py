@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from checkpoints.atomic import write_text
 from checkpoints.gguf_file import parts_of
@@ -19,7 +20,7 @@ class ResultFile:
 
     The settings stand in a file of their own, `<name>.settings.json`, so that every line of the result file is a
     result. Each line is on its way to the disk before the next result is looked at. A last line without its end, which
-    a killed run leaves, is cut off.
+    a killed run leaves, is cut off. While the context is entered, the file is locked against other evaluations.
 
     Attributes:
         path, settings_path: the two files.
@@ -37,8 +38,8 @@ class ResultFile:
         self.settings_path = path.with_name(path.name + ".settings.json")
         self.results: dict[str | int, dict[str, Any]] = {}
         self._settings = json.loads(json.dumps(settings))
-        self._complete_bytes = 0
-        if path.exists():
+        self._bytes = self._complete_bytes = 0
+        if path.exists() and path.stat().st_size:
             self._check_settings()
             self._read()
 
@@ -58,6 +59,7 @@ class ResultFile:
 
     def _read(self) -> None:
         data = self.path.read_bytes()
+        self._bytes = len(data)
         self._complete_bytes = data.rfind(b"\n") + 1
         for number, line in enumerate(data[: self._complete_bytes].split(b"\n")[:-1], 1):
             try:
@@ -67,8 +69,17 @@ class ResultFile:
                 raise SpecjaxError(f"{self.path}:{number} is not a result: {line[:80]!r}") from error
 
     def __enter__(self) -> Self:
-        write_text(self.settings_path, json.dumps(self._settings, indent=1) + "\n")
+        """
+        Raises:
+            SpecjaxError: another evaluation writes the file, or has written it since it was read.
+        """
         self._file = self.path.open("ab")
+        if not _lock(self._file) or self._file.tell() != self._bytes:
+            self._file.close()
+            raise SpecjaxError(
+                f"{self.path} is being written by another evaluation; wait until it has ended, or choose another output"
+            )
+        write_text(self.settings_path, json.dumps(self._settings, indent=1) + "\n")
         self._file.truncate(self._complete_bytes)
         return self
 
@@ -82,6 +93,15 @@ class ResultFile:
         self._file.write(json.dumps(result).encode() + b"\n")
         self._file.flush()
         self.results[result["id"]] = dict(result)
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Take the file's lock, which ends with the file's closing; whether nobody has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:

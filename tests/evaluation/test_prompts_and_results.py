@@ -80,6 +80,29 @@ def test_results_survive_a_torn_line(tmp_path: Path) -> None:
     assert path.read_bytes() == whole + json.dumps(line(2)).encode() + b"\n"
 
 
+def test_two_evaluations_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    late, later = ResultFile(path, SETTINGS), ResultFile(path, SETTINGS)
+    busy = pytest.raises(SpecjaxError, match=r"r\.jsonl is being written by another evaluation")
+    with ResultFile(path, SETTINGS) as first:
+        with busy:
+            late.__enter__()
+        first.append(line(0))
+    with busy:  # what it has read is out of date
+        later.__enter__()
+    assert [json.loads(text) for text in path.read_text().splitlines()] == [line(0)]
+    with ResultFile(path, SETTINGS) as again:
+        assert list(again.results) == [0]
+
+
+def test_a_run_killed_before_its_settings_were_written_can_be_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.touch()
+    with ResultFile(path, SETTINGS) as results:
+        results.append(line(0))
+    assert list(ResultFile(path, SETTINGS).results) == [0]
+
+
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     with ResultFile(path, SETTINGS) as results:
