@@ -74,7 +74,7 @@ class Emission:
 
     Attributes:
         tokens: new tokens per row.
-        margins: their logit margins per row, if recorded.
+        margins: by how much the largest logit led the second one where they were chosen, per row, if recorded.
         record: the chunk, None for the first tokens.
     """
 

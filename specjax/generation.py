@@ -32,7 +32,8 @@ class GenerateOptions:
         rollback: "replay", "snapshot", or "auto" for the faster one.
         ignore_eos: go on after a token that ends the text.
         kv_dtype: dtype of KV caches: "float32", "bfloat16" or "float16".
-        margins: also report by how much each token's logit led the second one (needed to judge near-ties).
+        margins: also report by how much the largest logit led the second one where each token was chosen. In greedy
+            decoding that is the token's own lead: a small one is a near-tie.
         rounds_per_chunk: rounds that run on the device before the host sees their tokens.
 
     Raises:
@@ -124,7 +125,7 @@ class Generation:
         finish_reason: "eos", "length" (max_tokens) or "context" (the model's context is full).
         stats: what drafting brought.
         timings: seconds spent. Of a batch: those of the whole batch.
-        margins: by how much each token's logit led the second one, if asked for.
+        margins: by how much the largest logit led the second one where each token was chosen, if asked for.
     """
 
     text: str

@@ -34,7 +34,7 @@ class Decoder:
         eos_ids: tokens that end a sequence; the token itself is still emitted.
         rollback: strategy for recurrent state.
         kv_dtype: dtype of KV caches.
-        margins: also record by how much each emitted token's logit led the second one.
+        margins: also record by how much the largest logit led the second one where each emitted token was chosen.
 
     Raises:
         ValueError: the rule is unknown, or drafts are asked for without a drafter, or more than the drafter or a round

@@ -27,7 +27,8 @@ class RoundRecord:
         n_drafted, n_accepted: how many drafts were verified and how many stood.
         skipped: whether the row did not draft because of a streak of failures.
         hidden_norm: L2 norm of the hidden state that the drafter started from.
-        margin: by how much each emitted token's logit led the second one; None unless asked for.
+        margin: by how much the largest logit led the second one where each emitted token was chosen; which token was
+            chosen plays no part. None unless asked for.
     """
 
     tokens: Int[Array, "B R"]
