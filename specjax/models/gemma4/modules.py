@@ -1,0 +1,222 @@
+"""Linen modules of Gemma 4: the layer that target and assistant share, and the target's trunk.
+
+Sources: transformers `models/gemma4/modeling_gemma4.py`; llama.cpp `src/models/gemma4.cpp`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.layers.attention import attend
+from specjax.layers.linear import Embedding, Linear, matmul_transposed
+from specjax.layers.moe import apply_experts
+from specjax.layers.norm import RMSNorm, rms_normalize
+from specjax.layers.rope import apply_rope
+from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
+from specjax.state.kv import KVCache
+
+
+def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """GELU in its tanh form, the activation of the whole family."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def geglu(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Float[Array, "... F"]:
+    """gelu(gate) * up. Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202."""
+    return gelu(gate) * up
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with RMS-normed q, k and v, unscaled scores, and keys and values that may be shared."""
+
+    config: LayerConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
+        seen_from: Int[Array, "B T"],
+        valid: Bool[Array, "B T"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        """Write the valid rows' keys and values, if the layer has its own, then attend.
+
+        Args:
+            positions: rotary position of each row.
+            seen_from: the row sees what a row at this position sees.
+        """
+        c, kind = self.config, self.config.attention
+        batch, rows, width = x.shape
+        frequencies = kind.frequencies()
+        q = Linear(c.num_heads * kind.head_width, name="q_proj")(x)
+        q = RMSNorm(c.norm_eps, name="q_norm")(q.reshape(batch, rows, c.num_heads, kind.head_width))
+        q = apply_rope(q, positions, frequencies)
+        if c.own_kv:
+            kv_width = kind.num_kv_heads * kind.head_width
+            k = Linear(kv_width, name="k_proj")(x)
+            v = k if c.value_is_key else Linear(kv_width, name="v_proj")(x)
+            k, v = (y.reshape(batch, rows, kind.num_kv_heads, kind.head_width) for y in (k, v))
+            k = apply_rope(RMSNorm(c.norm_eps, name="k_norm")(k), positions, frequencies)
+            cache = cache.append(k, rms_normalize(v, c.norm_eps).astype(x.dtype), positions, valid)
+        out = attend(q, cache, cache.visible(seen_from), scale=1.0)
+        return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
+
+
+class GeGLU(nn.Module):
+    """down(geglu(gate(x), up(x))).
+
+    Attributes:
+        hidden: F.
+    """
+
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        gate = Linear(self.hidden, name="gate_proj")(x)
+        up = Linear(self.hidden, name="up_proj")(x)
+        return Linear(x.shape[-1], name="down_proj")(geglu(gate, up))
+
+
+class Experts(nn.Module):
+    """Routed experts whose router reads the residual stream by a norm and a scale of its own."""
+
+    config: MoEConfig
+    norm_eps: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], residual: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The experts' output for `x`; which ones, and by what weight, `residual` decides."""
+        c, width = self.config, x.shape[-1]
+        init = nn.initializers.normal(0.02)
+        in_shape = (c.num_experts, c.expert_width, width)
+        gate = self.param("gate", init, in_shape, jnp.float32)
+        up = self.param("up", init, in_shape, jnp.float32)
+        down = self.param("down", init, (c.num_experts, width, c.expert_width), jnp.float32)
+        router_scale = self.param("router_scale", nn.initializers.ones, (width,), jnp.float32)
+        expert_scale = self.param("expert_scale", nn.initializers.ones, (c.num_experts,), jnp.float32)
+
+        routed_by = rms_normalize(residual.reshape(-1, width), self.norm_eps) * router_scale * width**-0.5
+        probabilities = jax.nn.softmax(Linear(c.num_experts, jnp.float32, name="router")(routed_by), axis=-1)
+        weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
+        weight = weight / jnp.sum(weight, axis=-1, keepdims=True) * expert_scale[expert]
+        out = apply_experts(x.reshape(-1, width), expert, weight, gate, up, down, activation=geglu)
+        return out.reshape(x.shape)
+
+
+class Layer(nn.Module):
+    """Attention, feed-forward, per-layer embedding; every branch is normed on its way in and out."""
+
+    config: LayerConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        per_layer_input: Float[Array, "B T per_layer"] | None,
+        positions: Int[Array, "B T"],
+        seen_from: Int[Array, "B T"],
+        valid: Bool[Array, "B T"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        """The residual stream after the layer, and the cache; see `Attention` for positions."""
+        c = self.config
+
+        def norm(name: str, y: Array) -> Array:
+            return RMSNorm(c.norm_eps, name=name)(y)
+
+        out, cache = Attention(c, name="attention")(norm("attn_norm", x), positions, seen_from, valid, cache)
+        x = x + norm("post_attn_norm", out)
+        out = GeGLU(c.mlp_width, name="mlp")(norm("mlp_norm", x))
+        if c.moe is not None:
+            routed = Experts(c.moe, c.norm_eps, name="experts")(norm("experts_norm", x), x)
+            out = norm("post_dense_norm", out) + norm("post_experts_norm", routed)
+        x = x + norm("post_mlp_norm", out)
+        if per_layer_input is not None:
+            gate = gelu(Linear(c.per_layer_width, name="per_layer_gate")(x))
+            out = Linear(x.shape[-1], name="per_layer_proj")(gate * per_layer_input)
+            x = x + norm("post_per_layer_norm", out)
+        scale = self.param("scale", nn.initializers.ones, (1,), jnp.float32)
+        return (x * scale).astype(x.dtype), cache
+
+
+class Trunk(nn.Module):
+    """Embedding, layers, final norm and output head."""
+
+    config: Gemma4Config
+
+    def setup(self) -> None:
+        c = self.config
+        self.embed = Embedding(c.vocab_size, c.width)
+        if c.per_layer_width:
+            self.per_layer_embed = Embedding(c.vocab_size, c.num_layers * c.per_layer_width)
+            self.per_layer_proj = Linear(c.num_layers * c.per_layer_width)
+            self.per_layer_norm = RMSNorm(c.norm_eps)
+        self.layers: list[Any] = [Layer(c.layer(index)) for index in range(c.num_layers)]
+        self.norm = RMSNorm(c.norm_eps)
+        if not c.tied_embeddings:
+            self.lm_head = Linear(c.vocab_size, jnp.float32)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        length: Int[Array, "B"],
+        n_valid: Int[Array, "B"],
+        caches: tuple[KVCache, ...],
+        *,
+        layer_inputs: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[KVCache, ...]]:
+        """Run the first `n_valid` tokens of each row at positions length, length + 1, ...
+
+        Returns:
+            The hidden states after the final norm, the inputs of the layers named in `layer_inputs`, and the caches.
+        """
+        c = self.config
+        steps = jnp.arange(tokens.shape[1])
+        positions = length[:, None] + steps
+        valid = steps < n_valid[:, None]
+        x = self.embed_tokens(tokens)
+        per_layer = self.per_layer_inputs(tokens, x) if c.per_layer_width else None
+        written, inputs = list(caches), {}
+        for index, layer in enumerate(self.layers):
+            inputs[index] = x
+            own = None if per_layer is None else per_layer[:, :, index]
+            cache = c.cache_of(index)
+            x, written[cache] = layer(x, own, positions, positions, valid, written[cache])
+        return self.norm(x), tuple(inputs[index] for index in layer_inputs), tuple(written)
+
+    def embed_tokens(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Rows of the embedding table times sqrt(D)."""
+        return self.embed(tokens) * self.config.width**0.5
+
+    def per_layer_inputs(
+        self, tokens: Int[Array, "B T"], embedded: Float[Array, "B T D"]
+    ) -> Float[Array, "B T L per_layer"]:
+        """What each layer adds to its output gate: a table row of the token plus a projection of its embedding."""
+        c = self.config
+        shape = (*tokens.shape, c.num_layers, c.per_layer_width)
+        projected = self.per_layer_norm((self.per_layer_proj(embedded) * c.width**-0.5).reshape(shape))
+        own = self.per_layer_embed(tokens).reshape(shape) * c.per_layer_width**0.5
+        return (projected + own) * 0.5**0.5
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Float32 logits of final hidden states, softly capped."""
+        c = self.config
+        if c.tied_embeddings:
+            logits = matmul_transposed(hidden, self.embed.weight, jnp.float32)
+        else:
+            logits = self.lm_head(hidden)
+        return logits if c.logit_cap is None else c.logit_cap * jnp.tanh(logits / c.logit_cap)
+
+    def ends(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Everything but the layers, to initialise it."""
+        x = self.embed_tokens(tokens)
+        if self.config.per_layer_width:
+            self.per_layer_inputs(tokens, x)
+        return self.logits(self.norm(x))
