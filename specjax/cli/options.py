@@ -139,14 +139,13 @@ def read_prompt(args: argparse.Namespace) -> str | list[int] | None:
 
     Raises:
         OSError: the file cannot be read.
-        UsageError: the file is not UTF-8.
+        UsageError: its contents are not UTF-8.
     """
     if args.prompt_file is None:
         return args.tokens if args.prompt is None else args.prompt
-    if args.prompt_file == "-":
-        return sys.stdin.read()
+    data = sys.stdin.buffer.read() if args.prompt_file == "-" else Path(args.prompt_file).read_bytes()
     try:
-        return Path(args.prompt_file).read_text(encoding="utf-8")
+        return data.decode("utf-8")  # not as text files are read, which turns \r\n into \n
     except UnicodeDecodeError as error:
         raise UsageError(f"{args.prompt_file} is not UTF-8 text: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def test_logits_are_the_models(cli: Cli, gguf: Path, model: specjax.Model, tmp_p
     assert cli("logits", "--model", gguf, "--prompt-file", text, "--out", out).status == 0
     np.testing.assert_array_equal(np.load(out), model.logits("def f("))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logits.npy", "prompt.txt"]
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_prompt_file_is_taken_byte_for_byte(
+    piped: bool, cli: Cli, gguf: Path, model: specjax.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out = b"a\r\nb\rc\n", tmp_path / "logits.npy"
+    (tmp_path / "prompt.txt").write_bytes(text)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    source = "-" if piped else tmp_path / "prompt.txt"
+    assert cli("logits", "--model", gguf, "--prompt-file", source, "--out", out).status == 0
+    np.testing.assert_array_equal(np.load(out), model.logits(text.decode()))
 
 
 def test_the_next_logits_are_the_last_row_of_all_logits(model: specjax.Model) -> None:
