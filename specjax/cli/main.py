@@ -13,8 +13,8 @@ from specjax.cli import evaluate, generate, inspect, logits, train
 from specjax.cli.runtime import DEBUG_VARIABLE, UsageError, message_of, one_line_warnings, say, use_compilation_cache
 
 DESCRIPTION = """\
-Speculative decoding in JAX: language models that carry their own drafters (multi-token prediction), several times
-faster than one token at a time, without changing what they say.
+Speculative decoding in JAX: language models that carry their own drafters (multi-token prediction) write several tokens
+per pass, without changing what they say.
 """
 
 EPILOG = """\
