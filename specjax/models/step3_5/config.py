@@ -1,0 +1,165 @@
+"""Hyper-parameters of the Step-3.5 family (GGUF architecture `step35`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specjax.layers.rope import Llama3Rope
+
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """What the layers of one kind of attention share.
+
+    Attributes:
+        num_heads, num_kv_heads: H and G.
+        rope_width: how many of the N dimensions rotate (even).
+        rope_theta: base of the rotary frequencies.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    rope_width: int
+    rope_theta: float
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """The expert branch.
+
+    Attributes:
+        num_experts, experts_per_token: E and the number chosen per token.
+        expert_width, shared_expert_width: hidden widths F of a routed expert and of the shared one.
+        selection_bias: whether a learned bias is added to the scores that choose the experts (not to their weights).
+        normalize: whether the weights of the chosen experts are divided by their sum.
+        scale: what the weights are multiplied with afterwards.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    expert_width: int
+    shared_expert_width: int
+    selection_bias: bool = True
+    normalize: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """What distinguishes a layer.
+
+    Attributes:
+        attention: `FULL_ATTENTION` or `SLIDING_ATTENTION`.
+        sparse: experts instead of the dense MLP.
+        expert_limit: bound of the SwiGLU of routed experts, see `specjax.layers.mlp.swiglu`; 0 for none.
+        mlp_limit: the same for the dense MLP or the shared expert.
+    """
+
+    attention: str
+    sparse: bool
+    expert_limit: float = 0.0
+    mlp_limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """An MTP head: its layer, and what it brings of its own instead of sharing the trunk's."""
+
+    layer: LayerConfig
+    own_embedding: bool = False
+    own_output: bool = True
+    own_norm: bool = True
+
+
+@dataclass(frozen=True)
+class Step35Config:
+    """Layers of full and of sliding attention, dense first and sparse later, and any number of chained MTP heads.
+
+    Everything is hashable: a config is a static argument of jitted functions.
+
+    Attributes:
+        vocab_size: V.
+        width: D, the residual stream.
+        layers: one entry per trunk layer.
+        heads: one entry per MTP head that the file has, in the order of the chain.
+        head_width: N, for both kinds of attention.
+        full, sliding: the two kinds of attention.
+        window: how many positions a sliding layer sees, the token's own included.
+        mlp_width: F of dense MLPs.
+        moe: the expert branch of sparse layers; None if there are none.
+        rope_factors: whether the parameters hold a divisor for each rotary frequency of full attention.
+        rope_formula: the formula that these divisors follow, if it is known: GGUF files have only the numbers.
+        norm_eps: epsilon of every RMSNorm.
+        context_length: the longest sequence the model was made for.
+
+    Raises:
+        ValueError: fields contradict each other.
+    """
+
+    vocab_size: int
+    width: int
+    layers: tuple[LayerConfig, ...]
+    head_width: int
+    full: AttentionConfig
+    sliding: AttentionConfig
+    window: int
+    mlp_width: int
+    moe: MoEConfig | None = None
+    heads: tuple[HeadConfig, ...] = ()
+    rope_factors: bool = False
+    rope_formula: Llama3Rope | None = None
+    norm_eps: float = 1e-5
+    context_length: int = 32768
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, message: str) -> None:
+            if not condition:
+                raise ValueError(f"Step35Config: {message}")
+
+        require(len(self.layers) > 0, "layers is empty")
+        for layer in self.all_layers:
+            require(
+                layer.attention in (FULL_ATTENTION, SLIDING_ATTENTION),
+                f"attention is {layer.attention!r}; known are {[FULL_ATTENTION, SLIDING_ATTENTION]}",
+            )
+            require(not layer.sparse or self.moe is not None, "a layer is sparse, but moe is None")
+            require(layer.sparse or self.mlp_width > 0, "a layer is dense, but mlp_width is 0")
+        for name, attention in (("full", self.full), ("sliding", self.sliding)):
+            require(
+                attention.num_heads % attention.num_kv_heads == 0,
+                f"{name}: num_heads ({attention.num_heads}) must be a multiple of num_kv_heads"
+                f" ({attention.num_kv_heads})",
+            )
+            require(
+                0 < attention.rope_width <= self.head_width and attention.rope_width % 2 == 0,
+                f"{name}: rope_width ({attention.rope_width}) must be even and at most head_width ({self.head_width})",
+            )
+        require(self.window > 0, f"window is {self.window}")
+        require(self.rope_formula is None or self.rope_factors, "rope_formula is given, but rope_factors is False")
+
+    @property
+    def all_layers(self) -> tuple[LayerConfig, ...]:
+        """The trunk's layers and those of the heads."""
+        return self.layers + tuple(head.layer for head in self.heads)
+
+    @property
+    def num_layers(self) -> int:
+        """L, trunk layers without the MTP heads."""
+        return len(self.layers)
+
+    @property
+    def mtp_layers(self) -> int:
+        """How many MTP heads there are."""
+        return len(self.heads)
+
+    @property
+    def architecture(self) -> str:
+        """The GGUF architecture name."""
+        return "step35"
+
+    def attention(self, layer: LayerConfig) -> AttentionConfig:
+        """The kind of attention that a layer has."""
+        return self.full if layer.attention == FULL_ATTENTION else self.sliding
