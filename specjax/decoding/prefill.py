@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState, is_eos
 from specjax.decoding.sampling import sample_tokens
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
-from specjax.state import SequenceState
+from specjax.state import KVCache, SequenceState
 
 CHUNK_SIZES = (16, 64, LONGEST_CHUNK)
 """Token counts that chunks are padded to: each is compiled once, and hidden states of a longer prompt never coexist."""
@@ -53,17 +53,23 @@ def start_decoding(
     sequence: Int[Array, "B"],
     seed: Array,
 ) -> DecodeState:
-    """Choose the first token of each row from the logits of its prompt's last token."""
+    """Choose the first token of each row from the logits of its prompt's last token.
+
+    `budget` counts it. A row ends early where the caches end: the last token that it emits is the first without a slot.
+    """
     position = state.length[:, None]
     first = sample_tokens(
         last_logits[:, None], config=decoder.sampler, seed=seed, sequence=sequence, position=position
     )[:, 0]
     ended = is_eos(first, decoder.eos_ids)
     zero = jnp.zeros_like(first)
+    # Caches drop what is written past their end, so that whatever came after would be wrong without a word.
+    slots = [layer.capacity for layer in state.layers if isinstance(layer, KVCache) and layer.window is None]
+    left = jnp.minimum(budget - 1, min(slots) - state.length) if slots else budget - 1
     return DecodeState(
         sequences=state,
         pending=first,
-        budget=jnp.where(ended, 0, budget - 1),
+        budget=jnp.where(ended, 0, left),
         streak=zero,
         skip=zero > 0,
         sequence=sequence,

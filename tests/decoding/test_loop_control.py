@@ -121,6 +121,15 @@ def test_each_row_stops_at_its_own_budget() -> None:
         assert_committed_to_the_last_token(result, decoder)
 
 
+def test_a_budget_beyond_the_caches_ends_where_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = script(make_params(DENSE), PROMPTS, plain().tokens, DRAFTS)
+    monkeypatch.setattr("scripted.CAPACITY", 80)
+    result = run(make_decoder(), params, PROMPTS, 1000)
+    for prompt, got, want in zip(PROMPTS, result.tokens, plain().tokens, strict=True):
+        assert len(prompt) + len(got) == 80 + 1  # the last token is not fed
+        assert got[:MAX_TOKENS] == want[: len(got)]
+
+
 def test_a_row_never_drafts_beyond_its_budget() -> None:
     budgets = np.array([1, 2, 3, 4, 5, 9, 12, 2])
     result = speculate(make_decoder(eos_ids=ends()), DRAFTS, budgets.tolist())
