@@ -16,17 +16,18 @@ help:
 	@echo "make bench      the decoding benchmark of the README"
 	@echo "make notebook   open the notebooks in Jupyter"
 
-$(BIN)/python:
+# pip is what comes last into an environment: without it, one was left half-made, and is completed.
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "specjax needs Python 3.11 or later; name one with make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(VENV)/.run: pyproject.toml | $(BIN)/python
+$(VENV)/.run: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
@@ -51,7 +52,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.run
 	$(BIN)/python benchmarks/decode.py
 
-notebook: $(BIN)/python
+notebook: $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --editable '.[notebooks]'
 	$(BIN)/jupyter lab notebooks
 
