@@ -8,11 +8,12 @@ from typing import Any
 
 from checkpoints.errors import UnknownArchitectureError
 from checkpoints.mapping import RuleTable
-from checkpoints.rules import qwen3_5, qwen3_5_gguf, qwen3_5_hf
+from checkpoints.rules import gemma4, gemma4_gguf, gemma4_hf, qwen3_5, qwen3_5_gguf, qwen3_5_hf
 from checkpoints.source import TensorInfo
+from specjax.models.gemma4 import Gemma4Config
 from specjax.models.qwen3_5 import Qwen35Config
 
-Config = Qwen35Config
+Config = Gemma4Config | Qwen35Config
 ConfigReader = Callable[[Mapping[str, Any], Mapping[str, TensorInfo], str], Config]
 
 
@@ -33,14 +34,25 @@ class Family:
     gguf_architectures: tuple[str, ...]
     hf_model_types: tuple[str, ...]
     config_from_gguf: ConfigReader
-    config_to_gguf: Callable[[Config], dict[str, Any]]
-    gguf_rules: Callable[[Config, Collection[str]], RuleTable]
+    config_to_gguf: Callable[[Any], dict[str, Any]]
+    gguf_rules: Callable[[Any, Collection[str]], RuleTable]
     config_from_hf: ConfigReader
-    config_to_hf: Callable[[Config], dict[str, Any]]
-    hf_rules: Callable[[Config, Collection[str]], RuleTable]
+    config_to_hf: Callable[[Any], dict[str, Any]]
+    hf_rules: Callable[[Any, Collection[str]], RuleTable]
 
 
 FAMILIES = (
+    Family(
+        config_type=Gemma4Config,
+        gguf_architectures=("gemma4",),
+        hf_model_types=("gemma4", "gemma4_text"),
+        config_from_gguf=gemma4_gguf.config_from_gguf,
+        config_to_gguf=gemma4_gguf.config_to_gguf,
+        gguf_rules=gemma4.gguf_rules,
+        config_from_hf=gemma4_hf.config_from_hf,
+        config_to_hf=gemma4_hf.config_to_hf,
+        hf_rules=gemma4.hf_rules,
+    ),
     Family(
         config_type=Qwen35Config,
         gguf_architectures=("qwen35", "qwen35moe"),
