@@ -21,8 +21,7 @@ from specjax.decoding.prefill import prefill
 from specjax.decoding.stats import DecodeStats
 from specjax.errors import PromptError, SpecjaxError
 from specjax.generation import GenerateOptions, Generation
-from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
-from specjax.models.qwen3_5 import Qwen35Config
+from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
 
 Prompt = str | Sequence[int]
 NO_DRAFTS = DraftConfig(n_max=0)
@@ -43,7 +42,7 @@ class Model:
         path: where the weights came from.
     """
 
-    config: Qwen35Config
+    config: ModelConfig
     params: Params = field(repr=False)
     tokenizer: TextTokenizer | None = field(repr=False)
     target: Target = field(repr=False)

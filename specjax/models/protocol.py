@@ -59,6 +59,30 @@ class TargetOutput(NamedTuple):
     features: Features
 
 
+class ModelConfig(Protocol):
+    """What every family's config says."""
+
+    @property
+    def architecture(self) -> str:
+        """The GGUF architecture name."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """L, layers of the trunk."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence that the model was made for, in tokens."""
+        ...
+
+
 class Target(Protocol):
     """The model whose output must not change."""
 
