@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-slow lint format bench notebook clean
 
@@ -16,12 +17,12 @@ help:
 	@echo "make bench      the decoding benchmark of the README"
 	@echo "make notebook   open the notebooks in Jupyter"
 
-# pip is what comes last into an environment: without it, one was left half-made, and is completed.
+# pip comes last into an environment: one without it was left half-made, and is completed. Its version is Python's own,
+# so that a second attempt overwrites the first.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "specjax needs Python 3.11 or later; name one with make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.run: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --editable .
