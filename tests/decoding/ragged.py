@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from scipy.special import softmax
 from scripted import CAPACITY, HEAD, Run, ScriptedMTP, ragged_prompts, run, script
 from tiny_models import DENSE, MOE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.random import Purpose, gumbel_at
+from specjax.decoding.sampling import SamplerConfig, shortlist, top2_margin
+from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35Target
 from specjax.state import KVCache, RollbackStrategy, SequenceState
 
@@ -46,10 +51,46 @@ def plain(config: Qwen35Config, sampler: SamplerConfig, rows: tuple[int, ...] = 
     """Plain decoding of some of the prompts, each with the random stream of its index."""
     chosen = [prompts(config)[row] for row in rows]
     result = run(decoder(config, 0, sampler), make_params(config), chosen, MAX_TOKENS, sequence=rows)
-    if sampler.greedy:
-        assert result.rounds.margin is not None
-        assert result.rounds.margin[:, :, 0].min() > 5e-4, "near-ties: equality would hang on rounding"
+    assert_clear_choices(config, sampler, chosen, result.tokens, rows)
     return result
+
+
+def assert_clear_choices(
+    config: Qwen35Config,
+    sampler: SamplerConfig,
+    chosen: list[list[int]],
+    continuations: list[list[int]],
+    sequence: tuple[int, ...],
+) -> None:
+    """No choice along these continuations is so close that equality with another program would hang on rounding."""
+    longest = max(LENGTHS) + MAX_TOKENS
+    tokens = np.zeros((len(chosen), longest), np.int32)
+    for row, (prompt, continuation) in enumerate(zip(chosen, continuations, strict=True)):
+        whole = [*prompt, *continuation]
+        tokens[row, : len(whole)] = whole
+    position = np.array([len(prompt) for prompt in chosen])[:, None] + np.arange(MAX_TOKENS)
+    logits = np.take_along_axis(logits_of(config, make_params(config), tokens), position[..., None] - 1, axis=1)
+    if sampler.greedy:
+        assert top2_margin(logits).min() > 5e-4, "near-ties"
+        return
+    kept = shortlist(logits, sampler)
+    noise = gumbel_at(0, jnp.array(sequence), position, Purpose.TOKEN, kept.tokens)
+    assert top2_margin(kept.scores + noise).min() > 5e-4, "near-ties of what decides a draw: logits with noise"
+    best = -np.sort(-logits / sampler.temperature)
+    assert (best[..., sampler.top_k - 1] - best[..., sampler.top_k]).min() > 1e-4, "a near-tie at the edge of top-k"
+    mass = np.cumsum(softmax(best[..., : sampler.top_k], axis=-1), axis=-1)
+    assert np.abs(mass - sampler.top_p).min() > 1e-5, "a token at the edge of the nucleus"
+
+
+@partial(jax.jit, static_argnames="config")
+def logits_of(config: Qwen35Config, params: Params, tokens: jax.Array) -> jax.Array:
+    """The target's logits of every position, all at once."""
+    target, (batch, longest) = Qwen35Target(config), tokens.shape
+    layers = target.init_layers(batch, longest, rows=1, chunk=longest, rollback="replay")
+    start = SequenceState(layers, None, jnp.zeros((batch,), jnp.int32))
+    output, _ = target.extend(params, tokens, jnp.full((batch,), longest), start, rows="all")
+    assert output.logits is not None
+    return output.logits
 
 
 def correct_drafts(drafts: int, seed: int) -> np.ndarray:
