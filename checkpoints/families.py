@@ -8,12 +8,23 @@ from typing import Any
 
 from checkpoints.errors import UnknownArchitectureError
 from checkpoints.mapping import RuleTable
-from checkpoints.rules import gemma4, gemma4_gguf, gemma4_hf, qwen3_5, qwen3_5_gguf, qwen3_5_hf
+from checkpoints.rules import (
+    gemma4,
+    gemma4_gguf,
+    gemma4_hf,
+    qwen3_5,
+    qwen3_5_gguf,
+    qwen3_5_hf,
+    step3_5,
+    step3_5_gguf,
+    step3_5_hf,
+)
 from checkpoints.source import TensorInfo
 from specjax.models.gemma4 import Gemma4Config
 from specjax.models.qwen3_5 import Qwen35Config
+from specjax.models.step3_5 import Step35Config
 
-Config = Gemma4Config | Qwen35Config
+Config = Gemma4Config | Qwen35Config | Step35Config
 ConfigReader = Callable[[Mapping[str, Any], Mapping[str, TensorInfo], str], Config]
 
 
@@ -63,6 +74,17 @@ FAMILIES = (
         config_from_hf=qwen3_5_hf.config_from_hf,
         config_to_hf=qwen3_5_hf.config_to_hf,
         hf_rules=qwen3_5.hf_rules,
+    ),
+    Family(
+        config_type=Step35Config,
+        gguf_architectures=("step35",),
+        hf_model_types=("step3p5", "step3p7"),
+        config_from_gguf=step3_5_gguf.config_from_gguf,
+        config_to_gguf=step3_5_gguf.config_to_gguf,
+        gguf_rules=step3_5.gguf_rules,
+        config_from_hf=step3_5_hf.config_from_hf,
+        config_to_hf=step3_5_hf.config_to_hf,
+        hf_rules=step3_5.hf_rules,
     ),
 )
 
