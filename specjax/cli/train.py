@@ -20,7 +20,7 @@ Nothing is downloaded. The vocabulary is trained first, then the model; both see
 
 EPILOG = """\
 The folder DIR receives:
-  run.json       recipe, model size, Python version, number of files and bytes, names of the held-out files
+  run.json       recipe, model size, Python version, hash and size of the text, names of the held-out files
   tokenizer.json the vocabulary
   metrics.jsonl  one line per step and per held-out evaluation
   checkpoints/   the newest two checkpoints
