@@ -9,6 +9,9 @@ from typing import Any
 from checkpoints.errors import UnknownArchitectureError
 from checkpoints.mapping import RuleTable
 from checkpoints.rules import (
+    dense,
+    dense_gguf,
+    dense_hf,
     gemma4,
     gemma4_gguf,
     gemma4_hf,
@@ -20,11 +23,12 @@ from checkpoints.rules import (
     step3_5_hf,
 )
 from checkpoints.source import TensorInfo
+from specjax.models.dense import DenseConfig
 from specjax.models.gemma4 import Gemma4Config
 from specjax.models.qwen3_5 import Qwen35Config
 from specjax.models.step3_5 import Step35Config
 
-Config = Gemma4Config | Qwen35Config | Step35Config
+Config = DenseConfig | Gemma4Config | Qwen35Config | Step35Config
 ConfigReader = Callable[[Mapping[str, Any], Mapping[str, TensorInfo], str], Config]
 
 
@@ -53,6 +57,17 @@ class Family:
 
 
 FAMILIES = (
+    Family(
+        config_type=DenseConfig,
+        gguf_architectures=("llama", "qwen3"),
+        hf_model_types=("llama", "qwen3"),
+        config_from_gguf=dense_gguf.config_from_gguf,
+        config_to_gguf=dense_gguf.config_to_gguf,
+        gguf_rules=dense.gguf_rules,
+        config_from_hf=dense_hf.config_from_hf,
+        config_to_hf=dense_hf.config_to_hf,
+        hf_rules=dense.hf_rules,
+    ),
     Family(
         config_type=Gemma4Config,
         gguf_architectures=("gemma4",),

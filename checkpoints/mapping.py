@@ -125,6 +125,31 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """A parameter that follows from the config; the file has no tensor for it."""
+
+    path: str
+    values: tuple[float, ...]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return []
+
+    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
+        return [np.array(self.values, np.float32)]
+
+    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        return iter(())
+
+
+@dataclass(frozen=True)
 class RuleTable:
     """All rules of one model in one file format.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from gguf import TokenType
 
 import checkpoints
 from specjax.errors import SpecjaxError
@@ -52,18 +54,18 @@ def check_vocabulary(drafter: checkpoints.Checkpoint, target: checkpoints.Checkp
                 " files nothing tells which token is which"
             )
         return
-    own, others = (checkpoint.tokenizer.vocabulary.tokens for checkpoint in (drafter, target) if checkpoint.tokenizer)
-    if different := _differences(own, others):
+    own, others = _names(drafter.tokenizer), _names(target.tokenizer)
+    different = [pair for pair in enumerate(zip_longest(own, others)) if pair[1][0] != pair[1][1]]
+    if different:
+        index, (name, other) = different[0]
         raise SpecjaxError(
             f"{where}: their vocabularies differ in {len(different)} of {max(len(own), len(others))} tokens, first in"
-            f" {_name(own, different[0])} against {_name(others, different[0])}; a draft model must share every token"
+            f" {index}: {name!r} against {other!r}; a draft model must share every token"
         )
 
 
-def _differences(own: Sequence[str], others: Sequence[str]) -> list[int]:
-    pairs = zip(own, others, strict=False)
-    return [i for i, (a, b) in enumerate(pairs) if a != b] + list(range(*sorted((len(own), len(others)))))
-
-
-def _name(tokens: Sequence[str], i: int) -> str:
-    return f"{i}: {tokens[i]!r}" if i < len(tokens) else f"{i}: none"
+def _names(tokenizer: checkpoints.TextTokenizer) -> list[str | None]:
+    """The text of each id; None for ids that only fill the vocabulary up."""
+    vocabulary = tokenizer.vocabulary
+    pairs = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    return [None if kind == TokenType.UNUSED else token for token, kind in pairs]

@@ -192,5 +192,6 @@ def test_every_config_class_is_frozen() -> None:
         for node in tree.body
         if isinstance(node, ast.ClassDef) and re.search("(Config|Options)$", node.name)
     ]
+    classes = [cls for cls in classes if not getattr(cls, "_is_protocol", False)]
     assert len(classes) >= 4
     assert all(is_dataclass(cls) and cls.__dataclass_params__.frozen for cls in classes)

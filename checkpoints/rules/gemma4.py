@@ -67,17 +67,21 @@ class RopeDivisors:
 
     @property
     def sources(self) -> tuple[str, ...]:
+        """The tensor's name."""
         return (self.source,)
 
     @property
     def paths(self) -> tuple[str, ...]:
+        """No parameter."""
         return ()
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """A divisor for each pair of a head."""
         del shapes
         return [(self.attention.head_width // 2,)]
 
     def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
+        """Nothing; raises `ConfigError` if the divisors are not those of the config."""
         stored = np.asarray(next(tensors), np.float64)
         rotating = np.arange(len(stored)) < self.attention.rope_width // 2
         if not np.array_equal(stored == 1, rotating) or not np.all(stored[~rotating] > 1e20):
@@ -88,6 +92,7 @@ class RopeDivisors:
         return []
 
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """The divisors of the config."""
         del parameters
         pairs = np.arange(self.attention.head_width // 2)
         yield np.where(pairs < self.attention.rope_width // 2, 1, _UNROTATED).astype(np.float32)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkpoints.errors import ConfigError, MissingMTPWarning
-from checkpoints.mapping import Copy, Rule, RuleTable, flatten
+from checkpoints.mapping import Computed, Copy, Rule, RuleTable, flatten
 from checkpoints.transforms import IDENTITY, PLUS_ONE, Shape, Transform
 from specjax.models.step3_5 import HeadConfig, LayerConfig, Step35Config, parameter_shapes
 
@@ -96,36 +96,6 @@ class RopeFactors:
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """See `checkpoints.mapping.Rule`."""
         yield np.pad(parameters[0], (0, self.stored - self.used), constant_values=1)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A parameter that follows from the config; the file has no tensor for it."""
-
-    path: str
-    values: tuple[float, ...]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """None."""
-        return ()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """See `checkpoints.mapping.Rule`."""
-        return (self.path,)
-
-    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """None."""
-        return []
-
-    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        """See `checkpoints.mapping.Rule`."""
-        return [np.array(self.values, np.float32)]
-
-    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        """Nothing."""
-        return iter(())
 
 
 def gguf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from specjax.models.dense import DenseConfig, DenseTarget
 from specjax.models.gemma4 import Gemma4Config, Gemma4Target
 from specjax.models.protocol import Drafter, Target
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
 
 _BUILDERS: dict[type, Callable[[Any], tuple[Target, Drafter | None]]] = {
+    DenseConfig: lambda config: (DenseTarget(config), None),
     Gemma4Config: lambda config: (Gemma4Target(config), None),
     Qwen35Config: lambda config: (Qwen35Target(config), Qwen35MTP(config) if config.mtp_layers else None),
     Step35Config: lambda config: (Step35Target(config), Step35MTP(config) if config.mtp_layers else None),

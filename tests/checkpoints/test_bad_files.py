@@ -91,8 +91,8 @@ def test_absurd_headers_are_refused(offset: int, field: bytes, message: str, goo
 
 
 def test_unknown_architecture_names_the_known_ones(good: Path, tmp_path: Path) -> None:
-    path = edit_gguf(good, tmp_path / "model.gguf", keys={"general.architecture": "llama"})
-    with pytest.raises(UnknownArchitectureError, match=r"'llama' is not known; known are qwen35, qwen35moe"):
+    path = edit_gguf(good, tmp_path / "model.gguf", keys={"general.architecture": "mamba"})
+    with pytest.raises(UnknownArchitectureError, match=r"'mamba' is not known; known are .*qwen35, qwen35moe"):
         checkpoints.load(path)
 
 
@@ -235,7 +235,7 @@ def _set(**keys: Any) -> Callable[[Path], None]:
         (_write("tokenizer_config.json", b"{"), TokenizerError, r"tokenizer_config\.json: not JSON"),
         (_write("generation_config.json", b"3"), TokenizerError, r"generation_config\.json: not a JSON object"),
         (_write("generation_config.json", b'{"eos_token_id": "x"}'), TokenizerError, "eos_token_id is 'x'"),
-        (_set(model_type="llama"), UnknownArchitectureError, "'llama' is not known; known are qwen3_5,"),
+        (_set(model_type="mamba"), UnknownArchitectureError, "'mamba' is not known; known are .*qwen3_5,"),
         (_set(hidden_size=None, vocab_size=None), ConfigError, "lacks vocab_size, hidden_size"),
         (_set(rope_parameters={"rope_type": "yarn"}), ConfigError, "'yarn' is not supported"),
         (_set(mtp_num_hidden_layers=3), ConfigError, "at most one"),

@@ -104,14 +104,14 @@ def test_a_truncated_file(cli: Cli, gguf: Path, tmp_path: Path) -> None:
 
 
 def test_a_wrong_architecture_is_named_with_the_known_ones(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "llama.gguf"
-    writer = GGUFWriter(path, "llama")
+    path = tmp_path / "mamba.gguf"
+    writer = GGUFWriter(path, "mamba")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     message = cli("generate", "--model", path, *PROMPT).error
-    assert "'llama'" in message
+    assert "'mamba'" in message
     assert "qwen35, qwen35moe" in message
 
 

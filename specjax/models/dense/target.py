@@ -1,0 +1,33 @@
+"""Plain decoder-only transformers behind the target protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax.models.dense.config import DenseConfig
+from specjax.models.dense.modules import Trunk
+from specjax.models.trunk import TrunkTarget
+from specjax.state import KVCache, RollbackStrategy
+
+
+@dataclass(frozen=True)
+class DenseTarget(TrunkTarget):
+    """See `specjax.models.protocol.Target`."""
+
+    config: DenseConfig
+
+    @property
+    def trunk(self) -> Trunk:
+        """See `TrunkTarget.trunk`."""
+        return Trunk(self.config)
+
+    def init_layers(
+        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
+    ) -> tuple[KVCache, ...]:
+        """Caches of `capacity` slots in `dtype`."""
+        del rows, chunk, rollback
+        c = self.config
+        return tuple(KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, dtype) for _ in range(c.num_layers))
