@@ -1,4 +1,4 @@
-"""The Step-3.5 trunk against independent implementations on the same random weights (see tests/fixtures/PROVENANCE.md)."""
+"""The Step-3.5 trunk against independent implementations, on the same weights (see tests/fixtures/PROVENANCE.md)."""
 
 from __future__ import annotations
 
