@@ -24,7 +24,7 @@ class GenerateOptions:
     Attributes:
         max_tokens: tokens to emit at most.
         draft: tokens to draft in a round, or a `DraftConfig`; 0 is plain decoding. None drafts 3 tokens if the model
-            has a drafter.
+            has a drafter, or as many as that can make.
         temperature, top_k, top_p, min_p: see `SamplerConfig`; temperature 0 is greedy.
         seed: of all random draws. The same seed gives the same text whatever the batch.
         accept: "rejection" accepts most; "coupled" gives the text of plain sampling with the same seed. Greedy
@@ -90,12 +90,13 @@ class GenerateOptions:
         """What "auto" comes to: replay, which moves fewer bytes from 2 tokens on and was faster where measured."""
         return "replay" if self.rollback == "auto" else self.rollback
 
-    def draft_config(self, has_drafter: bool) -> DraftConfig:
-        """The drafting part, for a model with or without a drafter."""
+    def draft_config(self, has_drafter: bool, max_drafts: int | None = None) -> DraftConfig:
+        """The drafting part, for a model with or without a drafter, which may make at most `max_drafts`."""
         if isinstance(self.draft, DraftConfig):
             return self.draft
         if self.draft is None:
-            return DraftConfig(n_max=DEFAULT_DRAFTS if has_drafter else 0)
+            default = DEFAULT_DRAFTS if max_drafts is None else min(DEFAULT_DRAFTS, max_drafts)
+            return DraftConfig(n_max=default if has_drafter else 0)
         return DraftConfig(n_max=self.draft)
 
 

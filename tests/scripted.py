@@ -22,9 +22,8 @@ PIECE = 64
 HEAD = -1  # in a script: the head's own drafts
 
 
-@dataclass(frozen=True)
-class ScriptedMTP(Qwen35MTP):
-    """The MTP head, whose drafts are replaced: its state is the real one, its accept counts are chosen by the test.
+class Scripted:
+    """Put before a drafter, replaces its drafts: its state is the real one, its accept counts are chosen by the test.
 
     Reads `params["script"]`: `tokens` [B, S], what plain decoding emits at each position, and `correct` [B, S], how
     many drafts of a round that starts with `length` committed tokens are right. The draft after them is wrong.
@@ -52,10 +51,15 @@ class ScriptedMTP(Qwen35MTP):
         return super().propose(params, pending, state, num_drafts=num_drafts, choose=scripted, keep_going=keep_going)
 
 
+@dataclass(frozen=True)
+class ScriptedMTP(Scripted, Qwen35MTP):
+    """The MTP head of Qwen3.5 with scripted drafts."""
+
+
 def script(
     params: Params, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], correct: np.ndarray | int
 ) -> Params:
-    """The parameters with a script for `ScriptedMTP`."""
+    """The parameters with a script for a `Scripted` drafter."""
     tokens = np.zeros((len(prompts), CAPACITY), np.int32)
     for row, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True)):
         whole = [*prompt, *continuation]
