@@ -12,6 +12,8 @@ and their median is printed, because the speed of a shared machine drifts. Colum
     host       share of the wall time of a round in which the device waits for the host
     compile    seconds to build the programs
 
+Tokens that differ from those of plain decoding are listed; the status is 1 unless each difference is a near-tie.
+
     python benchmarks/decode.py
 """
 
@@ -19,31 +21,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
-import jax
+from machine import description
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 import specjax
+from specjax.divergence import find_divergence
 from specjax.profiling import round_cost, speedup_bound
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
-
-
-def machine() -> str:
-    """The processor or accelerator, and the versions that matter."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = f"{len(lines)} x {lines[0].split(': ', 1)[1]}" if lines else model
-    device = jax.devices()[0]
-    return f"{model if device.platform == 'cpu' else device.device_kind}, jax {jax.__version__}"
 
 
 def measure(model: specjax.Model, prompts: list[str], options: specjax.GenerateOptions) -> tuple[float, float]:
@@ -59,7 +51,23 @@ def acceptance(results: list[specjax.Generation]) -> list[float]:
     return [a / d for a, d in zip(accepted, drafted, strict=True)]
 
 
-def main() -> None:
+def divergences(
+    model: specjax.Model,
+    options: specjax.GenerateOptions,
+    results: list[specjax.Generation],
+    plain: list[specjax.Generation],
+) -> list[dict[str, Any]]:
+    """Where prompts went on otherwise than in plain decoding, as plain values."""
+    found = []
+    for index, (result, reference) in enumerate(zip(results, plain, strict=True)):
+        difference = find_divergence(model, reference.prompt_tokens, options, result.tokens, reference.tokens)
+        if difference is not None:
+            near_tie, text = difference.near_tie, str(difference)
+            found.append({"prompt": index, "position": difference.position, "near_tie": near_tie, "text": text})
+    return found
+
+
+def main() -> int:
     """Run, print the table, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file or safetensors folder (default: the bundled model)")
@@ -90,14 +98,15 @@ def main() -> None:
             "cost": round_cost(batch.decoder, model.params, batch.state),
             "tau": sum(r.stats.tokens for r in results) / sum(r.stats.rounds for r in results),
             "accepted": acceptance(results),
-            "tokens": [r.tokens for r in results],
+            "results": results,
             "rates": [],
             "ratios": [],
             "host": [],
         }
     for k, row in rows.items():
-        if row["tokens"] != rows[0]["tokens"]:
-            console.print(f"K = {k} gave other tokens than plain decoding; see `specjax generate --compare`")
+        row["divergences"] = divergences(model, options[k], row["results"], rows[0]["results"])
+        for difference in row["divergences"]:
+            console.print(f"K = {k}, prompt {difference['prompt']}: {difference['text']}")
 
     for _ in track(range(args.turns), "decode", console=console):
         for k, row in rows.items():
@@ -128,6 +137,7 @@ def main() -> None:
             "host": statistics.median(row["host"]),
             "compile": row["compile"],
             "accepted_by_position": row["accepted"],
+            "divergences": row["divergences"],
         }
         figures.append(figure)
         formats = ("{}", "{:.0f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.0%}", "{:.1f} s")
@@ -135,10 +145,11 @@ def main() -> None:
     Console().print(table)
     for k in drafts[1:]:
         print(f"K = {k}: accepted by position " + " ".join(f"{share:.3f}" for share in rows[k]["accepted"]))
-    print(f"{machine()}; t_verify(1) = {plain.verify * 1e3:.2f} ms; {args.turns} turns, medians")
+    print(f"{description()}; t_verify(1) = {plain.verify * 1e3:.2f} ms; {args.turns} turns, medians")
     if args.out:
-        args.out.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"machine": description(), "figures": figures}, indent=1) + "\n")
+    return 0 if all(difference["near_tie"] for row in rows.values() for difference in row["divergences"]) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

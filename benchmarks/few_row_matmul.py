@@ -1,7 +1,7 @@
 """Few rows times a weight on this machine's CPU: the forms XLA offers, as fractions of the read limit.
 
 A decode step multiplies every weight with a handful of rows; reading the weight once is the limit. The limit is taken
-in the same run, as the best rate at which a sum over the same weight is formed.
+in the same run, before and after the products, as the best rate at which sums over the same weight are formed.
 
     python benchmarks/few_row_matmul.py
 """
@@ -9,6 +9,7 @@ in the same run, as the best rate at which a sum over the same weight is formed.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from machine import description, read_rate
 
 from specjax.layers.linear import matmul_transposed
 
@@ -45,15 +47,18 @@ def main() -> None:
         "x . W^T": (jax.jit(lambda x, w: jnp.einsum("mk,nk->mn", x, w)), weight),
         "used here": (jax.jit(matmul_transposed), weight),
     }
-    read = jax.jit(lambda w: jnp.sum(w, axis=1))
-    print(f"{jax.devices()[0].device_kind}, {args.outputs} x {args.inputs} float32; fractions of the read limit")
-    print(f"{'rows':>5} {'limit GB/s':>11} " + " ".join(f"{name:>10}" for name in forms))
+    pieces = jnp.array_split(weight, os.cpu_count() or 1)
+    limit = read_rate(pieces)
+    times = {}
     for rows in (1, 2, 4, 6, 8, 16):
         x = jax.random.normal(jax.random.key(rows), (rows, args.inputs))
-        limit = median_seconds(lambda: read(weight), args.repetitions)
-        times = [median_seconds(partial(form, x, w), args.repetitions) for form, w in forms.values()]
-        rate = weight.nbytes / limit / 1e9
-        print(f"{rows:>5} {rate:>11.1f} " + " ".join(f"{limit / seconds:>10.2f}" for seconds in times))
+        times[rows] = [median_seconds(partial(form, x, w), args.repetitions) for form, w in forms.values()]
+    limit = max(limit, read_rate(pieces))
+    print(f"{description()}, {args.outputs} x {args.inputs} float32")
+    print(f"fractions of the read limit, {limit / 1e9:.1f} GB/s")
+    print(f"{'rows':>5} " + " ".join(f"{name:>10}" for name in forms))
+    for rows, seconds in times.items():
+        print(f"{rows:>5} " + " ".join(f"{weight.nbytes / each / limit:>10.2f}" for each in seconds))
 
 
 if __name__ == "__main__":

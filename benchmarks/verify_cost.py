@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import jax
-import jax.numpy as jnp
+from machine import description, read_rate
 
 from specjax.batch import warm_up_prefill
 from specjax.decoding.decoder import Decoder
@@ -50,19 +49,6 @@ def shape_of_0_8b(layers: int, vocab_size: int) -> Qwen35Config:
     )
 
 
-def read_rate(params: dict) -> float:
-    """Bytes per second at which sums over the parameters are formed; the best of five."""
-    arrays = [leaf for leaf in jax.tree.leaves(params) if leaf.size > 1 << 18]
-    total = jax.jit(lambda arrays: [jnp.sum(array, axis=-1) for array in arrays])
-    jax.block_until_ready(total(arrays))
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        jax.block_until_ready(total(arrays))
-        times.append(time.perf_counter() - begin)
-    return sum(array.nbytes for array in arrays) / min(times)
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,7 +63,7 @@ def main() -> None:
     params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
     target, drafter = registry.build(config)
     trunk_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params["target"]))
-    rate = read_rate(params)
+    rate = read_rate([leaf for leaf in jax.tree.leaves(params) if leaf.size > 1 << 18])
     decoders = {k: Decoder(target, drafter if k else None, draft=DraftConfig(n_max=k)) for k in [0, *args.drafts]}
     costs = {k: [] for k in decoders}
     for _ in range(args.turns):
@@ -88,7 +74,7 @@ def main() -> None:
     print(
         f"Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}, float32: {trunk_bytes / 1e9:.2f} GB in the trunk;"
     )
-    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, reads {rate / 1e9:.1f} GB/s, context {args.context}")
+    print(f"{description()}, reads {rate / 1e9:.1f} GB/s, context {args.context}")
     print(f"{'rows':>5} {'verify ms':>10} {'over one':>9} {'read':>6} {'draft':>6}")
     for k, samples in costs.items():
         verify = statistics.median(cost.verify for cost in samples)
