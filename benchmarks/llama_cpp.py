@@ -1,9 +1,10 @@
 """The same GGUF in llama.cpp's server and here: equal tokens, equal numbers of accepted drafts?
 
 The model is rewritten as F32 and both programs decode greedily with float32 KV caches, so that what differs is
-rounding alone. Every divergence is reported with the margin between the two candidates' logits. After a divergence
-the texts differ, so drafts are counted only over prompts whose tokens are all equal. The server's `ignore_eos` forbids
-the end-of-text token where ours merely goes on after it: a text that ends early is compared up to its end.
+rounding alone. Every divergence is reported with the margin between the two candidates' logits; an answer that lacks
+tokens diverges where it ends, without a margin. After a divergence the texts differ, so drafts are counted only over
+prompts whose tokens are all equal. The server's `ignore_eos` forbids the end-of-text token where ours merely goes on
+after it: a text that ends early is compared up to its end.
 
     python benchmarks/llama_cpp.py --server path/to/llama-server
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from typing import Any
 
 import checkpoints
 import specjax
+from specjax.divergence import find_divergence
 from specjax.loading import bundled_model
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
@@ -94,6 +97,21 @@ def complete(url: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
     )
 
 
+def compared(
+    model: specjax.Model, options: specjax.GenerateOptions, mine: specjax.Generation, theirs: list[int]
+) -> dict[str, Any]:
+    """Where the tokens part, if they do: at a difference, or where one answer is shorter than the other."""
+    assert model.tokenizer is not None
+    divergence = find_divergence(model, mine.prompt_tokens, options, mine.tokens, theirs)
+    if divergence is None:
+        return {"diverges_at": None, "ended": False, "margin": None}
+    return {
+        "diverges_at": divergence.position,
+        "ended": divergence.tokens[0] in model.tokenizer.eos_ids,
+        "margin": divergence.margin if math.isfinite(divergence.margin) else None,
+    }
+
+
 def main() -> int:
     """Compare, print a table, and exit with 1 if tokens differ at more than a near-tie."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,9 +127,8 @@ def main() -> int:
 
     source = bundled_model() if args.model is None else Path(args.model)
     model = specjax.load(source)
-    assert model.tokenizer is not None
     prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text().splitlines() if line]
-    options = specjax.GenerateOptions(max_tokens=args.max_tokens, draft=args.draft, ignore_eos=True, margins=True)
+    options = specjax.GenerateOptions(max_tokens=args.max_tokens, draft=args.draft, ignore_eos=True)
     ours = [model.generate(prompt, options) for prompt in prompts]
 
     rows = []
@@ -121,17 +138,12 @@ def main() -> int:
         with running_server(args.server, f32, args.draft, args.threads, Path(folder) / "server.log") as url:
             for index, mine in enumerate(ours):
                 answer = complete(url, mine.prompt_tokens, args.max_tokens)
-                theirs, timings = answer["tokens"], answer["timings"]
-                pairs = zip(mine.tokens, theirs, strict=False)
-                first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-                ended = first is not None and mine.tokens[first] in model.tokenizer.eos_ids
+                theirs, timings = answer.get("tokens", []), answer["timings"]
                 rows.append(
                     {
                         "prompt": index,
                         "tokens": len(theirs),
-                        "diverges_at": first,
-                        "ended": ended,
-                        "margin": None if first is None or mine.margins is None else mine.margins[first],
+                        **compared(model, options, mine, theirs),
                         "drafted": [mine.stats.drafted, timings.get("draft_n", 0)],
                         "accepted": [mine.stats.accepted, timings.get("draft_n_accepted", 0)],
                         "tokens_per_second": [mine.tokens_per_second, timings["predicted_per_second"]],
