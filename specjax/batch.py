@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from specjax.decoding.sampling import top2_margin
 from specjax.errors import PromptError
 from specjax.generation import FinishReason, Timings
 from specjax.models.protocol import Params, Target
+from specjax.state import SequenceState
 
 CAPACITY_STEP = 256
 """KV caches grow in steps of so many slots, so that prompts of similar length share a compiled program."""
@@ -84,6 +85,23 @@ class Emission:
 
 
 @dataclass
+class Continuation:
+    """A state that the prompts of a batch begin in.
+
+    Attributes:
+        state: consumed.
+        done: the tokens of each prompt that it holds; less than the shortest prompt.
+        slots: positions that it has room for.
+        prefilled: called with the state after the prompts, which is consumed afterwards.
+    """
+
+    state: SequenceState
+    done: int
+    slots: int
+    prefilled: Callable[[SequenceState], None]
+
+
+@dataclass
 class Batch:
     """Prompts being continued together.
 
@@ -95,6 +113,7 @@ class Batch:
         sequence: the random stream of each row.
         rounds_per_chunk: rounds between looks of the host.
         compiled: the programs that have run before, shared by the batches of a model.
+        continues: where the prompts begin; None for an empty state.
         timings: filled in as it runs.
         state: where the rows stand after the last round; set when `run` is exhausted.
     """
@@ -107,6 +126,7 @@ class Batch:
     sequence: Sequence[int]
     rounds_per_chunk: int
     compiled: set[tuple] = field(default_factory=set)
+    continues: Continuation | None = None
     timings: Timings = field(default_factory=Timings)
     state: DecodeState | None = None
 
@@ -116,11 +136,17 @@ class Batch:
     @property
     def budgets(self) -> list[int]:
         """Tokens that each row may emit."""
-        return [token_budget(self.decoder.target, prompt, self.max_tokens) for prompt in self.prompts]
+        budgets = [token_budget(self.decoder.target, prompt, self.max_tokens) for prompt in self.prompts]
+        if self.continues is None:
+            return budgets
+        room = self.continues.slots
+        return [min(budget, room - len(prompt)) for budget, prompt in zip(budgets, self.prompts, strict=True)]
 
     @property
     def capacity(self) -> int:
         """Slots of the KV caches."""
+        if self.continues is not None:
+            return self.continues.slots
         return cache_capacity(len(prompt) + budget for prompt, budget in zip(self.prompts, self.budgets, strict=True))
 
     def start(self) -> tuple[DecodeState, jax.Array | None]:
@@ -129,10 +155,14 @@ class Batch:
         The logit margins of the first tokens come too, if they are recorded.
         """
         begin = time.perf_counter()
-        self.warm_up({tokens.shape[1] for tokens, _ in chunks(self.prompts)})
+        continues = self.continues
+        new = [prompt[continues.done :] for prompt in self.prompts] if continues else self.prompts
+        self.warm_up({tokens.shape[1] for tokens, _ in chunks(new)})
         compiled = time.perf_counter()
-        empty = self.decoder.init_state(len(self.prompts), self.capacity)
-        sequences, logits = prefill(self.decoder, self.params, empty, self.prompts)
+        before = continues.state if continues else self.decoder.init_state(len(self.prompts), self.capacity)
+        sequences, logits = prefill(self.decoder, self.params, before, new)
+        if continues:
+            continues.prefilled(sequences)
         margins = top2_margin(logits) if self.decoder.margins else None
         state = start_decoding(
             self.decoder,

@@ -22,6 +22,7 @@ from specjax.decoding.stats import DecodeStats
 from specjax.errors import PromptError, SpecjaxError
 from specjax.generation import GenerateOptions, Generation
 from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
+from specjax.session import Session, open_session
 
 Prompt = str | Sequence[int]
 NO_DRAFTS = DraftConfig(n_max=0)
@@ -163,6 +164,22 @@ class Model:
     def stream(self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Any) -> TextStream:
         """Iterate over pieces of text as they come; afterwards `.result` is the `Generation`. See `generate`."""
         return TextStream(self, [prompt], replace(options or GenerateOptions(), **changes))
+
+    def session(self, options: GenerateOptions | None = None, *, slots: int | None = None, **changes: Any) -> Session:
+        """A conversation whose turns reuse what the turns before computed.
+
+        >>> chat = model.session(draft=3)
+        >>> reply, chat = chat.generate("def add(a, b):")
+
+        Args:
+            options: see `generate`.
+            slots: tokens that the conversation can hold; at most the model's context. Default: 4096, or the context.
+
+        Raises:
+            ValueError: an option or `slots` is out of its range.
+            SpecjaxError: as `generate`.
+        """
+        return open_session(self, replace(options or GenerateOptions(), **changes), slots)
 
     def logits(self, tokens: Sequence[int] | str) -> np.ndarray:
         """The target's logits of every position, [T, V] float32: row p predicts the token after tokens[p].
