@@ -170,6 +170,7 @@ class Trunk(nn.Module):
         n_valid: Int[Array, "B"],
         caches: tuple[KVCache, ...],
         *,
+        rollback: bool = False,
         layer_inputs: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[KVCache, ...]]:
         """Run the first `n_valid` tokens of each row at positions length, length + 1, ...
@@ -177,6 +178,7 @@ class Trunk(nn.Module):
         Returns:
             The hidden states after the final norm, the inputs of the layers named in `layer_inputs`, and the caches.
         """
+        del rollback  # caches need no preparation for it
         c = self.config
         steps = jnp.arange(tokens.shape[1])
         positions = length[:, None] + steps

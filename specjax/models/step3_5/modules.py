@@ -138,6 +138,7 @@ class Trunk(nn.Module):
         n_valid: Int[Array, "B"],
         layers: tuple[KVCache, ...],
         *,
+        rollback: bool = False,
         layer_inputs: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[KVCache, ...]]:
         """Run the first `n_valid` tokens of each row at positions length, length + 1, ...
@@ -146,6 +147,7 @@ class Trunk(nn.Module):
             The hidden states before the final norm, the inputs of the layers named in `layer_inputs`, and the layers'
             new caches.
         """
+        del rollback  # caches need no preparation for it
         steps = jnp.arange(tokens.shape[1])
         positions = length[:, None] + steps
         valid = steps < n_valid[:, None]

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
-from specjax.models.apply import apply
-from specjax.models.protocol import FeatureRequest, Features, Params, Rows, TargetOutput
 from specjax.models.step3_5.config import SLIDING_ATTENTION, LayerConfig, Step35Config
 from specjax.models.step3_5.modules import Trunk
-from specjax.state import KVCache, RollbackStrategy, SequenceState, SequenceWindow
+from specjax.models.trunk import TrunkTarget
+from specjax.state import KVCache, RollbackStrategy
 
 
 def init_cache(
@@ -26,20 +24,15 @@ def init_cache(
 
 
 @dataclass(frozen=True)
-class Step35Target:
+class Step35Target(TrunkTarget):
     """See `specjax.models.protocol.Target`. The final hidden feature is that before the final norm."""
 
     config: Step35Config
 
     @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.config.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """The longest sequence that the model was made for, in tokens."""
-        return self.config.context_length
+    def trunk(self) -> Trunk:
+        """See `TrunkTarget.trunk`."""
+        return Trunk(self.config)
 
     def init_layers(
         self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
@@ -50,52 +43,3 @@ class Step35Target:
             init_cache(self.config, layer, batch, capacity, longest_call=max(rows, chunk), dtype=dtype)
             for layer in self.config.layers
         )
-
-    def _run(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        n_valid: Int[Array, "B"],
-        state: SequenceState,
-        request: FeatureRequest,
-        rows: Rows,
-    ) -> tuple[TargetOutput, tuple[KVCache, ...]]:
-        trunk, own = Trunk(self.config), params["target"]
-        hidden, layer_inputs, layers = apply(
-            trunk, own, tokens, state.length, n_valid, state.layers, layer_inputs=request.layer_inputs
-        )
-        logits = None
-        if rows == "all":
-            logits = apply(trunk, own, hidden, method="logits")
-        elif rows == "last":
-            last = jnp.maximum(n_valid - 1, 0)[:, None, None]
-            logits = apply(trunk, own, jnp.take_along_axis(hidden, last, axis=1), method="logits")
-        features = Features(hidden if request.final_hidden else None, layer_inputs)
-        return TargetOutput(logits, features), layers
-
-    def extend(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        n_valid: Int[Array, "B"],
-        state: SequenceState,
-        *,
-        request: FeatureRequest = FeatureRequest(),
-        rows: Rows = "last",
-    ) -> tuple[TargetOutput, SequenceState]:
-        """Feed tokens that are final."""
-        output, layers = self._run(params, tokens, n_valid, state, request, rows)
-        return output, SequenceState(layers, state.drafter, state.length + n_valid)
-
-    def verify(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        n_valid: Int[Array, "B"],
-        state: SequenceState,
-        *,
-        request: FeatureRequest = FeatureRequest(),
-    ) -> tuple[TargetOutput, SequenceWindow]:
-        """Feed tokens that may be taken back."""
-        output, layers = self._run(params, tokens, n_valid, state, request, "all")
-        return output, SequenceWindow(layers, None, state.length)
