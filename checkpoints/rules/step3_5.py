@@ -228,7 +228,7 @@ def count_heads(declared: int, present: Callable[[int], bool], where: str) -> in
     """
     count = next((index for index in range(declared) if not present(index)), declared)
     if count < declared:
-        consequence = f"at most {count} tokens can be drafted per round" if count else "nothing can be drafted"
+        consequence = "a round drafts as many tokens at most" if count else "nothing can be drafted"
         warnings.warn(
             f"{where}: {declared} MTP heads are declared, but the file has the tensors of {count or 'none'}."
             f" Loading the trunk {'and these heads' if count else 'alone'}: {consequence} with this file.",
