@@ -13,6 +13,7 @@ from checkpoints.rules import (
     dense_gguf,
     dense_hf,
     gemma4,
+    gemma4_assistant,
     gemma4_gguf,
     gemma4_hf,
     qwen3_5,
@@ -24,11 +25,11 @@ from checkpoints.rules import (
 )
 from checkpoints.source import TensorInfo
 from specjax.models.dense import DenseConfig
-from specjax.models.gemma4 import Gemma4Config
+from specjax.models.gemma4 import Gemma4AssistantConfig, Gemma4Config
 from specjax.models.qwen3_5 import Qwen35Config
 from specjax.models.step3_5 import Step35Config
 
-Config = DenseConfig | Gemma4Config | Qwen35Config | Step35Config
+Config = DenseConfig | Gemma4AssistantConfig | Gemma4Config | Qwen35Config | Step35Config
 ConfigReader = Callable[[Mapping[str, Any], Mapping[str, TensorInfo], str], Config]
 
 
@@ -78,6 +79,17 @@ FAMILIES = (
         config_from_hf=gemma4_hf.config_from_hf,
         config_to_hf=gemma4_hf.config_to_hf,
         hf_rules=gemma4.hf_rules,
+    ),
+    Family(
+        config_type=Gemma4AssistantConfig,
+        gguf_architectures=("gemma4-assistant", "gemma4_assistant"),
+        hf_model_types=("gemma4_assistant",),
+        config_from_gguf=gemma4_assistant.config_from_gguf,
+        config_to_gguf=gemma4_assistant.config_to_gguf,
+        gguf_rules=gemma4_assistant.gguf_rules,
+        config_from_hf=gemma4_assistant.config_from_hf,
+        config_to_hf=gemma4_assistant.config_to_hf,
+        hf_rules=gemma4_assistant.hf_rules,
     ),
     Family(
         config_type=Qwen35Config,

@@ -36,6 +36,10 @@ _PLAIN_TYPES: Mapping[GGMLQuantizationType, DTypeLike] = {
     GGMLQuantizationType.F16: np.float16,
     GGMLQuantizationType.BF16: ml_dtypes.bfloat16,
 }
+_INTEGER_TYPES: Mapping[GGMLQuantizationType, DTypeLike] = {
+    GGMLQuantizationType.I32: np.int32,
+    GGMLQuantizationType.I64: np.int64,
+}
 _ELEMENTS_PER_STEP = 1 << 18
 """Block formats are decoded this many elements at a time: decoding needs several times its output in scratch space."""
 
@@ -122,7 +126,7 @@ class GGUFFile:
             )
 
     def can_read(self, name: str) -> bool:
-        """Whether the `gguf` package can decode the tensor's type."""
+        """Whether the tensor holds floating-point numbers, of a type that the `gguf` package can decode."""
         return _decodable(self._locations[name].type)
 
     def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
@@ -130,8 +134,8 @@ class GGUFFile:
         info, location = self.tensors[name], self._locations[name]
         raw = location.data[location.offset : location.offset + info.num_bytes]
         out = aligned_empty(info.shape, dtype)
-        if location.type in _PLAIN_TYPES:
-            np.copyto(out, raw.view(_PLAIN_TYPES[location.type]).reshape(info.shape), casting="unsafe")
+        if (plain := _PLAIN_TYPES.get(location.type) or _INTEGER_TYPES.get(location.type)) is not None:
+            np.copyto(out, raw.view(plain).reshape(info.shape), casting="unsafe")
             return out
         width = info.shape[-1]
         rows, target = raw.reshape(-1, _row_bytes(width, location.type)), out.reshape(-1, width)

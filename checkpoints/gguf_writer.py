@@ -67,8 +67,12 @@ def write_gguf(
         **to_metadata(tokenizer, config.vocab_size),
         **(metadata or {}),
     }
-    tensors = list(family.gguf_rules(config, ()).unload(params))
-    types = [_stored_type(name, shape, weights) for name, shape, _ in tensors]
+    table = family.gguf_rules(config, ())
+    tensors, integers = list(table.unload(params)), table.integer_sources
+    types = [
+        GGMLQuantizationType.I32 if name in integers else _stored_type(name, shape, weights)
+        for name, shape, _ in tensors
+    ]
     with replaced(Path(path)) as temporary, _opened(temporary, config.architecture) as writer:
         for key, value in keys.items():
             _add(writer, key, value)
@@ -94,6 +98,7 @@ _NUMPY_TYPES: Mapping[GGMLQuantizationType, Any] = {
     GGMLQuantizationType.F16: np.float16,
     GGMLQuantizationType.BF16: np.uint16,
     GGMLQuantizationType.Q8_0: np.uint8,
+    GGMLQuantizationType.I32: np.int32,
 }
 
 
@@ -113,6 +118,8 @@ def _stored_type(name: str, shape: Shape, weights: WeightType) -> GGMLQuantizati
 
 
 def _encode(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    if kind == GGMLQuantizationType.I32:
+        return np.asarray(array, np.int32)
     data = quants.quantize(np.asarray(array, np.float32), kind)
     return np.ascontiguousarray(data).view(_NUMPY_TYPES[kind])
 

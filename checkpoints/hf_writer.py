@@ -42,7 +42,7 @@ def write_hf(
         directory: made if it is not there.
         config, params: the model.
         tokenizer: written as tokenizer.json if given.
-        dtype: of every tensor.
+        dtype: of every tensor but those that hold integers, which are int64.
         shard_bytes: a file is closed before it grows beyond this; one tensor at least goes into each.
         progress: called with bytes written and bytes in all.
 
@@ -50,8 +50,10 @@ def write_hf(
         TensorMismatchError: `params` do not fit `config`; nothing is written then.
     """
     directory, family, item = Path(directory), family_of_config(config), np.dtype(dtype)
-    tensors = list(family.hf_rules(config, ()).unload(params))
-    sizes = {name: int(np.prod(shape)) * item.itemsize for name, shape, _ in tensors}
+    table = family.hf_rules(config, ())
+    tensors, integers = list(table.unload(params)), table.integer_sources
+    kinds = {name: np.dtype(np.int64) if name in integers else item for name, _, _ in tensors}
+    sizes = {name: int(np.prod(shape)) * kinds[name].itemsize for name, shape, _ in tensors}
     shards: list[list[str]] = [[]]
     for name in sizes:
         if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
@@ -66,7 +68,7 @@ def write_hf(
     for i, names in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         with replaced(directory / file) as temporary:
-            save_file({name: make[name]().astype(item) for name in names}, temporary, metadata={"format": "pt"})
+            save_file({name: make[name]().astype(kinds[name]) for name in names}, temporary, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
         done += sum(sizes[name] for name in names)
         if progress is not None:

@@ -18,6 +18,8 @@ from checkpoints.transforms import IDENTITY, Shape, Transform
 SEPARATOR = "/"
 """Between the parts of a parameter path, as in `target/layers_0/attn_norm/weight`."""
 
+_INTEGERS = ("I32", "I64")
+
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), counted in the file."""
 
@@ -157,11 +159,13 @@ class RuleTable:
         rules: they cover every parameter of the model exactly once.
         ignored: patterns of tensor names that the model has no use for, each with a reason to be ignored.
         shapes: parameter path -> shape.
+        integers: paths of int32 parameters; all others are floating-point numbers.
     """
 
     rules: tuple[Rule, ...]
     ignored: Mapping[str, str]
     shapes: Mapping[str, Shape]
+    integers: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         paths = [path for rule in self.rules for path in rule.paths]
@@ -185,7 +189,7 @@ class RuleTable:
                     missing.append(f"{name} {expected}")
                 elif _without_units(tensors[name].shape) != _without_units(expected):
                     misshapen.append(f"{name}: expected {expected}, got {tensors[name].shape}")
-                elif not source.can_read(name):
+                elif not (tensors[name].type in _INTEGERS if self._is_integer(rule) else source.can_read(name)):
                     unsupported.append(f"{name}: {tensors[name].type}")
         surplus = [
             f"{name} {info.shape}"
@@ -215,6 +219,7 @@ class RuleTable:
         flat = {}
         for rule in self.rules:
             kind = dtype if all(is_matrix(path, self.shapes[path]) for path in rule.paths) else np.float32
+            kind = np.int32 if self._is_integer(rule) else kind
             read = (
                 source.read(name, kind).reshape(shape)
                 for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
@@ -246,6 +251,14 @@ class RuleTable:
             shapes = self._source_shapes(rule)
             for i, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
                 yield name, shape, _Tensor(rule, i, shape, tuple(flat[path] for path in rule.paths))
+
+    @property
+    def integer_sources(self) -> frozenset[str]:
+        """Tensors that hold integers."""
+        return frozenset(name for rule in self.rules if self._is_integer(rule) for name in rule.sources)
+
+    def _is_integer(self, rule: Rule) -> bool:
+        return bool(self.integers.intersection(rule.paths))
 
     def _source_shapes(self, rule: Rule) -> list[Shape]:
         return rule.source_shapes([self.shapes[path] for path in rule.paths])

@@ -155,20 +155,37 @@ def accept(
 
 
 def propose_token(
-    logits: Float[Array, "B V"],
+    logits: Float[Array, "B M"],
+    scored: Int[Array, "B M"] | None = None,
     *,
+    vocab_size: int | None = None,
     rule: Rule,
     config: SamplerConfig,
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],
     position: Int[Array, "B"],
 ) -> Choice:
-    """The draft of the token at absolute `position`, from the drafter's logits for it."""
+    """The draft of the token at absolute `position`, from the drafter's logits for it.
+
+    `scored` names the tokens that the logits belong to, if these are not the whole vocabulary in order; `vocab_size` is
+    then needed for rejection, where the verdict asks for the probabilities of other tokens as well.
+    """
+
+    def named(column: Int[Array, "B *N"]) -> Int[Array, "B *N"]:
+        flat = column.reshape(column.shape[0], -1)
+        return column if scored is None else jnp.take_along_axis(scored, flat, axis=1).reshape(column.shape)
+
     confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
     if config.greedy:
-        return Choice(jnp.argmax(logits, axis=-1).astype(jnp.int32), None, confidence)
-    logq = warp(logits, config) if rule == "rejection" else None
+        return Choice(named(jnp.argmax(logits, axis=-1).astype(jnp.int32)), None, confidence)
+    logq = None
+    if rule == "rejection":
+        logq = warp(logits, config)
+        if scored is not None:
+            everything = jnp.full((logits.shape[0], vocab_size), -jnp.inf, jnp.float32)
+            logq = jnp.put_along_axis(everything, scored, logq, axis=-1, inplace=False)
     purpose = Purpose.DRAFT if rule == "rejection" else Purpose.TOKEN
     candidates = shortlist(logits, config)
+    candidates = candidates._replace(tokens=named(candidates.tokens))
     token = sample_shortlist(candidates, seed=seed, sequence=sequence, position=position, purpose=purpose)
     return Choice(token, logq, confidence)

@@ -47,9 +47,11 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
     if drafter is None:
         return None, jnp.zeros_like(state.pending)
 
-    def choose(logits: Array, position: Array) -> Choice:
+    def choose(logits: Array, position: Array, tokens: Array | None = None) -> Choice:
         return propose_token(
             logits,
+            tokens,
+            vocab_size=decoder.target.vocab_size,
             rule=decoder.rule,
             config=decoder.sampler,
             seed=state.seed,

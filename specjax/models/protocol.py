@@ -140,7 +140,8 @@ class Choice(NamedTuple):
 
     Attributes:
         token: [B].
-        logq: the log-probabilities that the token was drawn from; None when it was not drawn for rejection sampling.
+        logq: the log-probabilities that the token was drawn from, of the whole vocabulary; None when it was not drawn
+            for rejection sampling.
         confidence: the drafter's largest probability, before warping. It is a function of the logits alone, not of
             the draw: to stop drafting because of the token that was *drawn* would bias rejection sampling.
     """
@@ -150,8 +151,21 @@ class Choice(NamedTuple):
     confidence: Float[Array, "B"]
 
 
-ChooseDraft = Callable[[Float[Array, "B V"], Int[Array, "B"]], Choice]
-"""Chooses a draft token from a drafter's logits and the position that the token will have."""
+class ChooseDraft(Protocol):
+    """Chooses a draft token from a drafter's logits and the position that the token will have."""
+
+    def __call__(
+        self, logits: Float[Array, "B M"], position: Int[Array, "B"], tokens: Int[Array, "B M"] | None = None
+    ) -> Choice:
+        """Choose a token per row.
+
+        Args:
+            logits: of M tokens.
+            position: where the chosen token will stand.
+            tokens: which tokens have been scored, each once; all others have probability 0. None: the whole
+                vocabulary in order.
+        """
+        ...
 
 
 class Proposal(NamedTuple):

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from specjax.models.gemma4.assistant import AssistantBlock
+from specjax.models.gemma4.assistant_config import Gemma4AssistantConfig
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig
 from specjax.models.gemma4.modules import Layer, Trunk
 from specjax.models.protocol import Params
@@ -35,6 +37,23 @@ def parameter_shapes(config: Gemma4Config) -> Params:
     return {"target": {**jax.eval_shape(partial(_init_ends, config), key), **layers}}
 
 
+def init_assistant(config: Gemma4AssistantConfig, key: Array) -> Params:
+    """Random parameters of an assistant: {"mtp": ...}, float32 but for the int32 order of tokens of a centroid head."""
+    ends_key, *layer_keys = jax.random.split(key, 1 + len(config.layer_types))
+    layers = {
+        f"layers_{index}": init_layer(config.layer(index), config.width, layer_key)
+        for index, layer_key in enumerate(layer_keys)
+    }
+    return {"mtp": {**_init_assistant_ends(config, ends_key), **layers}}
+
+
+def assistant_shapes(config: Gemma4AssistantConfig) -> Params:
+    """An assistant's parameter tree with a `jax.ShapeDtypeStruct` in place of each array."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    layers = layer_shapes([config.layer(index) for index in range(len(config.layer_types))], config.width)
+    return {"mtp": {**jax.eval_shape(partial(_init_assistant_ends, config), key), **layers}}
+
+
 def init_layer(config: LayerConfig, width: int, key: Array) -> Params:
     """Random parameters of one layer of a residual stream of `width`."""
     row, index = jnp.zeros((1, 1, width), jnp.float32), jnp.zeros((1, 1), jnp.int32)
@@ -53,3 +72,9 @@ def layer_shapes(configs: list[LayerConfig], width: int) -> dict[str, Any]:
 def _init_ends(config: Gemma4Config, key: Array) -> Params:
     """Parameters of the trunk without its layers."""
     return Trunk(config).init(key, jnp.zeros((1, 1), jnp.int32), method="ends")["params"]
+
+
+def _init_assistant_ends(config: Gemma4AssistantConfig, key: Array) -> Params:
+    """Parameters of an assistant without its layers."""
+    pair = jnp.zeros((1, 1, 2 * config.target_width), jnp.float32)
+    return AssistantBlock(config).init(key, pair, method="ends")["params"]

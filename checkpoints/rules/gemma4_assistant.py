@@ -1,0 +1,219 @@
+"""Gemma 4 assistants in GGUF files and Hugging Face checkpoints: tensor names, metadata, config.json.
+
+Sources: llama.cpp `gguf-py/gguf/constants.py`, `src/models/gemma4-assistant.cpp` and `conversion/gemma.py`, which
+leaves the centroid head out; transformers `models/gemma4_assistant`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from checkpoints.errors import ConfigError
+from checkpoints.mapping import Copy, Rule, RuleTable, flatten
+from checkpoints.rules import gemma4, gemma4_gguf, gemma4_hf
+from checkpoints.source import TensorInfo
+from checkpoints.transforms import Shape
+from specjax.models.gemma4 import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    CentroidHead,
+    Gemma4AssistantConfig,
+    assistant_shapes,
+)
+
+_ARCHITECTURE = "gemma4-assistant"
+_GGUF_ENDS: gemma4.Names = (
+    ("token_embd.weight", "mtp/embed/weight"),
+    ("output_norm.weight", "mtp/norm/weight"),
+    ("nextn.pre_projection.weight", "mtp/pre_projection/weight"),
+    ("nextn.post_projection.weight", "mtp/post_projection/weight"),
+)
+_HF_ENDS: gemma4.Names = (
+    ("model.embed_tokens.weight", "mtp/embed/weight"),
+    ("model.norm.weight", "mtp/norm/weight"),
+    ("pre_projection.weight", "mtp/pre_projection/weight"),
+    ("post_projection.weight", "mtp/post_projection/weight"),
+)
+_CENTROIDS, _ORDERING = "mtp/centroids/proj/weight", "mtp/centroids/token_ordering"
+_GGUF_CENTROIDS, _GGUF_ORDERING = "masked_embd_centroids.weight", "masked_embd_ordering"
+_HF_CENTROIDS, _HF_ORDERING = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
+_DEFAULT_CENTROIDS, _DEFAULT_SELECTED = 2048, 32
+_SELECTED = "centroid_intermediate_top_k"
+_REQUIRED = (*gemma4_gguf.REQUIRED, "embedding_length_out")
+_REQUIRED_HF = ("backbone_hidden_size", "text_config")
+
+
+def config_from_gguf(
+    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str
+) -> Gemma4AssistantConfig:
+    """The config of a GGUF file; arguments as for the targets.
+
+    Raises:
+        ConfigError: keys are absent (all are listed), contradictory, or the file is of the time before llama.cpp knew
+            assistants.
+    """
+    if metadata.get("general.architecture") != _ARCHITECTURE or any(name.startswith("mtp.") for name in tensors):
+        raise ConfigError(
+            f"{where}: an assistant in the form of before llama.cpp could run it (architecture 'gemma4_assistant',"
+            " tensors 'mtp.*', no hyper-parameters). Convert the Hugging Face checkpoint again with a present"
+            " convert_hf_to_gguf.py of llama.cpp, or load the checkpoint's folder as it is"
+        )
+    keys = gemma4_gguf.Keys(metadata, _ARCHITECTURE, where)
+    keys.need(_REQUIRED)
+    try:
+        layer_types = keys.layer_types()
+        centroids = None
+        if (table := tensors.get(_GGUF_CENTROIDS)) is not None:
+            centroids = CentroidHead(table.shape[0], keys.get(_SELECTED, _DEFAULT_SELECTED))
+        return Gemma4AssistantConfig(
+            vocab_size=tensors["token_embd.weight"].shape[0],
+            target_width=keys.get("embedding_length_out"),
+            width=keys.get("embedding_length"),
+            layer_types=layer_types,
+            num_heads=keys.get("attention.head_count"),
+            mlp_width=keys.per_layer("feed_forward_length", len(layer_types))[0],
+            sliding=keys.attention(layer_types, SLIDING_ATTENTION),
+            full=keys.attention(layer_types, FULL_ATTENTION),
+            centroids=centroids,
+            norm_eps=keys.norm_eps(),
+            context_length=keys.get("context_length"),
+        )
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        raise ConfigError(f"{where}: the metadata describe no model: {error}") from error
+
+
+def config_to_gguf(config: Gemma4AssistantConfig) -> dict[str, Any]:
+    """The metadata that llama.cpp needs to build this model, `general.architecture` apart.
+
+    Raises:
+        ConfigError: GGUF cannot express it.
+    """
+    num_layers = len(config.layer_types)
+    keys = gemma4_gguf.attention_keys(config.layer_types, config.num_heads, config.sliding, config.full) | {
+        "block_count": num_layers,
+        "nextn_predict_layers": num_layers,
+        "context_length": config.context_length,
+        "embedding_length": config.width,
+        "embedding_length_out": config.target_width,
+        "embedding_length_per_layer_input": 0,
+        "vocab_size": config.vocab_size,
+        "feed_forward_length": config.mlp_width,
+        "attention.shared_kv_layers": num_layers,
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+    }
+    if config.centroids is not None:
+        keys[_SELECTED] = config.centroids.selected
+    return {f"{_ARCHITECTURE}.{key}": value for key, value in keys.items()}
+
+
+def gguf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> RuleTable:
+    """Rules for a GGUF file."""
+    del names
+
+    def rules() -> Iterator[Rule]:
+        yield from gemma4.copies(_GGUF_ENDS, "", "")
+        yield gemma4.RopeDivisors(config.full)
+        for i in range(len(config.layer_types)):
+            yield from gemma4.gguf_layer(config.layer(i), f"blk.{i}.", f"mtp/layers_{i}/")
+        if config.centroids is not None:
+            yield Copy(_GGUF_CENTROIDS, _CENTROIDS)
+            yield Copy(_GGUF_ORDERING, _ORDERING)
+
+    return _table(config, rules(), {})
+
+
+def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4AssistantConfig:
+    """The config of a Hugging Face checkpoint; arguments as for the targets.
+
+    Raises:
+        ConfigError: keys are absent (all are listed), contradictory, or ask for something that is not supported.
+    """
+    del tensors
+    if absent := [key for key in _REQUIRED_HF if document.get(key) is None]:
+        raise ConfigError(f"{where}: config.json lacks {', '.join(absent)}")
+    if not document.get("tie_word_embeddings", True):
+        raise ConfigError(f"{where}: tie_word_embeddings is false; an assistant's head is its embedding table")
+    text = document["text_config"]
+    gemma4_hf.check_text(text, gemma4_hf.REQUIRED, where)
+    try:
+        layer_types = gemma4_hf.layer_types_of(text)
+        sliding, full = gemma4_hf.attention_of(text, layer_types)
+        centroids = None
+        if document.get("use_ordered_embeddings", False):
+            centroids = CentroidHead(
+                document.get("num_centroids", _DEFAULT_CENTROIDS), document.get(_SELECTED, _DEFAULT_SELECTED)
+            )
+        return Gemma4AssistantConfig(
+            vocab_size=text["vocab_size"],
+            target_width=document["backbone_hidden_size"],
+            width=text["hidden_size"],
+            layer_types=layer_types,
+            num_heads=text["num_attention_heads"],
+            mlp_width=text["intermediate_size"],
+            sliding=sliding,
+            full=full,
+            centroids=centroids,
+            norm_eps=text.get("rms_norm_eps", 1e-6),
+            context_length=text.get("max_position_embeddings", 131072),
+        )
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        raise ConfigError(f"{where}: config.json describes no model: {error}") from error
+
+
+def config_to_hf(config: Gemma4AssistantConfig) -> dict[str, Any]:
+    """The config.json of `Gemma4AssistantForCausalLM`."""
+    value_is_key = config.sliding.num_kv_heads != config.full.num_kv_heads
+    document: dict[str, Any] = {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": config.target_width,
+        "tie_word_embeddings": True,
+        "use_ordered_embeddings": config.centroids is not None,
+        "text_config": {
+            **gemma4_hf.text_document(config.layer_types, config.num_heads, config.sliding, config.full, value_is_key),
+            "vocab_size": config.vocab_size,
+            "vocab_size_per_layer_input": 0,
+            "hidden_size": config.width,
+            "intermediate_size": config.mlp_width,
+            "rms_norm_eps": config.norm_eps,
+            "max_position_embeddings": config.context_length,
+            "tie_word_embeddings": True,
+            "num_kv_shared_layers": len(config.layer_types),
+            "hidden_size_per_layer_input": 0,
+        },
+    }
+    if config.centroids is not None:
+        document["num_centroids"] = config.centroids.num_centroids
+        document[_SELECTED] = config.centroids.selected
+    return document
+
+
+def hf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> RuleTable:
+    """Rules for Hugging Face safetensors."""
+    del names
+
+    def rules() -> Iterator[Rule]:
+        yield from gemma4.copies(_HF_ENDS, "", "")
+        for i in range(len(config.layer_types)):
+            yield from gemma4.hf_layer(config.layer(i), f"model.layers.{i}.", f"mtp/layers_{i}/")
+        if config.centroids is not None:
+            yield Copy(_HF_CENTROIDS, _CENTROIDS)
+            yield Copy(_HF_ORDERING, _ORDERING)
+
+    ignored = {
+        r"lm_head\.weight": "a second copy of the tied embedding table",
+        r".*rotary_emb\..*": "rotary frequencies follow from the config",
+    }
+    return _table(config, rules(), ignored)
+
+
+def _table(config: Gemma4AssistantConfig, rules: Iterator[Rule], ignored: Mapping[str, str]) -> RuleTable:
+    integers = frozenset({_ORDERING} if config.centroids is not None else ())
+    return RuleTable(tuple(rules), ignored, _shapes(config), integers)
+
+
+@functools.cache
+def _shapes(config: Gemma4AssistantConfig) -> Mapping[str, Shape]:
+    return {path: tuple(leaf.shape) for path, leaf in flatten(assistant_shapes(config)).items()}
