@@ -162,6 +162,33 @@ def test_a_round_depends_on_the_committed_tokens_alone() -> None:
     assert relative_rms(got.logq, want.logq) <= TOLERANCE
 
 
+def test_final_tokens_after_rounds_are_fed_behind_the_rows_that_wait() -> None:
+    """As in the next turn of a conversation: rows of the last round still wait when a longer text comes."""
+    config, params = load("flash", "hf")
+    committed = [prompt.tolist() for prompt in prompts("flash")]
+    pending, state = start(config, params, prompts("flash"), 3)
+    for accepted in ([3, 0, 1], [2, 3, 0]):
+        proposal = propose(config, params, pending, state, 3)
+        for row, count in enumerate(accepted):
+            committed[row] += [int(pending[row]), *proposal.tokens[row].tolist()][: count + 1]
+        pending, state = verify(config, params, pending, proposal, state, jnp.array(accepted))
+    turn = np.random.default_rng(0).integers(0, 300, (3, PIECE)).astype(np.int32)
+    n_valid = np.array([PIECE, 1, 7])
+    turn[:, 0] = pending
+    for row, tokens in enumerate(turn):
+        committed[row] += tokens[: n_valid[row]].tolist()
+    logits, state = feed(config, params, turn, n_valid, state)
+    pending = logits.argmax(-1).astype(jnp.int32)
+    proposal = propose(config, params, pending, state, 3)
+    for row, tokens in enumerate(committed):
+        drafted = proposal.tokens[row].tolist()
+        law = draft_round(config, params, tokens, int(pending[row]), 3, drafted)
+        assert drafted == [draft.token for draft in law]
+        assert proposal.logq is not None
+        want = [np.concatenate([draft.logits, draft.hidden]) for draft in law]
+        assert relative_rms(proposal.logq[row], want) <= TOLERANCE
+
+
 def test_fewer_drafts_than_heads_keep_all_heads_caught_up() -> None:
     config, params = load("flash", "hf")
     pending, state = start(config, params, prompts("flash"), 3)

@@ -5,7 +5,8 @@ What a head's cache holds, which is what llama.cpp's `common/speculative.cpp` (`
 - **Committed positions.** Every head, and not the first alone, has for each committed position p the row (target's
   hidden state of p - 1, token at p), in the pairing of `specjax.models.mtp`. A later head does not read what an
   earlier one made of committed tokens. So one set of waiting rows serves all heads, and a round leaves behind the same
-  caches whatever it drafted and however many drafts were accepted.
+  caches whatever it drafted and however many drafts were accepted. (`MtpModel` of transformers differs: there head j
+  reads at every position what head j - 1 made at the one before.)
 - **The round's own positions.** With the pending token at position L and the drafts d1, d2, ..., head j is fed, besides
   the rows that waited (the last of which is the pending token's, at L, with the target's hidden state of L - 1), rows
   L + i for 1 <= i <= j: the draft d_i with the hidden state that head i - 1 drafted it from. Its last row predicts
