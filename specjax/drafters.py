@@ -38,6 +38,11 @@ def attach(
     if source == "ngram":
         return NGram(), {}
     drafter = checkpoints.load(source, dtype=dtype, need_tokenizer=False, progress=progress)
+    if registry.is_assistant(drafter.config):
+        try:
+            return registry.assistant(target.config, drafter.config), {"mtp": drafter.params["mtp"]}
+        except ValueError as error:
+            raise SpecjaxError(f"{drafter.path} cannot draft for {target.path}: {error}") from error
     check_vocabulary(drafter, target)
     small, _ = registry.build(drafter.config)
     return DraftModel(small, built.vocab_size), {"draft": {"target": drafter.params["target"]}}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import checkpoints
 from specjax.drafters import DrafterSource, attach
+from specjax.errors import SpecjaxError
 from specjax.model import Model
 from specjax.models import registry
+from specjax.models.protocol import ModelConfig
 
 
 def bundled_model() -> Path:
@@ -53,13 +55,18 @@ def load(
     checkpoint = checkpoints.load(
         bundled_model() if path is None else path, dtype=dtype, need_tokenizer=need_tokenizer, progress=progress
     )
+    if registry.is_assistant(checkpoint.config):
+        raise SpecjaxError(
+            f"{checkpoint.path} is an assistant, which only drafts: load the model it was made for, and give this file"
+            " as its drafter"
+        )
     target, built_in = registry.build(checkpoint.config)
     params = dict(checkpoint.params)
     if drafter is not None:
         built_in, added = attach(drafter, checkpoint, target, dtype=dtype, progress=progress)
         params |= added
     return Model(
-        config=checkpoint.config,
+        config=cast("ModelConfig", checkpoint.config),
         params=params,
         tokenizer=checkpoint.tokenizer,
         target=target,

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.models.dense import DenseConfig, DenseTarget
-from specjax.models.gemma4 import Gemma4Config, Gemma4Target
+from specjax.models.gemma4 import (
+    Gemma4Assistant,
+    Gemma4AssistantConfig,
+    Gemma4Config,
+    Gemma4Target,
+    check_fit,
+)
 from specjax.models.protocol import Drafter, Target
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
@@ -17,6 +23,21 @@ _BUILDERS: dict[type, Callable[[Any], tuple[Target, Drafter | None]]] = {
     Qwen35Config: lambda config: (Qwen35Target(config), Qwen35MTP(config) if config.mtp_layers else None),
     Step35Config: lambda config: (Step35Target(config), Step35MTP(config) if config.mtp_layers else None),
 }
+
+
+def is_assistant(config: Any) -> bool:
+    """Whether a config describes a drafter that is made for one target and is nothing without it."""
+    return isinstance(config, Gemma4AssistantConfig)
+
+
+def assistant(target_config: Any, config: Any) -> Drafter:
+    """The drafter of an assistant's config.
+
+    Raises:
+        ValueError: it was not made for such a target; every mismatch is listed.
+    """
+    check_fit(target_config, config)
+    return Gemma4Assistant(target_config, config)
 
 
 def build(config: Any) -> tuple[Target, Drafter | None]:
