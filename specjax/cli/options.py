@@ -61,8 +61,8 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     drafting.add_argument(
         "--drafter",
         metavar="FILE|DIR|ngram",
-        help="what drafts: an assistant made for the model, a small model with the same vocabulary, or ngram, which looks"
-        " up what followed the last tokens before (default: the model's own MTP head)",
+        help="what drafts: an assistant made for the model, a small model with the same vocabulary, or ngram, which"
+        " looks up what followed the last tokens before (default: the model's own MTP head)",
     )
     drafting.add_argument(
         "--draft",

@@ -69,7 +69,7 @@ def test_one_token_is_the_shortest_generation() -> None:
     ("prompt", "message"),
     [
         ([], "the prompt is empty"),
-        ([1] * CONTEXT, "264 tokens; the model's context of 264 must also hold at least one new token"),
+        ([1] * CONTEXT, "264 tokens; the model's context of 264 must also hold 1 more"),
         ([1, 64, -1], r"outside the vocabulary of 64 \(0 to 63\): \[64, -1\]"),
     ],
 )
