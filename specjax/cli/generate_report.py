@@ -46,7 +46,7 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "prompt_tokens": generation.prompt_tokens,
         "finish_reason": generation.finish_reason,
         "draft": outcome.decoder.draft.n_max,
-        "rule": outcome.decoder.rule,
+        "rule": "greedy" if outcome.decoder.sampler.greedy else outcome.decoder.rule,
         "rollback": outcome.decoder.rollback,
         "seed": outcome.options.seed,
         "rounds": stats.rounds,
