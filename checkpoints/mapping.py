@@ -218,8 +218,7 @@ class RuleTable:
         done = 0
         flat = {}
         for rule in self.rules:
-            kind = dtype if all(is_matrix(path, self.shapes[path]) for path in rule.paths) else np.float32
-            kind = np.int32 if self._is_integer(rule) else kind
+            kind = self._kind(rule, dtype)
             read = (
                 source.read(name, kind).reshape(shape)
                 for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
@@ -256,6 +255,13 @@ class RuleTable:
     def integer_sources(self) -> frozenset[str]:
         """Tensors that hold integers."""
         return frozenset(name for rule in self.rules if self._is_integer(rule) for name in rule.sources)
+
+    def _kind(self, rule: Rule, dtype: DTypeLike) -> DTypeLike:
+        """What a rule's tensors are read as; `dtype` is for matrices."""
+        if self._is_integer(rule):
+            return np.int32
+        matrices = [is_matrix(path, self.shapes[path]) for path in rule.paths]
+        return dtype if matrices and all(matrices) else np.float32
 
     def _is_integer(self, rule: Rule) -> bool:
         return bool(self.integers.intersection(rule.paths))

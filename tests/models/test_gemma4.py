@@ -146,6 +146,15 @@ def test_shapes_are_those_of_initialised_and_of_loaded_parameters(name: str) -> 
     assert jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params) == shapes
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_16_bit_matrices_give_nearly_the_same_logits(name: str, dtype: str) -> None:
+    checkpoint, want = checkpoints.load(FIXTURES / name / "model.gguf", dtype), reference(name, "transformers.npz")
+    logits, _, _ = feed(checkpoint.config, checkpoint.params, want["prompt"], 150)
+    assert logits.dtype == jnp.float32
+    assert relative_rms(logits[want["logit_rows"]], want["logits"]) < (0.1 if dtype == "bfloat16" else 0.02)
+
+
 def test_layers_without_keys_and_values_of_their_own_read_the_last_of_their_kind() -> None:
     config, _ = load("edge", "hf")
     assert [config.cache_of(index) for index in range(config.num_layers)] == [0, 1, 2, 1, 2]

@@ -162,6 +162,17 @@ def test_written_files_give_the_same_config_and_parameters(name: str, tmp_path: 
             assert (got.dtype == jnp.int32) == (leaf.dtype == jnp.int32)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gguf_of_llama_cpp_has_all_but_the_centroids(name: str) -> None:
+    _, config, params = load(name)
+    gguf = checkpoints.load(FIXTURES / name / "assistant.gguf")
+    assert gguf.config == replace(config, centroids=None)
+    want = {key: value for key, value in params["mtp"].items() if key != "centroids"}
+    assert jax.tree.structure(gguf.params["mtp"]) == jax.tree.structure(want)
+    for got, leaf in zip(jax.tree.leaves(gguf.params["mtp"]), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(got, leaf)
+
+
 def test_the_order_of_tokens_stays_int32() -> None:
     _, _, params = load("edge")
     order = params["mtp"]["centroids"]["token_ordering"]
