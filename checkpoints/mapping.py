@@ -15,8 +15,8 @@ from checkpoints.errors import TensorMismatchError
 from checkpoints.source import TensorSource, aligned_empty
 from checkpoints.transforms import IDENTITY, Shape, Transform
 
-SEPARATOR = "/"
-"""Between the parts of a parameter path, as in `target/layers_0/attn_norm/weight`."""
+SEPARATOR = "."
+"""Between the parts of a parameter path, as in `target.layers_0.attn_norm.weight`."""
 
 _INTEGERS = ("I32", "I64")
 

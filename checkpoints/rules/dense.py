@@ -18,22 +18,22 @@ from specjax.models.dense import DenseConfig, parameter_shapes
 _GGUF = {
     "attn_norm": "attn_norm",
     "ffn_norm": "mlp_norm",
-    "attn_v": "attention/v_proj",
-    "attn_output": "attention/o_proj",
-    "ffn_gate": "mlp/gate_proj",
-    "ffn_up": "mlp/up_proj",
-    "ffn_down": "mlp/down_proj",
+    "attn_v": "attention.v_proj",
+    "attn_output": "attention.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
 _HF = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "mlp_norm",
-    "self_attn.q_proj": "attention/q_proj",
-    "self_attn.k_proj": "attention/k_proj",
-    "self_attn.v_proj": "attention/v_proj",
-    "self_attn.o_proj": "attention/o_proj",
-    "mlp.gate_proj": "mlp/gate_proj",
-    "mlp.up_proj": "mlp/up_proj",
-    "mlp.down_proj": "mlp/down_proj",
+    "self_attn.q_proj": "attention.q_proj",
+    "self_attn.k_proj": "attention.k_proj",
+    "self_attn.v_proj": "attention.v_proj",
+    "self_attn.o_proj": "attention.o_proj",
+    "mlp.gate_proj": "mlp.gate_proj",
+    "mlp.up_proj": "mlp.up_proj",
+    "mlp.down_proj": "mlp.down_proj",
 }
 GGUF_ROPE_FACTORS = "rope_freqs.weight"
 
@@ -53,21 +53,21 @@ def gguf_rules(config: DenseConfig, names: Collection[str] = ()) -> RuleTable:
     k = interleave_pairs(config.num_kv_heads, config.head_width) if permuted else IDENTITY
 
     def rules() -> Iterator[Rule]:
-        yield Copy("token_embd.weight", "target/embed/weight")
+        yield Copy("token_embd.weight", "target.embed.weight")
         for i in range(config.num_layers):
-            block, path = f"blk.{i}.", f"target/layers_{i}/"
+            block, path = f"blk.{i}.", f"target.layers_{i}."
             for name, parameter in _GGUF.items():
-                yield Copy(f"{block}{name}.weight", f"{path}{parameter}/weight")
-            yield Copy(f"{block}attn_q.weight", f"{path}attention/q_proj/weight", q)
-            yield Copy(f"{block}attn_k.weight", f"{path}attention/k_proj/weight", k)
+                yield Copy(f"{block}{name}.weight", f"{path}{parameter}.weight")
+            yield Copy(f"{block}attn_q.weight", f"{path}attention.q_proj.weight", q)
+            yield Copy(f"{block}attn_k.weight", f"{path}attention.k_proj.weight", k)
             if config.qk_norm:
-                yield Copy(f"{block}attn_q_norm.weight", f"{path}attention/q_norm/weight")
-                yield Copy(f"{block}attn_k_norm.weight", f"{path}attention/k_norm/weight")
-        yield Copy("output_norm.weight", "target/norm/weight")
+                yield Copy(f"{block}attn_q_norm.weight", f"{path}attention.q_norm.weight")
+                yield Copy(f"{block}attn_k_norm.weight", f"{path}attention.k_norm.weight")
+        yield Copy("output_norm.weight", "target.norm.weight")
         if config.rope_factors:
-            yield Copy(GGUF_ROPE_FACTORS, "target/rope_factors")
+            yield Copy(GGUF_ROPE_FACTORS, "target.rope_factors")
         if not config.tied_embeddings:
-            yield Copy("output.weight", "target/lm_head/weight")
+            yield Copy("output.weight", "target.lm_head.weight")
 
     return RuleTable(tuple(rules()), {}, _shapes(config))
 
@@ -86,20 +86,20 @@ def hf_rules(config: DenseConfig, names: Collection[str] = ()) -> RuleTable:
         )
 
     def rules() -> Iterator[Rule]:
-        yield Copy("model.embed_tokens.weight", "target/embed/weight")
+        yield Copy("model.embed_tokens.weight", "target.embed.weight")
         for i in range(config.num_layers):
-            block, path = f"model.layers.{i}.", f"target/layers_{i}/"
+            block, path = f"model.layers.{i}.", f"target.layers_{i}."
             for name, parameter in _HF.items():
-                yield Copy(f"{block}{name}.weight", f"{path}{parameter}/weight")
+                yield Copy(f"{block}{name}.weight", f"{path}{parameter}.weight")
             if config.qk_norm:
-                yield Copy(f"{block}self_attn.q_norm.weight", f"{path}attention/q_norm/weight")
-                yield Copy(f"{block}self_attn.k_norm.weight", f"{path}attention/k_norm/weight")
-        yield Copy("model.norm.weight", "target/norm/weight")
+                yield Copy(f"{block}self_attn.q_norm.weight", f"{path}attention.q_norm.weight")
+                yield Copy(f"{block}self_attn.k_norm.weight", f"{path}attention.k_norm.weight")
+        yield Copy("model.norm.weight", "target.norm.weight")
         if config.rope_formula is not None:
             factors = config.rope_formula.factors(config.rope_theta, config.head_width)
-            yield Computed("target/rope_factors", factors)
+            yield Computed("target.rope_factors", factors)
         if not config.tied_embeddings:
-            yield Copy("lm_head.weight", "target/lm_head/weight")
+            yield Copy("lm_head.weight", "target.lm_head.weight")
 
     ignored = {r".*rotary_emb\.inv_freq": "rotary frequencies follow from the config"}
     if config.tied_embeddings:

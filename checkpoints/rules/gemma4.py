@@ -22,36 +22,36 @@ Names = tuple[tuple[str, str], ...]
 """(tensor name within its block, parameter path within its layer)"""
 
 _GGUF_LAYER: Names = (
-    ("attn_norm.weight", "attn_norm/weight"),
-    ("attn_q.weight", "attention/q_proj/weight"),
-    ("attn_q_norm.weight", "attention/q_norm/weight"),
-    ("attn_output.weight", "attention/o_proj/weight"),
-    ("post_attention_norm.weight", "post_attn_norm/weight"),
-    ("ffn_norm.weight", "mlp_norm/weight"),
-    ("ffn_gate.weight", "mlp/gate_proj/weight"),
-    ("ffn_up.weight", "mlp/up_proj/weight"),
-    ("ffn_down.weight", "mlp/down_proj/weight"),
-    ("post_ffw_norm.weight", "post_mlp_norm/weight"),
+    ("attn_norm.weight", "attn_norm.weight"),
+    ("attn_q.weight", "attention.q_proj.weight"),
+    ("attn_q_norm.weight", "attention.q_norm.weight"),
+    ("attn_output.weight", "attention.o_proj.weight"),
+    ("post_attention_norm.weight", "post_attn_norm.weight"),
+    ("ffn_norm.weight", "mlp_norm.weight"),
+    ("ffn_gate.weight", "mlp.gate_proj.weight"),
+    ("ffn_up.weight", "mlp.up_proj.weight"),
+    ("ffn_down.weight", "mlp.down_proj.weight"),
+    ("post_ffw_norm.weight", "post_mlp_norm.weight"),
     ("layer_output_scale.weight", "scale"),
 )
 _GGUF_KEY: Names = (
-    ("attn_k.weight", "attention/k_proj/weight"),
-    ("attn_k_norm.weight", "attention/k_norm/weight"),
+    ("attn_k.weight", "attention.k_proj.weight"),
+    ("attn_k_norm.weight", "attention.k_norm.weight"),
 )
-_GGUF_VALUE: Names = (("attn_v.weight", "attention/v_proj/weight"),)
+_GGUF_VALUE: Names = (("attn_v.weight", "attention.v_proj.weight"),)
 _GGUF_PER_LAYER: Names = (
-    ("inp_gate.weight", "per_layer_gate/weight"),
-    ("proj.weight", "per_layer_proj/weight"),
-    ("post_norm.weight", "post_per_layer_norm/weight"),
+    ("inp_gate.weight", "per_layer_gate.weight"),
+    ("proj.weight", "per_layer_proj.weight"),
+    ("post_norm.weight", "post_per_layer_norm.weight"),
 )
 _GGUF_EXPERTS: Names = (
-    ("ffn_gate_inp.weight", "experts/router/weight"),
-    ("ffn_gate_inp.scale", "experts/router_scale"),
-    ("ffn_down_exps.weight", "experts/down"),
-    ("ffn_down_exps.scale", "experts/expert_scale"),
-    ("pre_ffw_norm_2.weight", "experts_norm/weight"),
-    ("post_ffw_norm_1.weight", "post_dense_norm/weight"),
-    ("post_ffw_norm_2.weight", "post_experts_norm/weight"),
+    ("ffn_gate_inp.weight", "experts.router.weight"),
+    ("ffn_gate_inp.scale", "experts.router_scale"),
+    ("ffn_down_exps.weight", "experts.down"),
+    ("ffn_down_exps.scale", "experts.expert_scale"),
+    ("pre_ffw_norm_2.weight", "experts_norm.weight"),
+    ("post_ffw_norm_1.weight", "post_dense_norm.weight"),
+    ("post_ffw_norm_2.weight", "post_experts_norm.weight"),
 )
 _UNROTATED = 1e30
 """Divisor of the frequency of a pair that does not rotate, as the converter writes it."""
@@ -110,10 +110,10 @@ def gguf_layer(config: LayerConfig, block: str, path: str, names: Collection[str
     if config.moe is not None:
         yield from copies(_GGUF_EXPERTS, block, path)
         if f"{block}ffn_gate_exps.weight" in names:
-            yield Copy(f"{block}ffn_gate_exps.weight", f"{path}experts/gate")
-            yield Copy(f"{block}ffn_up_exps.weight", f"{path}experts/up")
+            yield Copy(f"{block}ffn_gate_exps.weight", f"{path}experts.gate")
+            yield Copy(f"{block}ffn_up_exps.weight", f"{path}experts.up")
         else:
-            yield Split(f"{block}ffn_gate_up_exps.weight", (f"{path}experts/gate", f"{path}experts/up"), axis=1)
+            yield Split(f"{block}ffn_gate_up_exps.weight", (f"{path}experts.gate", f"{path}experts.up"), axis=1)
 
 
 def gguf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
@@ -126,17 +126,17 @@ def gguf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
     """
 
     def rules() -> Iterator[Rule]:
-        yield Copy("token_embd.weight", "target/embed/weight")
+        yield Copy("token_embd.weight", "target.embed.weight")
         if config.per_layer_width:
-            yield Copy("per_layer_token_embd.weight", "target/per_layer_embed/weight")
-            yield Copy("per_layer_model_proj.weight", "target/per_layer_proj/weight")
-            yield Copy("per_layer_proj_norm.weight", "target/per_layer_norm/weight")
+            yield Copy("per_layer_token_embd.weight", "target.per_layer_embed.weight")
+            yield Copy("per_layer_model_proj.weight", "target.per_layer_proj.weight")
+            yield Copy("per_layer_proj_norm.weight", "target.per_layer_norm.weight")
         yield RopeDivisors(config.full)
         for i in range(config.num_layers):
-            yield from gguf_layer(config.layer(i), f"blk.{i}.", f"target/layers_{i}/", names)
-        yield Copy("output_norm.weight", "target/norm/weight")
+            yield from gguf_layer(config.layer(i), f"blk.{i}.", f"target.layers_{i}.", names)
+        yield Copy("output_norm.weight", "target.norm.weight")
         if not config.tied_embeddings:
-            yield Copy("output.weight", "target/lm_head/weight")
+            yield Copy("output.weight", "target.lm_head.weight")
 
     ignored = {
         rf"blk\.{i}\.attn_(k|v|k_norm)\.weight": "the layer reads the keys and values of an earlier one"
@@ -146,36 +146,36 @@ def gguf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
 
 
 _HF_LAYER: Names = (
-    ("input_layernorm.weight", "attn_norm/weight"),
-    ("self_attn.q_proj.weight", "attention/q_proj/weight"),
-    ("self_attn.q_norm.weight", "attention/q_norm/weight"),
-    ("self_attn.o_proj.weight", "attention/o_proj/weight"),
-    ("post_attention_layernorm.weight", "post_attn_norm/weight"),
-    ("pre_feedforward_layernorm.weight", "mlp_norm/weight"),
-    ("mlp.gate_proj.weight", "mlp/gate_proj/weight"),
-    ("mlp.up_proj.weight", "mlp/up_proj/weight"),
-    ("mlp.down_proj.weight", "mlp/down_proj/weight"),
-    ("post_feedforward_layernorm.weight", "post_mlp_norm/weight"),
+    ("input_layernorm.weight", "attn_norm.weight"),
+    ("self_attn.q_proj.weight", "attention.q_proj.weight"),
+    ("self_attn.q_norm.weight", "attention.q_norm.weight"),
+    ("self_attn.o_proj.weight", "attention.o_proj.weight"),
+    ("post_attention_layernorm.weight", "post_attn_norm.weight"),
+    ("pre_feedforward_layernorm.weight", "mlp_norm.weight"),
+    ("mlp.gate_proj.weight", "mlp.gate_proj.weight"),
+    ("mlp.up_proj.weight", "mlp.up_proj.weight"),
+    ("mlp.down_proj.weight", "mlp.down_proj.weight"),
+    ("post_feedforward_layernorm.weight", "post_mlp_norm.weight"),
     ("layer_scalar", "scale"),
 )
 _HF_KEY: Names = (
-    ("self_attn.k_proj.weight", "attention/k_proj/weight"),
-    ("self_attn.k_norm.weight", "attention/k_norm/weight"),
+    ("self_attn.k_proj.weight", "attention.k_proj.weight"),
+    ("self_attn.k_norm.weight", "attention.k_norm.weight"),
 )
-_HF_VALUE: Names = (("self_attn.v_proj.weight", "attention/v_proj/weight"),)
+_HF_VALUE: Names = (("self_attn.v_proj.weight", "attention.v_proj.weight"),)
 _HF_PER_LAYER: Names = (
-    ("per_layer_input_gate.weight", "per_layer_gate/weight"),
-    ("per_layer_projection.weight", "per_layer_proj/weight"),
-    ("post_per_layer_input_norm.weight", "post_per_layer_norm/weight"),
+    ("per_layer_input_gate.weight", "per_layer_gate.weight"),
+    ("per_layer_projection.weight", "per_layer_proj.weight"),
+    ("post_per_layer_input_norm.weight", "post_per_layer_norm.weight"),
 )
 _HF_EXPERTS: Names = (
-    ("router.proj.weight", "experts/router/weight"),
-    ("router.scale", "experts/router_scale"),
-    ("router.per_expert_scale", "experts/expert_scale"),
-    ("experts.down_proj", "experts/down"),
-    ("pre_feedforward_layernorm_2.weight", "experts_norm/weight"),
-    ("post_feedforward_layernorm_1.weight", "post_dense_norm/weight"),
-    ("post_feedforward_layernorm_2.weight", "post_experts_norm/weight"),
+    ("router.proj.weight", "experts.router.weight"),
+    ("router.scale", "experts.router_scale"),
+    ("router.per_expert_scale", "experts.expert_scale"),
+    ("experts.down_proj", "experts.down"),
+    ("pre_feedforward_layernorm_2.weight", "experts_norm.weight"),
+    ("post_feedforward_layernorm_1.weight", "post_dense_norm.weight"),
+    ("post_feedforward_layernorm_2.weight", "post_experts_norm.weight"),
 )
 _HF_IGNORED = {
     r"model\.(vision_tower|embed_vision)\..*": "the vision tower; only the text model is loaded",
@@ -196,7 +196,7 @@ def hf_layer(config: LayerConfig, block: str, path: str) -> Iterator[Rule]:
         yield from copies(_HF_PER_LAYER, block, path)
     if config.moe is not None:
         yield from copies(_HF_EXPERTS, block, path)
-        yield Split(f"{block}experts.gate_up_proj", (f"{path}experts/gate", f"{path}experts/up"), axis=1)
+        yield Split(f"{block}experts.gate_up_proj", (f"{path}experts.gate", f"{path}experts.up"), axis=1)
 
 
 def hf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
@@ -211,16 +211,16 @@ def hf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
     prefix = nested if any(name.startswith(nested) for name in names) else "model."
 
     def rules() -> Iterator[Rule]:
-        yield Copy(f"{prefix}embed_tokens.weight", "target/embed/weight")
+        yield Copy(f"{prefix}embed_tokens.weight", "target.embed.weight")
         if config.per_layer_width:
-            yield Copy(f"{prefix}embed_tokens_per_layer.weight", "target/per_layer_embed/weight")
-            yield Copy(f"{prefix}per_layer_model_projection.weight", "target/per_layer_proj/weight")
-            yield Copy(f"{prefix}per_layer_projection_norm.weight", "target/per_layer_norm/weight")
+            yield Copy(f"{prefix}embed_tokens_per_layer.weight", "target.per_layer_embed.weight")
+            yield Copy(f"{prefix}per_layer_model_projection.weight", "target.per_layer_proj.weight")
+            yield Copy(f"{prefix}per_layer_projection_norm.weight", "target.per_layer_norm.weight")
         for i in range(config.num_layers):
-            yield from hf_layer(config.layer(i), f"{prefix}layers.{i}.", f"target/layers_{i}/")
-        yield Copy(f"{prefix}norm.weight", "target/norm/weight")
+            yield from hf_layer(config.layer(i), f"{prefix}layers.{i}.", f"target.layers_{i}.")
+        yield Copy(f"{prefix}norm.weight", "target.norm.weight")
         if not config.tied_embeddings:
-            yield Copy("lm_head.weight", "target/lm_head/weight")
+            yield Copy("lm_head.weight", "target.lm_head.weight")
 
     ignored: dict[str, str] = dict(_HF_IGNORED)
     if config.tied_embeddings:

@@ -25,18 +25,18 @@ from specjax.models.gemma4 import (
 
 _ARCHITECTURE = "gemma4-assistant"
 _GGUF_ENDS: gemma4.Names = (
-    ("token_embd.weight", "mtp/embed/weight"),
-    ("output_norm.weight", "mtp/norm/weight"),
-    ("nextn.pre_projection.weight", "mtp/pre_projection/weight"),
-    ("nextn.post_projection.weight", "mtp/post_projection/weight"),
+    ("token_embd.weight", "mtp.embed.weight"),
+    ("output_norm.weight", "mtp.norm.weight"),
+    ("nextn.pre_projection.weight", "mtp.pre_projection.weight"),
+    ("nextn.post_projection.weight", "mtp.post_projection.weight"),
 )
 _HF_ENDS: gemma4.Names = (
-    ("model.embed_tokens.weight", "mtp/embed/weight"),
-    ("model.norm.weight", "mtp/norm/weight"),
-    ("pre_projection.weight", "mtp/pre_projection/weight"),
-    ("post_projection.weight", "mtp/post_projection/weight"),
+    ("model.embed_tokens.weight", "mtp.embed.weight"),
+    ("model.norm.weight", "mtp.norm.weight"),
+    ("pre_projection.weight", "mtp.pre_projection.weight"),
+    ("post_projection.weight", "mtp.post_projection.weight"),
 )
-_CENTROIDS, _ORDERING = "mtp/centroids/proj/weight", "mtp/centroids/token_ordering"
+_CENTROIDS, _ORDERING = "mtp.centroids.proj.weight", "mtp.centroids.token_ordering"
 _GGUF_CENTROIDS, _GGUF_ORDERING = "masked_embd_centroids.weight", "masked_embd_ordering"
 _HF_CENTROIDS, _HF_ORDERING = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
 _DEFAULT_CENTROIDS, _DEFAULT_SELECTED = 2048, 32
@@ -116,7 +116,7 @@ def gguf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> Ru
         yield from gemma4.copies(_GGUF_ENDS, "", "")
         yield gemma4.RopeDivisors(config.full)
         for i in range(len(config.layer_types)):
-            yield from gemma4.gguf_layer(config.layer(i), f"blk.{i}.", f"mtp/layers_{i}/")
+            yield from gemma4.gguf_layer(config.layer(i), f"blk.{i}.", f"mtp.layers_{i}.")
         if config.centroids is not None:
             yield Copy(_GGUF_CENTROIDS, _CENTROIDS)
             yield Copy(_GGUF_ORDERING, _ORDERING)
@@ -197,7 +197,7 @@ def hf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> Rule
     def rules() -> Iterator[Rule]:
         yield from gemma4.copies(_HF_ENDS, "", "")
         for i in range(len(config.layer_types)):
-            yield from gemma4.hf_layer(config.layer(i), f"model.layers.{i}.", f"mtp/layers_{i}/")
+            yield from gemma4.hf_layer(config.layer(i), f"model.layers.{i}.", f"mtp.layers_{i}.")
         if config.centroids is not None:
             yield Copy(_HF_CENTROIDS, _CENTROIDS)
             yield Copy(_HF_ORDERING, _ORDERING)

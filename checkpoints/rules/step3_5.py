@@ -22,35 +22,35 @@ _Names = tuple[tuple[str, str, Transform], ...]
 """(tensor name within its block, parameter path within its block, transform)"""
 
 _GGUF_LAYER: _Names = (
-    ("attn_norm.weight", "attn_norm/weight", IDENTITY),
-    ("attn_q.weight", "attention/q_proj/weight", IDENTITY),
-    ("attn_k.weight", "attention/k_proj/weight", IDENTITY),
-    ("attn_v.weight", "attention/v_proj/weight", IDENTITY),
-    ("attn_output.weight", "attention/o_proj/weight", IDENTITY),
-    ("attn_gate.weight", "attention/gate_proj/weight", IDENTITY),
-    ("attn_q_norm.weight", "attention/q_norm/weight", IDENTITY),
-    ("attn_k_norm.weight", "attention/k_norm/weight", IDENTITY),
-    ("ffn_norm.weight", "mlp_norm/weight", IDENTITY),
+    ("attn_norm.weight", "attn_norm.weight", IDENTITY),
+    ("attn_q.weight", "attention.q_proj.weight", IDENTITY),
+    ("attn_k.weight", "attention.k_proj.weight", IDENTITY),
+    ("attn_v.weight", "attention.v_proj.weight", IDENTITY),
+    ("attn_output.weight", "attention.o_proj.weight", IDENTITY),
+    ("attn_gate.weight", "attention.gate_proj.weight", IDENTITY),
+    ("attn_q_norm.weight", "attention.q_norm.weight", IDENTITY),
+    ("attn_k_norm.weight", "attention.k_norm.weight", IDENTITY),
+    ("ffn_norm.weight", "mlp_norm.weight", IDENTITY),
 )
 _GGUF_MLP: _Names = (
-    ("ffn_gate.weight", "mlp/gate_proj/weight", IDENTITY),
-    ("ffn_up.weight", "mlp/up_proj/weight", IDENTITY),
-    ("ffn_down.weight", "mlp/down_proj/weight", IDENTITY),
+    ("ffn_gate.weight", "mlp.gate_proj.weight", IDENTITY),
+    ("ffn_up.weight", "mlp.up_proj.weight", IDENTITY),
+    ("ffn_down.weight", "mlp.down_proj.weight", IDENTITY),
 )
 _GGUF_MOE: _Names = (
-    ("ffn_gate_inp.weight", "moe/router/weight", IDENTITY),
-    ("ffn_gate_exps.weight", "moe/experts_gate", IDENTITY),
-    ("ffn_up_exps.weight", "moe/experts_up", IDENTITY),
-    ("ffn_down_exps.weight", "moe/experts_down", IDENTITY),
-    ("ffn_gate_shexp.weight", "moe/shared/gate_proj/weight", IDENTITY),
-    ("ffn_up_shexp.weight", "moe/shared/up_proj/weight", IDENTITY),
-    ("ffn_down_shexp.weight", "moe/shared/down_proj/weight", IDENTITY),
+    ("ffn_gate_inp.weight", "moe.router.weight", IDENTITY),
+    ("ffn_gate_exps.weight", "moe.experts_gate", IDENTITY),
+    ("ffn_up_exps.weight", "moe.experts_up", IDENTITY),
+    ("ffn_down_exps.weight", "moe.experts_down", IDENTITY),
+    ("ffn_gate_shexp.weight", "moe.shared.gate_proj.weight", IDENTITY),
+    ("ffn_up_shexp.weight", "moe.shared.up_proj.weight", IDENTITY),
+    ("ffn_down_shexp.weight", "moe.shared.down_proj.weight", IDENTITY),
 )
-_GGUF_MOE_BIAS: _Names = (("exp_probs_b.bias", "moe/router_bias", IDENTITY),)
+_GGUF_MOE_BIAS: _Names = (("exp_probs_b.bias", "moe.router_bias", IDENTITY),)
 _GGUF_HEAD: _Names = (
-    ("nextn.enorm.weight", "enorm/weight", IDENTITY),
-    ("nextn.hnorm.weight", "hnorm/weight", IDENTITY),
-    ("nextn.eh_proj.weight", "eh_proj/weight", IDENTITY),
+    ("nextn.enorm.weight", "enorm.weight", IDENTITY),
+    ("nextn.hnorm.weight", "hnorm.weight", IDENTITY),
+    ("nextn.eh_proj.weight", "eh_proj.weight", IDENTITY),
 )
 GGUF_ROPE_FACTORS = "rope_freqs.weight"
 GGUF_ROUTER = "blk.{}.ffn_gate_inp.weight"
@@ -103,25 +103,25 @@ def gguf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
     del names
 
     def head(index: int, own: HeadConfig) -> Iterator[Rule]:
-        number, path = config.num_layers + index, f"mtp/heads_{index}/"
-        yield from _layer_rules(config, own.layer, f"blk.{number}.", f"{path}block/", _GGUF_TABLES)
+        number, path = config.num_layers + index, f"mtp.heads_{index}."
+        yield from _layer_rules(config, own.layer, f"blk.{number}.", f"{path}block.", _GGUF_TABLES)
         yield from _block_rules(_GGUF_HEAD, f"blk.{number}.", path)
         if own.own_norm:
-            yield Copy(GGUF_HEAD_NORM.format(number), f"{path}norm/weight")
+            yield Copy(GGUF_HEAD_NORM.format(number), f"{path}norm.weight")
         if own.own_embedding:
-            yield Copy(GGUF_HEAD_EMBEDDING.format(number), f"{path}embed/weight")
+            yield Copy(GGUF_HEAD_EMBEDDING.format(number), f"{path}embed.weight")
         if own.own_output:
-            yield Copy(GGUF_HEAD_OUTPUT.format(number), f"{path}lm_head/weight")
+            yield Copy(GGUF_HEAD_OUTPUT.format(number), f"{path}lm_head.weight")
 
     def rules() -> Iterator[Rule]:
-        yield Copy("token_embd.weight", "target/embed/weight")
+        yield Copy("token_embd.weight", "target.embed.weight")
         if config.rope_factors:
             stored = max(config.attention(layer).rope_width for layer in config.layers) // 2
-            yield RopeFactors(GGUF_ROPE_FACTORS, "target/rope_factors", config.full.rope_width // 2, stored)
+            yield RopeFactors(GGUF_ROPE_FACTORS, "target.rope_factors", config.full.rope_width // 2, stored)
         for i, layer in enumerate(config.layers):
-            yield from _layer_rules(config, layer, f"blk.{i}.", f"target/layers_{i}/", _GGUF_TABLES)
-        yield Copy("output_norm.weight", "target/norm/weight")
-        yield Copy("output.weight", "target/lm_head/weight")
+            yield from _layer_rules(config, layer, f"blk.{i}.", f"target.layers_{i}.", _GGUF_TABLES)
+        yield Copy("output_norm.weight", "target.norm.weight")
+        yield Copy("output.weight", "target.lm_head.weight")
         for index, own in enumerate(config.heads):
             yield from head(index, own)
 
@@ -129,35 +129,35 @@ def gguf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
 
 
 _HF_LAYER: _Names = (
-    ("input_layernorm.weight", "attn_norm/weight", PLUS_ONE),
-    ("self_attn.q_proj.weight", "attention/q_proj/weight", IDENTITY),
-    ("self_attn.k_proj.weight", "attention/k_proj/weight", IDENTITY),
-    ("self_attn.v_proj.weight", "attention/v_proj/weight", IDENTITY),
-    ("self_attn.o_proj.weight", "attention/o_proj/weight", IDENTITY),
-    ("self_attn.g_proj.weight", "attention/gate_proj/weight", IDENTITY),
-    ("self_attn.q_norm.weight", "attention/q_norm/weight", PLUS_ONE),
-    ("self_attn.k_norm.weight", "attention/k_norm/weight", PLUS_ONE),
-    ("post_attention_layernorm.weight", "mlp_norm/weight", PLUS_ONE),
+    ("input_layernorm.weight", "attn_norm.weight", PLUS_ONE),
+    ("self_attn.q_proj.weight", "attention.q_proj.weight", IDENTITY),
+    ("self_attn.k_proj.weight", "attention.k_proj.weight", IDENTITY),
+    ("self_attn.v_proj.weight", "attention.v_proj.weight", IDENTITY),
+    ("self_attn.o_proj.weight", "attention.o_proj.weight", IDENTITY),
+    ("self_attn.g_proj.weight", "attention.gate_proj.weight", IDENTITY),
+    ("self_attn.q_norm.weight", "attention.q_norm.weight", PLUS_ONE),
+    ("self_attn.k_norm.weight", "attention.k_norm.weight", PLUS_ONE),
+    ("post_attention_layernorm.weight", "mlp_norm.weight", PLUS_ONE),
 )
 _HF_MLP: _Names = (
-    ("mlp.gate_proj.weight", "mlp/gate_proj/weight", IDENTITY),
-    ("mlp.up_proj.weight", "mlp/up_proj/weight", IDENTITY),
-    ("mlp.down_proj.weight", "mlp/down_proj/weight", IDENTITY),
+    ("mlp.gate_proj.weight", "mlp.gate_proj.weight", IDENTITY),
+    ("mlp.up_proj.weight", "mlp.up_proj.weight", IDENTITY),
+    ("mlp.down_proj.weight", "mlp.down_proj.weight", IDENTITY),
 )
 _HF_MOE: _Names = (
-    ("moe.gate.weight", "moe/router/weight", IDENTITY),
-    ("moe.gate_proj.weight", "moe/experts_gate", IDENTITY),
-    ("moe.up_proj.weight", "moe/experts_up", IDENTITY),
-    ("moe.down_proj.weight", "moe/experts_down", IDENTITY),
-    ("share_expert.gate_proj.weight", "moe/shared/gate_proj/weight", IDENTITY),
-    ("share_expert.up_proj.weight", "moe/shared/up_proj/weight", IDENTITY),
-    ("share_expert.down_proj.weight", "moe/shared/down_proj/weight", IDENTITY),
+    ("moe.gate.weight", "moe.router.weight", IDENTITY),
+    ("moe.gate_proj.weight", "moe.experts_gate", IDENTITY),
+    ("moe.up_proj.weight", "moe.experts_up", IDENTITY),
+    ("moe.down_proj.weight", "moe.experts_down", IDENTITY),
+    ("share_expert.gate_proj.weight", "moe.shared.gate_proj.weight", IDENTITY),
+    ("share_expert.up_proj.weight", "moe.shared.up_proj.weight", IDENTITY),
+    ("share_expert.down_proj.weight", "moe.shared.down_proj.weight", IDENTITY),
 )
-_HF_MOE_BIAS: _Names = (("moe.router_bias", "moe/router_bias", IDENTITY),)
+_HF_MOE_BIAS: _Names = (("moe.router_bias", "moe.router_bias", IDENTITY),)
 _HF_HEAD: _Names = (
-    ("enorm.weight", "enorm/weight", PLUS_ONE),
-    ("hnorm.weight", "hnorm/weight", PLUS_ONE),
-    ("eh_proj.weight", "eh_proj/weight", IDENTITY),
+    ("enorm.weight", "enorm.weight", PLUS_ONE),
+    ("hnorm.weight", "hnorm.weight", PLUS_ONE),
+    ("eh_proj.weight", "eh_proj.weight", IDENTITY),
 )
 _HF_IGNORED = {
     r"(model\.)?(vision_model|vit_large_projector|multi_modal_projector)\..*": "the vision tower; only text is loaded",
@@ -195,25 +195,25 @@ def hf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
     prefix = hf_prefix(names)
 
     def head(index: int, own: HeadConfig) -> Iterator[Rule]:
-        number, path = config.num_layers + index, f"mtp/heads_{index}/"
-        yield from _layer_rules(config, own.layer, f"{prefix}layers.{number}.", f"{path}block/", _HF_TABLES)
+        number, path = config.num_layers + index, f"mtp.heads_{index}."
+        yield from _layer_rules(config, own.layer, f"{prefix}layers.{number}.", f"{path}block.", _HF_TABLES)
         yield from _block_rules(_HF_HEAD, f"{prefix}layers.{number}.", path)
         if own.own_norm:
-            yield Copy(prefix + HF_HEAD_NORM.format(number), f"{path}norm/weight", PLUS_ONE)
+            yield Copy(prefix + HF_HEAD_NORM.format(number), f"{path}norm.weight", PLUS_ONE)
         if own.own_embedding:
-            yield Copy(prefix + HF_HEAD_EMBEDDING.format(number), f"{path}embed/weight")
+            yield Copy(prefix + HF_HEAD_EMBEDDING.format(number), f"{path}embed.weight")
         if own.own_output:
-            yield Copy(prefix + HF_HEAD_OUTPUT.format(number), f"{path}lm_head/weight")
+            yield Copy(prefix + HF_HEAD_OUTPUT.format(number), f"{path}lm_head.weight")
 
     def rules() -> Iterator[Rule]:
-        yield Copy(f"{prefix}embed_tokens.weight", "target/embed/weight")
+        yield Copy(f"{prefix}embed_tokens.weight", "target.embed.weight")
         if config.rope_formula is not None:
             factors = config.rope_formula.factors(config.full.rope_theta, config.full.rope_width)
-            yield Computed("target/rope_factors", factors)
+            yield Computed("target.rope_factors", factors)
         for i, layer in enumerate(config.layers):
-            yield from _layer_rules(config, layer, f"{prefix}layers.{i}.", f"target/layers_{i}/", _HF_TABLES)
-        yield Copy(f"{prefix}norm.weight", "target/norm/weight", PLUS_ONE)
-        yield Copy("lm_head.weight", "target/lm_head/weight")
+            yield from _layer_rules(config, layer, f"{prefix}layers.{i}.", f"target.layers_{i}.", _HF_TABLES)
+        yield Copy(f"{prefix}norm.weight", "target.norm.weight", PLUS_ONE)
+        yield Copy("lm_head.weight", "target.lm_head.weight")
         for index, own in enumerate(config.heads):
             yield from head(index, own)
 

@@ -277,7 +277,7 @@ def test_a_directory_without_its_declared_head_loads_the_trunk(hf: Path) -> None
 
 def test_wrong_parameters_are_not_written(tmp_path: Path) -> None:
     config, params = make_config(), make_params(make_config(moe=True))
-    with pytest.raises(TensorMismatchError, match="target/layers_0/mlp/gate_proj/weight"):
+    with pytest.raises(TensorMismatchError, match=r"target\.layers_0\.mlp\.gate_proj\.weight"):
         checkpoints.write_gguf(tmp_path / "model.gguf", config, params, make_tokenizer())
     with pytest.raises(CheckpointError, match="'Q3_K' weights; known are F32, F16, BF16, Q8_0"):
         checkpoints.write_gguf(tmp_path / "m", config, params, make_tokenizer(), weights="Q3_K")  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ def test_fused_experts_are_split(tmp_path: Path) -> None:
 def test_dtype_applies_to_matrices_alone(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "model.gguf", make_config())
     for name, leaf in flatten(checkpoints.load(path, jnp.bfloat16).params).items():
-        vector = leaf.ndim == 1 or "/conv/" in name
+        vector = leaf.ndim == 1 or ".conv." in name
         assert leaf.dtype == (jnp.float32 if vector else jnp.bfloat16), name
 
 

@@ -54,7 +54,7 @@ def test_a_table_that_forgets_a_parameter_cannot_be_made() -> None:
 
 def test_flatten_and_unflatten_are_inverse() -> None:
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    assert flatten(tree) == {"a/b": 1, "a/c/d": 2, "e": 3}
+    assert flatten(tree) == {"a.b": 1, "a.c.d": 2, "e": 3}
     assert unflatten(flatten(tree)) == tree
 
 

@@ -67,9 +67,9 @@ def make_params(config: Qwen35Config, seed: int = 0) -> dict[str, Any]:
     def values(path: str, shape: tuple[int, ...]) -> jax.Array:
         x = rng.integers(-127, 128, shape).astype(np.float32) / 128
         x.reshape(-1)[::32] = 127 / 128
-        if path.endswith("norm/weight"):
+        if path.endswith("norm.weight"):
             x = 1 + x / 4
-        if path.endswith("/a"):
+        if path.endswith(".a"):
             x = -np.exp(x)
         return jnp.asarray(x)
 
