@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-Dims = Mapping[str, int]
-"""Sizes of a call by axis letter, such as {"T": 4, "Dk": 128}."""
+Dims = Mapping[str, Any]
+"""What is static in a call: sizes by axis letter, and names, such as {"T": 4, "Dk": 128} or {"format": "Q8_0"}."""
 
 
 def _fits(dims: Dims) -> str | None:

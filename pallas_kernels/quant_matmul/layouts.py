@@ -1,0 +1,40 @@
+"""The layouts of quantized matrices: which one a backend wants, and how to read values back from any."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
+
+
+def _decode_blocks(tensor: QTensor) -> Array:
+    kind, blocks = tensor.block_format, tensor.parts[BLOCKS]
+    values = kind.decode(blocks.reshape(*blocks.shape[:-1], -1, kind.num_bytes))
+    return values.reshape(*blocks.shape[:-1], tensor.width)
+
+
+def _take_blocks(tensor: QTensor, rows: Array) -> Array:
+    chosen = jnp.take(tensor.parts[BLOCKS], rows, axis=0, mode="clip")
+    kind = tensor.block_format
+    return kind.decode(chosen.reshape(*chosen.shape[:-1], -1, kind.num_bytes)).reshape(*rows.shape, tensor.width)
+
+
+_DECODE: dict[str, Callable[[QTensor], Array]] = {BLOCKS: _decode_blocks}
+_TAKE: dict[str, Callable[[QTensor, Array], Array]] = {BLOCKS: _take_blocks}
+
+
+def dequantize(tensor: QTensor) -> Float[Array, "... N K"]:
+    """All values, float32."""
+    return _DECODE[tensor.layout](tensor)
+
+
+def take_rows(tensor: QTensor, rows: Int[Array, "..."]) -> Float[Array, "... K"]:
+    """Some rows of one matrix [N, K], float32; row numbers out of range are clipped."""
+    return _TAKE[tensor.layout](tensor, rows)
+
+
+def prepare(tensor: QTensor) -> QTensor:
+    """The tensor in the layout that is fastest on the default device; made once, when a model is loaded."""
+    return tensor

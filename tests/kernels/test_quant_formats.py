@@ -1,0 +1,103 @@
+"""Packed bytes mean what ggml says they mean, and products with them are products with those values."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.quant_matmul import FORMATS, dequantize, explain, from_blocks, quant_matmul, take_rows
+from pallas_kernels.quant_matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS, TQ_SIGNS
+
+GGML = [name for name in FORMATS if not name.startswith("TQ")]
+
+
+def random_blocks(name: str, rows: int, blocks: int, seed: int = 0) -> np.ndarray:
+    """Random bytes with finite scales: every float16 of a block lies between 2^-8 and 2^-2 in magnitude."""
+    rng, kind = np.random.default_rng(seed), FORMATS[name]
+    data = rng.integers(0, 256, (rows, blocks, kind.num_bytes), np.uint8)
+    scales = rng.uniform(2**-8, 2**-2, (rows, blocks, 2)).astype(np.float16) * rng.choice([-1, 1], (rows, blocks, 2))
+    as_bytes = scales.astype(np.float16).view(np.uint8)
+    if name == "Q6_K":
+        data[..., 208:] = as_bytes[..., :2]
+    elif name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "TQ3_1S", "TQ4_1S"):
+        data[..., :4] = as_bytes
+    else:
+        data[..., :2] = as_bytes[..., :2]
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("name", GGML)
+def test_bytes_decode_as_in_the_gguf_package(name: str) -> None:
+    blocks = random_blocks(name, 7, 5)
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
+    np.testing.assert_array_equal(dequantize(from_blocks(jnp.asarray(blocks), name)), expected)
+
+
+@pytest.mark.parametrize(("name", "centroids", "bits"), [("TQ3_1S", TQ3_CENTROIDS, 3), ("TQ4_1S", TQ4_CENTROIDS, 4)])
+def test_tq_blocks_decode_by_butterflies(name: str, centroids: tuple[float, ...], bits: int) -> None:
+    block = random_blocks(name, 1, 1)[0]
+    stream = int.from_bytes(block[4:].tobytes(), "little")
+    scales = block[:4].view(np.float16).astype(np.float64)
+    values = [centroids[stream >> bits * i & (1 << bits) - 1] * scales[i // 16] for i in range(32)]
+    half = 1
+    while half < 32:
+        for i in range(32):
+            if not i & half:
+                values[i], values[i | half] = values[i] + values[i | half], values[i] - values[i | half]
+        half *= 2
+    expected = np.array(values) / np.sqrt(32) * TQ_SIGNS
+    got = dequantize(from_blocks(jnp.asarray(block[None]), name))[0]
+    np.testing.assert_allclose(got, expected, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_product_is_that_of_the_decoded_matrix(name: str, rows: int) -> None:
+    weight = from_blocks(jnp.asarray(random_blocks(name, 24, 3)), name)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(rows, weight.width)), jnp.float32)
+    expected = np.asarray(x, np.float64) @ np.asarray(dequantize(weight), np.float64).T
+    got = quant_matmul(x, weight, impl="xla_dequant")
+    assert np.linalg.norm(got - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+def test_a_large_matrix_is_decoded_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pallas_kernels.quant_matmul import xla_dequant
+
+    weight = from_blocks(jnp.asarray(random_blocks("Q8_0", 23, 4)), "Q8_0")
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 128)), jnp.float32)
+    whole = quant_matmul(x, weight, impl="xla_dequant")
+    monkeypatch.setattr(xla_dequant, "TILE_VALUES", 5 * 128)
+    np.testing.assert_allclose(quant_matmul(x, weight, impl="xla_dequant"), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_rounded_activations_are_off_by_half_a_step_at_most() -> None:
+    from pallas_kernels.quant_matmul.reference import LARGEST, round_activations
+
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(3, 64)), jnp.float32).at[0, :32].set(0)
+    for act in ("a8", "a16"):
+        step = np.repeat(np.abs(np.asarray(x).reshape(3, 2, 32)).max(-1), 32, axis=-1) / LARGEST[act]
+        assert np.all(np.abs(round_activations(x, act) - x) <= 0.5001 * step)
+
+
+def test_rows_and_matrices_of_a_stack_can_be_taken() -> None:
+    blocks = np.stack([random_blocks("Q4_K", 6, 2, seed) for seed in range(3)])
+    stack = from_blocks(jnp.asarray(blocks), "Q4_K")
+    assert stack.shape == (3, 6, 512)
+    assert stack.nbytes == blocks.nbytes
+    values = dequantize(stack)
+    taken = jax.jit(lambda tensor, i, rows: take_rows(tensor[i], rows))(stack, 2, jnp.array([[5, 0], [3, 9]]))
+    np.testing.assert_array_equal(taken, values[2][jnp.array([[5, 0], [3, 5]])])
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    weight = from_blocks(jnp.zeros((4, 68), jnp.uint8), "Q8_0")
+    with pytest.raises(ValueError, match=r"got x \(2, 32\), weight \(4, 64\)"):
+        quant_matmul(jnp.zeros((2, 32)), weight)
+    with pytest.raises(ValueError, match="act is 'a4'; accepted: a8, a16"):
+        quant_matmul(jnp.zeros((2, 64)), weight, act="a4")
+    with pytest.raises(ValueError, match=r"a multiple of 34.*got uint8 \(4, 70\)"):
+        from_blocks(jnp.zeros((4, 70), jnp.uint8), "Q8_0")
+    with pytest.raises(ValueError, match="'Q9' cannot be computed with"):
+        from_blocks(jnp.zeros((4, 70), jnp.uint8), "Q9")
+    assert "format=Q8_0" in explain(jnp.zeros((2, 64)), weight)
