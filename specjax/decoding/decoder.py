@@ -112,6 +112,7 @@ class DecodeState:
         streak, skip: see `specjax.decoding.draft_control`.
         sequence: identifies the row's random stream, whatever row of whatever batch it stands in.
         seed: of all random draws.
+        dropped: tokens of the row's text that its state holds no more, see `specjax.decoding.shift`.
     """
 
     sequences: SequenceState
@@ -121,6 +122,12 @@ class DecodeState:
     skip: Bool[Array, "B"]
     sequence: Int[Array, "B"]
     seed: UInt[Array, ""]
+    dropped: Int[Array, "B"]
+
+    @property
+    def position(self) -> Int[Array, "B"]:
+        """Where the pending token stands in the whole text. Random draws are keyed by it, so that none comes twice."""
+        return self.sequences.length + self.dropped
 
     @property
     def active(self) -> Bool[Array, "B"]:

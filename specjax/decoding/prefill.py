@@ -52,12 +52,14 @@ def start_decoding(
     budget: Int[Array, "B"],
     sequence: Int[Array, "B"],
     seed: Array,
+    dropped: Int[Array, "B"] | int = 0,
 ) -> DecodeState:
     """Choose the first token of each row from the logits of its prompt's last token.
 
     `budget` counts it. A row ends early where the caches end: the last token that it emits is the first without a slot.
+    `dropped` is that of `DecodeState`.
     """
-    position = state.length[:, None]
+    position = (state.length + dropped)[:, None]
     first = sample_tokens(
         last_logits[:, None], config=decoder.sampler, seed=seed, sequence=sequence, position=position
     )[:, 0]
@@ -74,6 +76,7 @@ def start_decoding(
         skip=zero > 0,
         sequence=sequence,
         seed=seed,
+        dropped=zero + dropped,
     )
 
 

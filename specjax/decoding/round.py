@@ -56,7 +56,7 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
             config=decoder.sampler,
             seed=state.seed,
             sequence=state.sequence,
-            position=position,
+            position=position + state.dropped,
         )
 
     def keep_going(confidence: Array) -> Array:
@@ -103,7 +103,7 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         config=decoder.sampler,
         seed=state.seed,
         sequence=state.sequence,
-        position=state.sequences.length + 1,
+        position=state.position + 1,
     )
 
     rows = jnp.arange(decoder.rows)

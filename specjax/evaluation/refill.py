@@ -170,6 +170,7 @@ class RefilledBatch:
             skip=jnp.array(zero > 0),
             sequence=jnp.array(zero),
             seed=jnp.uint32(self.seed),
+            dropped=jnp.array(zero),
         )
 
 

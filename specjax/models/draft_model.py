@@ -11,7 +11,7 @@ Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.chain import draft_chain
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal, Target
-from specjax.state import SequenceState, SequenceWindow, commit, with_later_caches
+from specjax.state import SequenceState, SequenceWindow, Shift, commit, with_later_caches
 
 
 @struct.dataclass
@@ -93,6 +93,12 @@ class DraftModel:
         """A model can go on as long as it likes."""
         return None
 
+    @property
+    def cannot_shift(self) -> str | None:
+        """What stands in the small model's way."""
+        reason = self.model.cannot_shift
+        return None if reason is None else f"it drafts with a small model of which the same is true: {reason}"
+
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> DraftModelState:
         """Nothing is fed and nothing waits."""
         layers = self.model.init_layers(
@@ -164,3 +170,9 @@ class DraftModel:
         """The drafts that stand will wait."""
         del features
         return DraftModelWindow(state.before, state.fed, tokens)
+
+    def shift(self, params: Params, state: DraftModelState, shift: Shift) -> DraftModelState:
+        """Move what the small model was fed; the tokens that wait are among the last."""
+        own = shift._replace(length=state.sequences.length)
+        layers = self.model.shift(params["draft"], state.sequences.layers, own)
+        return replace(state, sequences=SequenceState(layers, None, own.left))

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import SequenceState
+from specjax.state import SequenceState, Shift
 
 
 @struct.dataclass
@@ -85,6 +85,11 @@ class NGram:
         """Drafts cost nothing."""
         return None
 
+    @property
+    def cannot_shift(self) -> str | None:
+        """Nothing is in the way: it has tokens only."""
+        return None
+
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> NGramState:
         """No text."""
         del rows, chunk, dtype
@@ -142,3 +147,10 @@ class NGram:
         """The verified tokens will be text."""
         del features
         return NGramWindow(state, tokens)
+
+    def shift(self, params: Params, state: NGramState, shift: Shift) -> NGramState:
+        """Forget the tokens that go."""
+        del params
+        slots = jnp.broadcast_to(jnp.arange(state.tokens.shape[1]), state.tokens.shape)
+        before = jnp.minimum(shift.sources(slots), state.tokens.shape[1] - 1)
+        return NGramState(jnp.take_along_axis(state.tokens, before, axis=1), shift.left)

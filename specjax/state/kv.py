@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
+
+from specjax.state.shift import Shift
+
+Rotate = Callable[[Float[Array, "B S G N"], Int[Array, "B S"]], Float[Array, "B S G N"]]
+"""Turns keys by a number of positions: what stood at p as it would stand at p plus that number."""
 
 
 @struct.dataclass
@@ -75,3 +81,25 @@ class KVCache:
         """Nothing moves: the length, which lives with the sequence, decides what is read."""
         del n
         return self
+
+    def shifted(self, shift: Shift, rotate: Rotate) -> KVCache:
+        """The cache without the tokens that `shift` drops, each slot that moves rotated to its new position.
+
+        Keys are rotated in float32 and rounded once; every shift of a 16-bit cache rounds what moves once more.
+
+        A ring that has gone round holds no tokens at the start to keep. The caller sees to it that no later row looks
+        back beyond the moved ones: they must be as many as the window and what may be fed again.
+        """
+        slots = jnp.arange(self.capacity)
+        if self.window is None:
+            positions = jnp.broadcast_to(slots, self.k.shape[:2])
+        else:  # each slot has the last position before the end that falls into it
+            end = shift.left[:, None] - 1
+            positions = end - (end - slots) % self.capacity
+        before = shift.sources(positions)
+        slot = jnp.minimum(before, self.capacity - 1) if self.window is None else before % self.capacity
+
+        def moved(entries: Float[Array, "B S G N"]) -> Float[Array, "B S G N"]:
+            return jnp.take_along_axis(entries, slot[:, :, None, None], axis=1)
+
+        return replace(self, k=rotate(moved(self.k), positions - before), v=moved(self.v))

@@ -132,6 +132,7 @@ def continuation(rollback: RollbackStrategy, state: SequenceState) -> tuple[np.n
         skip=zero > 0,
         sequence=zero + 1,
         seed=jnp.uint32(0),
+        dropped=zero + 0,
     )
     _, chunk = decode_chunk(decoder(rollback), make_params(DENSE), start, FOLLOWING)
     counts = np.asarray(chunk.rounds.n_emitted)

@@ -100,10 +100,7 @@ class Trunk(nn.Module):
         steps = jnp.arange(tokens.shape[1])
         positions = length[:, None] + steps
         valid = steps < n_valid[:, None]
-        frequencies = rope_frequencies(self.config.rope_theta, self.config.head_width)
-        if self.config.rope_factors:
-            frequencies = frequencies / self.rope_factors
-        x = self.embed(tokens)
+        x, frequencies = self.embed(tokens), self.frequencies()
         caches, inputs = [], {}
         for index, (layer, cache) in enumerate(zip(self.layers, layers, strict=True)):
             if index in layer_inputs:
@@ -111,6 +108,15 @@ class Trunk(nn.Module):
             x, cache = layer(x, positions, valid, cache, frequencies)
             caches.append(cache)
         return self.norm(x), tuple(inputs[index] for index in layer_inputs), tuple(caches)
+
+    def frequencies(self) -> Float[Array | np.ndarray, "N/2"]:
+        """The rotary frequencies of all layers."""
+        frequencies = rope_frequencies(self.config.rope_theta, self.config.head_width)
+        return frequencies / self.rope_factors if self.config.rope_factors else frequencies
+
+    def key_frequencies(self) -> tuple[Float[Array | np.ndarray, "N/2"], ...]:
+        """See `TrunkTarget.cannot_shift`."""
+        return (self.frequencies(),) * self.config.num_layers
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states."""

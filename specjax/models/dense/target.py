@@ -24,6 +24,11 @@ class DenseTarget(TrunkTarget):
         """See `TrunkTarget.trunk`."""
         return Trunk(self.config)
 
+    @property
+    def cannot_shift(self) -> str | None:
+        """Nothing is in the way: layers have caches only, whose keys can be rotated."""
+        return None
+
     def init_layers(
         self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
     ) -> tuple[KVCache, ...]:

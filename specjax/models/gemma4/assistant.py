@@ -32,7 +32,7 @@ from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4Assistant
 from specjax.models.gemma4.config import Gemma4Config
 from specjax.models.gemma4.modules import Layer, Trunk
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import KVCache, SequenceState
+from specjax.state import KVCache, SequenceState, Shift
 
 
 class AssistantBlock(nn.Module):
@@ -51,27 +51,35 @@ class AssistantBlock(nn.Module):
             self.centroids = Centroids(c.centroids, c.vocab_size)
 
     def __call__(
-        self, pair: Float[Array, "B 1 2*target"], length: Int[Array, "B"], caches: tuple[KVCache, ...]
-    ) -> tuple[Float[Array, "B D"], Float[Array, "B target"]]:
-        """One step after `length` committed tokens; `caches` has one for each layer.
+        self, pair: Float[Array, "B T 2*target"], committed: Int[Array, "B T"], caches: tuple[KVCache, ...]
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T target"]]:
+        """One step, each row after so many committed tokens; `caches` has one for each layer.
 
         Returns:
-            The normed hidden row that the head reads, and the hidden state for the next step.
+            The normed hidden rows that the head reads, and the hidden states for the next step.
         """
-        x, position = self.pre_projection(pair), length[:, None]
+        x = self.pre_projection(pair)
         for layer, cache in zip(self.layers, caches, strict=True):
-            x, _ = layer(x, None, position, position - 1, position >= 0, cache)
+            x, _ = layer(x, None, committed, committed - 1, committed >= 0, cache)
         return self.project(x)
 
-    def project(self, x: Float[Array, "B 1 D"]) -> tuple[Float[Array, "B D"], Float[Array, "B target"]]:
+    def project(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T target"]]:
         """What follows the layers."""
-        normed = self.norm(x)[:, 0]
+        normed = self.norm(x)
         return normed, self.post_projection(normed)
+
+    def logits(self, normed: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Float32 logits of the whole vocabulary."""
+        return matmul_transposed(normed, self.embed.weight, jnp.float32)
+
+    def centroid_fit(self, normed: Float[Array, "... D"]) -> Float[Array, "... centroids"]:
+        """How well each centroid fits, float32; only with a centroid head."""
+        return self.centroids.fit(normed)
 
     def scores(self, normed: Float[Array, "B D"]) -> tuple[Float[Array, "B M"], Int[Array, "B M"] | None]:
         """Float32 logits of M tokens, and which tokens these are; None: the whole vocabulary in order."""
         if self.config.centroids is None:
-            return matmul_transposed(normed, self.embed.weight, jnp.float32), None
+            return self.logits(normed), None
         tokens = self.centroids(normed)
         rows = self.embed(tokens)
         logits = jnp.einsum("bmd,bd->bm", rows, normed.astype(rows.dtype), preferred_element_type=jnp.float32)
@@ -80,7 +88,7 @@ class AssistantBlock(nn.Module):
     def ends(self, pair: Float[Array, "B 1 2*target"]) -> Any:
         """Everything but the layers, to initialise it."""
         normed, hidden = self.project(self.pre_projection(pair))
-        return self.scores(normed), hidden
+        return self.scores(normed[:, 0]), hidden
 
 
 class Centroids(nn.Module):
@@ -89,14 +97,19 @@ class Centroids(nn.Module):
     config: CentroidHead
     vocab_size: int
 
-    @nn.compact
+    def setup(self) -> None:
+        self.token_ordering = self.param("token_ordering", _any_order, (self.vocab_size,), jnp.int32)
+        self.proj = Linear(self.config.num_centroids, jnp.float32)
+
+    def fit(self, normed: Float[Array, "... D"]) -> Float[Array, "... centroids"]:
+        """How well each centroid fits."""
+        return self.proj(normed)
+
     def __call__(self, normed: Float[Array, "B D"]) -> Int[Array, "B M"]:
         """The tokens of the best centroids' groups."""
         groups = (self.config.num_centroids, self.vocab_size // self.config.num_centroids)
-        ordering = self.param("token_ordering", _any_order, (self.vocab_size,), jnp.int32)
-        fit = Linear(self.config.num_centroids, jnp.float32, name="proj")(normed)
-        _, best = jax.lax.top_k(fit, self.config.selected)
-        return jnp.take(ordering.reshape(groups), best, axis=0).reshape(normed.shape[0], -1)
+        _, best = jax.lax.top_k(self.fit(normed), self.config.selected)
+        return jnp.take(self.token_ordering.reshape(groups), best, axis=0).reshape(normed.shape[0], -1)
 
 
 def _any_order(key: Array, shape: tuple[int, ...], dtype: Any) -> Int[Array, "V"]:
@@ -140,6 +153,11 @@ class Gemma4Assistant:
         """Steps can be chained without end."""
         return None
 
+    @property
+    def cannot_shift(self) -> str | None:
+        """Nothing is in the way: it knows no positions of its own."""
+        return None
+
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any = jnp.float32
     ) -> AssistantState:
@@ -168,8 +186,8 @@ class Gemma4Assistant:
         embedded = apply(Trunk(target), params["target"], token[:, None], method="embed_tokens")
         pair = jnp.concatenate([embedded, hidden[:, None].astype(embedded.dtype)], axis=-1)
         caches = tuple(state.layers[target.last_cache(kind)] for kind in self.config.layer_types)
-        normed, hidden = apply(own, params["mtp"], pair, state.length, caches)
-        return apply(own, params["mtp"], normed, method="scores"), hidden.astype(jnp.float32)
+        normed, hidden = apply(own, params["mtp"], pair, state.length[:, None], caches)
+        return apply(own, params["mtp"], normed[:, 0], method="scores"), hidden[:, 0].astype(jnp.float32)
 
     def propose(
         self,
@@ -205,3 +223,8 @@ class Gemma4Assistant:
         del tokens
         assert features.final_hidden is not None
         return AssistantWindow(state, features.final_hidden)
+
+    def shift(self, params: Params, state: AssistantState, shift: Shift) -> AssistantState:
+        """The last token stays, and so does its hidden state."""
+        del params, shift
+        return state

@@ -10,10 +10,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.layers.attention import attend
-from specjax.layers.linear import Embedding, Linear, matmul_transposed
+from specjax.layers.linear import Embedding, Linear, matmul_transposed, weight_of
 from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm, rms_normalize
 from specjax.layers.rope import apply_rope
@@ -94,11 +95,9 @@ class Experts(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], residual: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The experts' output for `x`; which ones, and by what weight, `residual` decides."""
         c, width = self.config, x.shape[-1]
-        init = nn.initializers.normal(0.02)
         in_shape = (c.num_experts, c.expert_width, width)
-        gate = self.param("gate", init, in_shape, jnp.float32)
-        up = self.param("up", init, in_shape, jnp.float32)
-        down = self.param("down", init, (c.num_experts, width, c.expert_width), jnp.float32)
+        gate, up = weight_of(self, "gate", in_shape), weight_of(self, "up", in_shape)
+        down = weight_of(self, "down", (c.num_experts, width, c.expert_width))
         router_scale = self.param("router_scale", nn.initializers.ones, (width,), jnp.float32)
         expert_scale = self.param("expert_scale", nn.initializers.ones, (c.num_experts,), jnp.float32)
 
@@ -206,6 +205,11 @@ class Trunk(nn.Module):
         projected = self.per_layer_norm((self.per_layer_proj(embedded) * c.width**-0.5).reshape(shape))
         own = self.per_layer_embed(tokens).reshape(shape) * c.per_layer_width**0.5
         return (projected + own) * 0.5**0.5
+
+    def key_frequencies(self) -> tuple[Float[np.ndarray, "N/2"], ...]:
+        """See `TrunkTarget.cannot_shift`. Values are not rotated, also where they are projected as the keys are."""
+        c = self.config
+        return tuple(c.attention(kind).frequencies() for kind in c.layer_types[: c.num_caches])
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states, softly capped."""

@@ -13,13 +13,15 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.layers.rope import rope_frequencies
 from specjax.models.apply import apply
 from specjax.models.chain import draft_chain
 from specjax.models.mtp import MTPState, MTPWindow
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
-from specjax.state import KVCache, SequenceState
+from specjax.models.trunk import shift_caches
+from specjax.state import KVCache, SequenceState, Shift
 
 _Part = tuple[nn.Module, Any]
 """A module and its parameters."""
@@ -39,6 +41,11 @@ class Qwen35MTP:
     @property
     def max_drafts(self) -> int | None:
         """The block can be chained without end."""
+        return None
+
+    @property
+    def cannot_shift(self) -> str | None:
+        """Nothing is in the way: it has a cache only. The family's targets cannot."""
         return None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any = jnp.float32) -> MTPState:
@@ -123,3 +130,9 @@ class Qwen35MTP:
         """The verified rows will wait for the next round's first pass."""
         assert features.final_hidden is not None
         return MTPWindow(state, tokens, features.final_hidden)
+
+    def shift(self, params: Params, state: MTPState, shift: Shift) -> MTPState:
+        """Move the cache; the rows that wait stand where they stand from the end."""
+        del params
+        frequencies = rope_frequencies(self.config.rope_theta, self.config.rope_width)
+        return replace(state, kv=shift_caches((state.kv,), (frequencies,), shift)[0])

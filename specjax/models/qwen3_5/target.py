@@ -24,6 +24,11 @@ class Qwen35Target(TrunkTarget):
         """See `TrunkTarget.trunk`."""
         return Trunk(self.config)
 
+    @property
+    def cannot_shift(self) -> str | None:
+        """A delta net has summed its tokens up, and none of them can be taken out of the sum."""
+        return "its recurrent layers (gated delta nets) hold all tokens in one sum, from which none can be taken out"
+
     def init_layers(
         self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
     ) -> tuple[Any, ...]:

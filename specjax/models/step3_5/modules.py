@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.layers.attention import attend
-from specjax.layers.linear import Embedding, Linear
+from specjax.layers.linear import Embedding, Linear, weight_of
 from specjax.layers.mlp import SwiGLU, swiglu
 from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm
@@ -71,11 +71,10 @@ class MoE(nn.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         moe, width = self.config.moe, x.shape[-1]
         assert moe is not None
-        init = nn.initializers.normal(0.02)
         in_shape = (moe.num_experts, moe.expert_width, width)
-        gate = self.param("experts_gate", init, in_shape, jnp.float32)
-        up = self.param("experts_up", init, in_shape, jnp.float32)
-        down = self.param("experts_down", init, (moe.num_experts, width, moe.expert_width), jnp.float32)
+        gate = weight_of(self, "experts_gate", in_shape)
+        up = weight_of(self, "experts_up", in_shape)
+        down = weight_of(self, "experts_down", (moe.num_experts, width, moe.expert_width))
 
         flat = x.reshape(-1, width)
         scores = jax.nn.sigmoid(Linear(moe.num_experts, jnp.float32, name="router")(flat))
@@ -168,6 +167,11 @@ class Trunk(nn.Module):
             FULL_ATTENTION: full / self.rope_factors if c.rope_factors else full,
             SLIDING_ATTENTION: jnp.asarray(rope_frequencies(c.sliding.rope_theta, c.sliding.rope_width)),
         }
+
+    def key_frequencies(self) -> tuple[Float[Array, "pairs"], ...]:
+        """See `TrunkTarget.cannot_shift`."""
+        frequencies = self.frequencies()
+        return tuple(frequencies[layer.attention] for layer in self.config.layers)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of hidden states."""

@@ -1,0 +1,35 @@
+"""Dropping the oldest tokens of a sequence: what stays moves to earlier positions, in every part of the state at once.
+
+Nothing is computed anew. In the layers above the first, what stays has seen the tokens that go, and keeps what it made
+of them: a shifted state is not that of a text which never had them. That is what llama.cpp's context shift gives, too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+class Shift(NamedTuple):
+    """Which tokens go, per row. A row that drops none stays bit for bit as it was.
+
+    Attributes:
+        keep: tokens at the start that stay where they are.
+        drop: tokens after these that go.
+        length: tokens that the state holds before.
+    """
+
+    keep: Int[Array, "B"]
+    drop: Int[Array, "B"]
+    length: Int[Array, "B"]
+
+    @property
+    def left(self) -> Int[Array, "B"]:
+        """Tokens that the state holds afterwards."""
+        return self.length - self.drop
+
+    def sources(self, positions: Int[Array, "B S"]) -> Int[Array, "B S"]:
+        """Where that which comes to stand at these positions stood before."""
+        return positions + jnp.where(positions < self.keep[:, None], 0, self.drop[:, None])
