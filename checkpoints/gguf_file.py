@@ -1,4 +1,4 @@
-"""Reading the GGUF container: metadata, the tensor table, and one tensor at a time from the memory-mapped file.
+"""Reading the GGUF container: metadata, the tensor table, and one tensor at a time.
 
 Format: ggml-org/ggml `docs/gguf.md`. The header is parsed here and not by `gguf.GGUFReader`, which makes several array
 objects per vocabulary entry and does not check lengths against the file; block formats are decoded by `gguf.quants`.
@@ -7,39 +7,39 @@ objects per vocabulary entry and does not check lengths against the file; block 
 from __future__ import annotations
 
 import functools
-import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType, GGUFValueType, quants
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import FormatError
+from checkpoints.ggml_types import TYPE_OF_CODE, GGMLType
+from checkpoints.gguf_values import SCALARS, GGUFValue
 from checkpoints.source import TensorInfo, aligned_empty
+from pallas_kernels.quant_matmul import FORMATS
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_DEFAULT_ALIGNMENT = 32
+DEFAULT_ALIGNMENT = 32
+ALIGNMENT_KEY = "general.alignment"
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_FLOAT_TYPES: Mapping[str, DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_INTEGER_TYPES: Mapping[str, DTypeLike] = {"I32": np.int32, "I64": np.int64}
+_CODES_OF_GGUF = frozenset(map(int, GGMLQuantizationType))
+PLAIN_TYPES = {**_FLOAT_TYPES, **_INTEGER_TYPES}
+"""Types whose values NumPy knows."""
 
-_PLAIN_TYPES: Mapping[GGMLQuantizationType, DTypeLike] = {
-    GGMLQuantizationType.F32: np.float32,
-    GGMLQuantizationType.F16: np.float16,
-    GGMLQuantizationType.BF16: ml_dtypes.bfloat16,
-}
-_INTEGER_TYPES: Mapping[GGMLQuantizationType, DTypeLike] = {
-    GGMLQuantizationType.I32: np.int32,
-    GGMLQuantizationType.I64: np.int64,
-}
 _ELEMENTS_PER_STEP = 1 << 18
 """Block formats are decoded this many elements at a time: decoding needs several times its output in scratch space."""
 
@@ -74,28 +74,28 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise FormatError(f"{self.path}: {what} is not UTF-8 ({error})") from None
 
-    def value(self, kind: int, what: str) -> Any:
-        if kind in _SCALARS:
-            return self.scalar(_SCALARS[kind], what)
-        if kind == _STRING:
-            return self.string(what)
-        if kind == _ARRAY:
-            item_kind, count = self.scalar("I", what), self.scalar("Q", what)
-            if item_kind in _SCALARS:
-                return list(self.scalars(_SCALARS[item_kind], count, what))
-            if item_kind == _STRING:
-                return [self.string(what) for _ in range(count)]
-            kind = item_kind
+    def value(self, what: str) -> GGUFValue:
+        kind = self.scalar("I", f"the type of {what}")
+        if kind != GGUFValueType.ARRAY:
+            return GGUFValue(self._items(kind, 1, what)[0], GGUFValueType(kind))
+        item_kind, count = self.scalar("I", what), self.scalar("Q", what)
+        return GGUFValue(self._items(item_kind, count, what), GGUFValueType.ARRAY, GGUFValueType(item_kind))
+
+    def _items(self, kind: int, count: int, what: str) -> list[Any]:
+        if kind in SCALARS:
+            return list(self.scalars(SCALARS[kind], count, what))
+        if kind == GGUFValueType.STRING:
+            return [self.string(what) for _ in range(count)]
         raise FormatError(f"{self.path}: {what} has the unknown value type {kind}; the file is damaged or too new")
 
 
 @dataclass(frozen=True)
 class _Location:
-    """Where a tensor's bytes lie: `data` is the whole memory-mapped file."""
+    """Where a tensor's bytes lie."""
 
-    data: np.ndarray
+    path: Path
     offset: int
-    type: GGMLQuantizationType
+    type: GGMLType
 
 
 class GGUFFile:
@@ -103,7 +103,8 @@ class GGUFFile:
 
     Attributes:
         path: the file that was named.
-        metadata: every key with its value; arrays are lists.
+        values: every key with its value and the type of that.
+        metadata: every key with its value alone; arrays are lists.
         tensors: the tensor table, in file order.
 
     Raises:
@@ -113,6 +114,7 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.values: dict[str, GGUFValue] = {}
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         self._locations: dict[str, _Location] = {}
@@ -126,23 +128,50 @@ class GGUFFile:
             )
 
     def can_read(self, name: str) -> bool:
-        """Whether the tensor holds floating-point numbers, of a type that the `gguf` package can decode."""
+        """Whether the tensor holds floating-point numbers, of a type that can be decoded."""
         return _decodable(self._locations[name].type)
 
     def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
         """The tensor, decoded to `dtype`, in row-major order."""
         info, location = self.tensors[name], self._locations[name]
-        raw = location.data[location.offset : location.offset + info.num_bytes]
-        out = aligned_empty(info.shape, dtype)
-        if (plain := _PLAIN_TYPES.get(location.type) or _INTEGER_TYPES.get(location.type)) is not None:
-            np.copyto(out, raw.view(plain).reshape(info.shape), casting="unsafe")
-            return out
-        width = info.shape[-1]
-        rows, target = raw.reshape(-1, _row_bytes(width, location.type)), out.reshape(-1, width)
+        out, width = aligned_empty(info.shape, dtype), info.shape[-1] if info.shape else 1
+        rows, plain = out.reshape(-1, width), PLAIN_TYPES.get(location.type.name)
         step = max(1, _ELEMENTS_PER_STEP // max(1, width))
-        for start in range(0, len(rows), step):
-            target[start : start + step] = quants.dequantize(rows[start : start + step], location.type)
+        with self._opened(name) as file:
+            for start in range(0, len(rows), step):
+                target = rows[start : start + step]
+                raw = np.empty((len(target), location.type.row_bytes(width)), np.uint8)
+                self._read_into(file, raw, name)
+                if plain is None:
+                    target[...] = _decode(raw, location.type)
+                else:
+                    np.copyto(target, raw.view(plain), casting="unsafe")
         return out
+
+    def read_blocks(self, name: str) -> np.ndarray:
+        """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; a fresh array."""
+        info, kind = self.tensors[name], self._locations[name].type
+        width = info.shape[-1] if info.shape else 1
+        out = aligned_empty((*info.shape[:-1], kind.row_bytes(width)), np.uint8)
+        with self._opened(name) as file:
+            self._read_into(file, out, name)
+        return out
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[RawIOBase]:
+        """The file, at the start of a tensor. Not mapped: pages that were read once would count as memory in use."""
+        location = self._locations[name]
+        with location.path.open("rb", buffering=0) as file:
+            file.seek(location.offset)
+            yield file
+
+    def _read_into(self, file: RawIOBase, out: np.ndarray, name: str) -> None:
+        view = memoryview(out.reshape(-1))
+        while len(view):
+            count = file.readinto(view)
+            if not count:
+                raise FormatError(f"{self.path}: the file became shorter while {name} was read; open it again")
+            view = view[count:]
 
     def _open(self, path: Path) -> None:
         if not path.is_file():
@@ -159,41 +188,38 @@ class GGUFFile:
             hint = " (a big-endian file)" if version & 0xFFFF == 0 else ""
             raise FormatError(f"{path}: GGUF version {version}{hint}; versions {list(_VERSIONS)} can be read")
         num_tensors, num_keys = cursor.scalars("Q", 2, "the header")
-        metadata: dict[str, Any] = {}
+        values: dict[str, GGUFValue] = {}
         for _ in range(num_keys):
             key = cursor.string("a metadata key")
-            metadata[key] = cursor.value(cursor.scalar("I", f"the type of {key}"), f"the value of {key}")
+            values[key] = cursor.value(f"the value of {key}")
         table = [self._tensor_entry(cursor) for _ in range(num_tensors)]
-        self.metadata = metadata | self.metadata
-        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        self.values |= {key: value for key, value in values.items() if key not in self.values}
+        self.metadata = {key: value.value for key, value in self.values.items()}
+        alignment = values[ALIGNMENT_KEY].value if ALIGNMENT_KEY in values else DEFAULT_ALIGNMENT
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise FormatError(f"{path}: general.alignment is {alignment!r}; it must be a power of two")
         self._place(path, data, table, -(-cursor.offset // alignment) * alignment)
 
     @staticmethod
-    def _tensor_entry(cursor: _Cursor) -> tuple[TensorInfo, GGMLQuantizationType, int]:
+    def _tensor_entry(cursor: _Cursor) -> tuple[TensorInfo, GGMLType, int]:
         name = cursor.string("a tensor name")
         num_axes = cursor.scalar("I", f"the rank of {name}")
         shape = tuple(reversed(cursor.scalars("Q", num_axes, f"the shape of {name}")))
         code, offset = cursor.scalar("I", f"the type of {name}"), cursor.scalar("Q", f"the offset of {name}")
-        try:
-            kind = GGMLQuantizationType(code)
-        except ValueError:
+        if (kind := TYPE_OF_CODE.get(code)) is None:
             raise FormatError(
                 f"{cursor.path}: tensor {name} has the type number {code}, which the installed gguf package does not"
                 " know. A newer gguf package may: pip install --upgrade gguf"
-            ) from None
-        width, rows = (shape[-1] if shape else 1), math.prod(shape[:-1])
-        block, _ = GGML_QUANT_SIZES[kind]
-        if width % block:
-            raise FormatError(
-                f"{cursor.path}: tensor {name} {shape} has rows of {width}, but {kind.name} comes in blocks of {block}"
             )
-        return TensorInfo(name, shape, kind.name, rows * _row_bytes(width, kind)), kind, offset
+        width = shape[-1] if shape else 1
+        if width % kind.values:
+            raise FormatError(
+                f"{cursor.path}: tensor {name} {shape} has rows of {width}, but {kind.name} comes in blocks of"
+                f" {kind.values}"
+            )
+        return TensorInfo(name, shape, kind.name, kind.tensor_bytes(shape)), kind, offset
 
-    def _place(
-        self, path: Path, data: np.ndarray, table: list[tuple[TensorInfo, GGMLQuantizationType, int]], start: int
-    ) -> None:
+    def _place(self, path: Path, data: np.ndarray, table: list[tuple[TensorInfo, GGMLType, int]], start: int) -> None:
         beyond = [info.name for info, _, offset in table if start + offset + info.num_bytes > len(data)]
         if beyond:
             end = max(start + offset + info.num_bytes for info, _, offset in table)
@@ -205,7 +231,7 @@ class GGUFFile:
             if info.name in self.tensors:
                 raise FormatError(f"{path}: tensor {info.name} occurs twice")
             self.tensors[info.name] = info
-            self._locations[info.name] = _Location(data, start + offset, kind)
+            self._locations[info.name] = _Location(path, start + offset, kind)
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -217,17 +243,18 @@ def parts_of(path: Path) -> list[Path]:
     return [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
 
 
-def _row_bytes(width: int, kind: GGMLQuantizationType) -> int:
-    block, size = GGML_QUANT_SIZES[kind]
-    return width // block * size
+def _decode(raw: np.ndarray, kind: GGMLType) -> np.ndarray:
+    """Values of rows of blocks; the types of forks, which the gguf package lacks, are decoded by their definition."""
+    if kind.code in _CODES_OF_GGUF:
+        return quants.dequantize(raw, GGMLQuantizationType(kind.code))
+    blocks = jnp.asarray(raw.reshape(len(raw), -1, kind.num_bytes))
+    return np.asarray(FORMATS[kind.name].decode(blocks)).reshape(len(raw), -1)
 
 
 @functools.cache
-def _decodable(kind: GGMLQuantizationType) -> bool:
-    if kind in _PLAIN_TYPES:
-        return True
+def _decodable(kind: GGMLType) -> bool:
     try:
-        quants.dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        _decode(np.zeros((1, kind.num_bytes), np.uint8), kind)
     except NotImplementedError:
         return False
     return True
