@@ -61,3 +61,7 @@ class TensorMismatchError(CheckpointError):
 
 class MissingMTPWarning(UserWarning):
     """The metadata declare a multi-token-prediction head, but the file does not contain it."""
+
+
+class DecodedWarning(UserWarning):
+    """Quantized matrices take more memory than in the file, because nothing computes with their type directly."""

@@ -14,10 +14,11 @@ from checkpoints import tokenizer_gguf, tokenizer_hf
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
 from checkpoints.families import Config, family_of_gguf, family_of_hf
 from checkpoints.gguf_file import GGUFFile
-from checkpoints.mapping import Progress, RuleTable
+from checkpoints.mapping import Progress, Put, RuleTable, put_on_default_device
 from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.source import TensorInfo, TensorSource
 from checkpoints.tokenizer import TextTokenizer
+from pallas_kernels.quant_matmul import Activations
 
 Format = Literal["gguf", "safetensors"]
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -50,6 +51,7 @@ class Description:
     Attributes:
         config, path, format, metadata: as in `Checkpoint`.
         tensors: every tensor of the file.
+        parameters: tensor name -> paths of the parameters that are made of it; not for ignored tensors.
         has_mtp: whether the multi-token-prediction head is there.
         vocab_size: tokens of the tokenizer, None if it is absent or not usable.
         problems: why `load` would refuse the file; None if it would not.
@@ -60,6 +62,7 @@ class Description:
     format: Format
     metadata: Mapping[str, Any] = field(repr=False)
     tensors: tuple[TensorInfo, ...] = field(repr=False)
+    parameters: Mapping[str, tuple[str, ...]] = field(repr=False)
     has_mtp: bool
     vocab_size: int | None
     problems: str | None
@@ -71,20 +74,60 @@ class Description:
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """A checkpoint whose metadata are read and whose weights are not."""
+class OpenedCheckpoint:
+    """A checkpoint whose metadata are read and whose weights are not. Made by `open_checkpoint`.
+
+    Attributes:
+        config, path, format, metadata: as in `Checkpoint`.
+        source: the open file.
+        rules: what becomes of its tensors.
+    """
 
     config: Config
-    source: TensorSource
-    rules: RuleTable
+    source: TensorSource = field(repr=False)
+    rules: RuleTable = field(repr=False)
     path: Path
     format: Format
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(repr=False)
 
-    def tokenizer(self) -> TextTokenizer:
-        if self.format == "gguf":
-            return tokenizer_gguf.from_metadata(self.metadata, str(self.path))
-        return tokenizer_hf.from_directory(self.path)
+    @property
+    def parameter_paths(self) -> tuple[str, ...]:
+        """Paths of all parameters that `load` gives, such as target.layers_0.attn_norm.weight."""
+        return tuple(self.rules.shapes)
+
+    def tokenizer(self, *, required: bool) -> TextTokenizer | None:
+        """The tokenizer; an absent or unusable one is None, or `TokenizerError` if it is required."""
+        try:
+            if self.format == "gguf":
+                return tokenizer_gguf.from_metadata(self.metadata, str(self.path))
+            return tokenizer_hf.from_directory(self.path)
+        except TokenizerError:
+            if required:
+                raise
+            return None
+
+    def load(
+        self,
+        dtype: DTypeLike = np.float32,
+        *,
+        need_tokenizer: bool = True,
+        progress: Progress | None = None,
+        put: Put = put_on_default_device,
+        packed: Activations | None = None,
+    ) -> Checkpoint:
+        """Read the weights. Tensors are read and converted one at a time.
+
+        Args:
+            dtype, need_tokenizer, progress, packed: see `checkpoints.load`.
+            put: makes the parameter of a path from its values; decides where it lies.
+
+        Raises:
+            TensorMismatchError, TokenizerError, CheckpointError: see `checkpoints.load`.
+        """
+        kind = _matrix_dtype(dtype)
+        tokenizer = self.tokenizer(required=need_tokenizer)
+        params = self.rules.load(self.source, str(self.path), kind, progress, put, packed)
+        return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata)
 
 
 def load(
@@ -93,6 +136,7 @@ def load(
     *,
     need_tokenizer: bool = True,
     progress: Progress | None = None,
+    packed: Activations | None = None,
 ) -> Checkpoint:
     """Load a model. Tensors are read and converted one at a time, onto JAX's default device.
 
@@ -101,6 +145,8 @@ def load(
         dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
         progress: called with bytes done and bytes in all.
+        packed: keep matrices of the block formats of `pallas_kernels.quant_matmul` as `QTensor`; products round the
+            other factor to 16 bits ("a16") or 8 ("a8"). None: decode every matrix to `dtype`.
 
     Raises:
         FormatError: no such file, or not a (complete) checkpoint.
@@ -112,12 +158,9 @@ def load(
 
     Warns:
         MissingMTPWarning: the MTP head is declared and absent; the trunk is loaded without it.
+        DecodedWarning: some types cannot stay packed, and are decoded.
     """
-    kind = _matrix_dtype(dtype)
-    opened = _open(Path(path))
-    tokenizer = _tokenizer(opened, need_tokenizer)
-    params = opened.rules.load(opened.source, str(path), kind, progress)
-    return Checkpoint(opened.config, params, tokenizer, opened.path, opened.format, opened.metadata)
+    return open_checkpoint(path).load(dtype, need_tokenizer=need_tokenizer, progress=progress, packed=packed)
 
 
 def describe(path: str | Path) -> Description:
@@ -129,8 +172,8 @@ def describe(path: str | Path) -> Description:
     Warns:
         MissingMTPWarning: as `load`.
     """
-    opened = _open(Path(path))
-    tokenizer = _tokenizer(opened, required=False)
+    opened = open_checkpoint(path)
+    tokenizer = opened.tokenizer(required=False)
     problems = None
     try:
         opened.rules.check(opened.source, str(path))
@@ -142,6 +185,7 @@ def describe(path: str | Path) -> Description:
         format=opened.format,
         metadata=opened.metadata,
         tensors=tuple(opened.source.tensors.values()),
+        parameters={name: rule.paths for rule in opened.rules.rules for name in rule.sources},
         has_mtp=opened.config.mtp_layers > 0,
         vocab_size=None if tokenizer is None else tokenizer.vocab_size,
         problems=problems,
@@ -158,25 +202,25 @@ def _matrix_dtype(asked: DTypeLike) -> np.dtype:
     return dtype
 
 
-def _tokenizer(opened: _Opened, required: bool) -> TextTokenizer | None:
-    try:
-        return opened.tokenizer()
-    except TokenizerError:
-        if required:
-            raise
-        return None
+def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
+    """Read what a checkpoint says of itself, and none of its weights.
 
+    Raises:
+        FormatError, UnknownArchitectureError, ConfigError: as `load`.
 
-def _open(path: Path) -> _Opened:
+    Warns:
+        MissingMTPWarning: as `load`.
+    """
+    path = Path(path)
     if path.is_dir():
         directory = SafetensorsDirectory(path)
         hf_family = family_of_hf(directory.document.get("model_type"), str(path))
         config = hf_family.config_from_hf(directory.document, directory.tensors, str(path))
         rules = hf_family.hf_rules(config, directory.tensors.keys())
-        return _Opened(config, directory, rules, path, "safetensors", directory.document)
+        return OpenedCheckpoint(config, directory, rules, path, "safetensors", directory.document)
     if not path.exists():
         raise FormatError(f"{path}: no such file or directory")
     file = GGUFFile(path)
     family = family_of_gguf(file.metadata.get("general.architecture"), str(path))
     config = family.config_from_gguf(file.metadata, file.tensors, str(path))
-    return _Opened(config, file, family.gguf_rules(config, file.tensors.keys()), path, "gguf", file.metadata)
+    return OpenedCheckpoint(config, file, family.gguf_rules(config, file.tensors.keys()), path, "gguf", file.metadata)

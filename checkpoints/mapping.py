@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,17 +13,29 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from checkpoints.errors import TensorMismatchError
+from checkpoints.errors import DecodedWarning, TensorMismatchError
 from checkpoints.source import TensorSource, aligned_empty
 from checkpoints.transforms import IDENTITY, Shape, Transform
+from pallas_kernels.quant_matmul import FORMATS, Activations, QTensor, dequantize, from_blocks, prepare
 
 SEPARATOR = "."
 """Between the parts of a parameter path, as in `target.layers_0.attn_norm.weight`."""
 
 _INTEGERS = ("I32", "I64")
+_PLAIN = (*_INTEGERS, "F64", "F32", "F16", "BF16")
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), counted in the file."""
+
+Parameter = np.ndarray | QTensor
+Put = Callable[[str, Parameter], Any]
+"""Makes the parameter of a path from its values: a JAX array, or a QTensor of JAX arrays."""
+
+
+def put_on_default_device(path: str, values: Parameter) -> Any:
+    """Where parameters lie unless something else is asked for."""
+    del path
+    return jax.device_put(values)
 
 
 class Rule(Protocol):
@@ -35,6 +49,11 @@ class Rule(Protocol):
     @property
     def paths(self) -> tuple[str, ...]:
         """Parameter paths."""
+        ...
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows of the tensors are moved as wholes, so that the rule also applies to rows of packed bytes."""
         ...
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -66,6 +85,10 @@ class Copy:
     def paths(self) -> tuple[str, ...]:
         return (self.path,)
 
+    @property
+    def keeps_rows(self) -> bool:
+        return self.transform.keeps_rows
+
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [self.transform.stored_shape(shapes[0])]
 
@@ -78,7 +101,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor is several parameters of equal shape, one after the other along an axis."""
+    """One tensor is several parameters of equal shape, one after the other along an axis that is not the last."""
 
     source: str
     paths: tuple[str, ...]
@@ -87,6 +110,10 @@ class Split:
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.source,)
+
+    @property
+    def keeps_rows(self) -> bool:
+        return True
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         shape = list(shapes[0])
@@ -110,6 +137,10 @@ class Stack:
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,)
+
+    @property
+    def keeps_rows(self) -> bool:
+        return True
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [shapes[0][1:]] * len(self.sources)
@@ -140,6 +171,10 @@ class Computed:
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,)
+
+    @property
+    def keeps_rows(self) -> bool:
+        return False
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return []
@@ -200,31 +235,45 @@ class RuleTable:
             raise TensorMismatchError(where, missing, surplus, misshapen, unsupported)
 
     def load(
-        self, source: TensorSource, where: str, dtype: DTypeLike = np.float32, progress: Progress | None = None
+        self,
+        source: TensorSource,
+        where: str,
+        dtype: DTypeLike = np.float32,
+        progress: Progress | None = None,
+        put: Put = put_on_default_device,
+        packed: Activations | None = None,
     ) -> dict[str, Any]:
-        """The parameters as JAX arrays on the default device, converted one rule at a time.
+        """The parameters as JAX arrays, converted one rule at a time.
 
         Args:
             source: the open file.
             where: its name, for messages.
             dtype: of matrices; vectors and convolutions stay float32.
             progress: called after every rule.
+            put: makes the arrays.
+            packed: keep quantized matrices as `QTensor`, for products whose other factor is rounded so. None: decode
+                them. Types that cannot be computed with are decoded in any case.
 
         Raises:
             TensorMismatchError: file and model do not pair up exactly. Nothing has been read then.
+
+        Warns:
+            DecodedWarning: matrices of block formats are decoded although they were to stay packed.
         """
         self.check(source, where)
         total = sum(source.tensors[name].num_bytes for rule in self.rules for name in rule.sources)
         done = 0
         flat = {}
+        if packed is not None:
+            self._warn_of_decoding(source, where, dtype)
         for rule in self.rules:
-            kind = self._kind(rule, dtype)
-            read = (
-                source.read(name, kind).reshape(shape)
-                for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
-            )
-            for path, parameter in zip(rule.paths, rule.forward(read), strict=True):
-                flat[path] = jax.device_put(np.ascontiguousarray(parameter.reshape(self.shapes[path])))
+            format = self._format(rule, source) if packed is not None else None
+            if packed is not None and format is not None:
+                parameters = self._read_packed(rule, source, format, packed)
+            else:
+                parameters = self._read(rule, source, self._kind(rule, dtype))
+            for path, parameter in parameters:
+                flat[path] = put(path, parameter)
             done += sum(source.tensors[name].num_bytes for name in rule.sources)
             if progress is not None:
                 progress(done, total)
@@ -250,6 +299,48 @@ class RuleTable:
             shapes = self._source_shapes(rule)
             for i, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
                 yield name, shape, _Tensor(rule, i, shape, tuple(flat[path] for path in rule.paths))
+
+    def _read(self, rule: Rule, source: TensorSource, kind: DTypeLike) -> Iterator[tuple[str, np.ndarray]]:
+        tensors = (
+            source.read(name, kind).reshape(shape)
+            for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
+        )
+        for path, parameter in zip(rule.paths, rule.forward(tensors), strict=True):
+            yield path, np.ascontiguousarray(parameter.reshape(self.shapes[path]))
+
+    def _read_packed(
+        self, rule: Rule, source: TensorSource, format: str, act: Activations
+    ) -> Iterator[tuple[str, QTensor]]:
+        tensors = (
+            source.read_blocks(name).reshape(*shape[:-1], -1)
+            for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
+        )
+        for path, blocks in zip(rule.paths, rule.forward(tensors), strict=True):
+            rows = np.ascontiguousarray(blocks.reshape(*self.shapes[path][:-1], -1))
+            yield path, prepare(from_blocks(rows, format, act))
+
+    def _format(self, rule: Rule, source: TensorSource) -> str | None:
+        """The block format that the rule's parameters can stay in."""
+        types = {source.tensors[name].type for name in rule.sources}
+        fit = rule.keeps_rows and len(types) == 1 and all(is_matrix(path, self.shapes[path]) for path in rule.paths)
+        return types.pop() if fit and types <= FORMATS.keys() else None
+
+    def _warn_of_decoding(self, source: TensorSource, where: str, dtype: DTypeLike) -> None:
+        decoded = Counter(
+            source.tensors[name].type
+            for rule in self.rules
+            if self._format(rule, source) is None
+            for name in rule.sources
+            if source.tensors[name].type not in _PLAIN
+        )
+        if decoded:
+            types = ", ".join(f"{count} of type {kind}" for kind, count in decoded.items())
+            warnings.warn(
+                f"{where}: nothing computes with these tensors from their packed bytes: {types}. They are decoded to"
+                f" {np.dtype(dtype).name} and take that much memory; types that stay packed are {', '.join(FORMATS)}",
+                DecodedWarning,
+                stacklevel=4,
+            )
 
     @property
     def integer_sources(self) -> frozenset[str]:
@@ -280,7 +371,7 @@ class _Tensor:
     parameters: tuple[Any, ...]
 
     def __call__(self) -> np.ndarray:
-        arrays = [np.asarray(parameter) for parameter in self.parameters]
+        arrays = [np.asarray(dequantize(p) if isinstance(p, QTensor) else p) for p in self.parameters]
         for i, tensor in enumerate(self.rule.backward(arrays)):
             if i == self.index:
                 return np.ascontiguousarray(tensor).reshape(self.shape)

@@ -65,6 +65,13 @@ class SafetensorsDirectory:
             out[start:end] = rows[start:end]
         return out
 
+    def read_blocks(self, name: str) -> np.ndarray:
+        """
+        Raises:
+            FormatError: always; these files have no block formats.
+        """
+        raise FormatError(f"{self.path}: {name} is {self.tensors[name].type}, which is no block format")
+
     def _file_names(self) -> list[str]:
         index = self.path / "model.safetensors.index.json"
         if not index.is_file():

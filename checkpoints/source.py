@@ -47,6 +47,10 @@ class TensorSource(Protocol):
         """The tensor as a fresh array of `dtype`; nothing of it is kept here."""
         ...
 
+    def read_blocks(self, name: str) -> np.ndarray:
+        """The bytes of a tensor of a block format, [..., N, bytes of a row] uint8; nothing of it is kept here."""
+        ...
+
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray[Any, Any]:
     """An uninitialised array that JAX can take over without copying it."""

@@ -23,11 +23,13 @@ class Transform:
         forward: stored -> parameter.
         backward: parameter -> stored.
         insert: where the stored tensor has axes of length 1 that the parameter lacks (positions in the stored shape).
+        keeps_rows: whether rows along the last axis move as wholes, so that the maps also apply to packed rows.
     """
 
     forward: ArrayMap = _same
     backward: ArrayMap = _same
     insert: tuple[int, ...] = ()
+    keeps_rows: bool = False
 
     def then(self, other: Transform) -> Transform:
         """This transform on the way in, followed by `other`; the reverse on the way out. `insert` is this one's."""
@@ -43,7 +45,7 @@ class Transform:
         return tuple(stored)
 
 
-IDENTITY = Transform()
+IDENTITY = Transform(keeps_rows=True)
 
 PLUS_ONE = Transform(lambda w: w + w.dtype.type(1), lambda w: w - w.dtype.type(1))
 """Norm weights that the file stores as w - 1."""

@@ -42,7 +42,7 @@ def interleave_pairs(heads: int, width: int) -> Transform:
     """Rows of q and k from neighbouring rotary pairs, as GGUF files of `llama` have them, to half-split ones."""
     order = np.arange(heads * width).reshape(heads, width // 2, 2).swapaxes(1, 2).reshape(-1)
     inverse = np.argsort(order)
-    return Transform(lambda x: x[order], lambda x: x[inverse])
+    return Transform(lambda x: x[order], lambda x: x[inverse], keeps_rows=True)
 
 
 def gguf_rules(config: DenseConfig, names: Collection[str] = ()) -> RuleTable:

@@ -1,4 +1,4 @@
-"""Bias-free linear layers with the weight stored as files store it: [outputs, inputs]."""
+"""Bias-free linear layers with the weight stored as files store it: [outputs, inputs], as floats or quantized."""
 
 from __future__ import annotations
 
@@ -10,21 +10,42 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from pallas_kernels.quant_matmul import QTensor, quant_matmul, take_rows
+
+Weight = Array | QTensor
+"""A matrix [N, K] or a stack of them [E, N, K]; quantized ones come from files only."""
+
 FEW_ROWS = 16
 """At most so many rows take the memory-bound form below; above it the matmul is bound by arithmetic."""
 
 
+def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
+    """A matrix among the module's parameters; initialised as float32.
+
+    Raises:
+        ValueError: a quantized parameter has another shape.
+    """
+    given = module.get_variable("params", name) if module.has_variable("params", name) else None
+    if not isinstance(given, QTensor):
+        return module.param(name, nn.initializers.normal(0.02), shape, jnp.float32)
+    if given.shape != shape:
+        raise ValueError(f"parameter {name} of {type(module).__name__} is {given}; its shape must be {list(shape)}")
+    return given
+
+
 def matmul_transposed(
-    x: Float[Array, "... K"], weight: Float[Array, "N K"], dtype: DTypeLike | None = None
+    x: Float[Array, "... K"], weight: Weight, dtype: DTypeLike | None = None
 ) -> Float[Array, "... N"]:
-    """x @ weight.T, accumulated in float32, rounded to `dtype` (default: that of x).
+    """x @ weight.T for a matrix [N, K], accumulated in float32, rounded to `dtype` (default: that of x).
 
     Decoding multiplies each weight with a handful of rows and is bound by reading the weight once. XLA's CPU backend
     reaches that bound only with the weight as the left operand; the barrier keeps it from swapping the operands back.
     `benchmarks/few_row_matmul.py` measures both forms.
     """
-    rows = math.prod(x.shape[:-1])
     dtype = x.dtype if dtype is None else dtype
+    if isinstance(weight, QTensor):
+        return quant_matmul(x, weight, dtype=dtype)
+    rows = math.prod(x.shape[:-1])
     x_cast = x.astype(weight.dtype)
     if rows > FEW_ROWS:
         return jax.lax.dot_general(
@@ -58,7 +79,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
-        weight = self.param("weight", nn.initializers.normal(0.02), (self.features, x.shape[-1]), jnp.float32)
+        weight = weight_of(self, "weight", (self.features, x.shape[-1]))
         return matmul_transposed(x, weight, self.dtype)
 
 
@@ -74,8 +95,10 @@ class Embedding(nn.Module):
     width: int
 
     def setup(self) -> None:
-        self.weight = self.param("weight", nn.initializers.normal(0.02), (self.vocab_size, self.width), jnp.float32)
+        self.weight = weight_of(self, "weight", (self.vocab_size, self.width))
 
     def __call__(self, tokens: Array) -> Float[Array, "... D"]:
-        """Rows of the table; [...] int32 -> [..., D]."""
+        """Rows of the table; [...] int32 -> [..., D]. Those of a quantized table are float32."""
+        if isinstance(self.weight, QTensor):
+            return take_rows(self.weight, tokens)
         return jnp.take(self.weight, tokens, axis=0, mode="clip")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Linear, matmul_transposed
+from specjax.layers.linear import Linear, Weight, matmul_transposed, weight_of
 from specjax.layers.mlp import SwiGLU, swiglu
 
 BLOCK_ROWS = 32
@@ -20,13 +20,15 @@ def apply_experts(
     x: Float[Array, "M D"],
     expert: Int[Array, "M k"],
     weight: Float[Array, "M k"],
-    gate: Float[Array, "E F D"],
-    up: Float[Array, "E F D"],
-    down: Float[Array, "E D F"],
+    gate: Weight,
+    up: Weight,
+    down: Weight,
     *,
     activation: Callable[[Array, Array], Array] = swiglu,
 ) -> Float[Array, "M D"]:
     """Sum over the k chosen experts of weight * down(activation(gate(x), up(x))), reading only experts that are used.
+
+    `gate` and `up` are [E, F, D], `down` [E, D, F].
 
     The M * k assignments are sorted by expert and cut into blocks that belong to one expert each; a scan reads one
     expert's weights per block. Few rows use blocks of one row, so that decoding reads exactly the chosen experts.
@@ -79,11 +81,10 @@ class MoE(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         width = x.shape[-1]
-        init = nn.initializers.normal(0.02)
         in_shape = (self.num_experts, self.expert_width, width)
-        gate = self.param("experts_gate", init, in_shape, jnp.float32)
-        up = self.param("experts_up", init, in_shape, jnp.float32)
-        down = self.param("experts_down", init, (self.num_experts, width, self.expert_width), jnp.float32)
+        gate = weight_of(self, "experts_gate", in_shape)
+        up = weight_of(self, "experts_up", in_shape)
+        down = weight_of(self, "experts_down", (self.num_experts, width, self.expert_width))
 
         flat = x.reshape(-1, width)
         probabilities = jax.nn.softmax(Linear(self.num_experts, name="router")(flat).astype(jnp.float32), axis=-1)
