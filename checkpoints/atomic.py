@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import glob
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from checkpoints.errors import CheckpointError
+
+_SUFFIX = ".part"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
@@ -14,26 +23,86 @@ def replaced(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, which takes its name when the block ends well, and vanishes when it does not.
 
     The data are on the disk before the name changes, so not even a power cut leaves half a file under `path`.
+
+    Raises:
+        CheckpointError: the disk is full, or the file larger than files may be there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
+    with replaced_together([path]) as (temporary,):
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def replaced_together(paths: list[Path]) -> Iterator[list[Path]]:
+    """Temporary paths for files of one folder that make sense together only; the first of them is its sign of life.
+
+    When the block ends well, the earlier first file goes, the others take their names, and the new first file takes its
+    own last: at no moment is there a mixture with a first file. Temporary files of a process that was killed while it
+    wrote the same are removed.
+
+    Raises:
+        CheckpointError: the disk is full, or a file larger than files may be there.
+    """
+    temporaries: list[Path] = []
+    with ExitStack() as undo:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(path)
+            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
+            undo.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            temporaries.append(Path(name))
+            undo.callback(Path(name).unlink, missing_ok=True)
+        with _disk_full_said(paths[0]):
+            yield temporaries
+            for temporary in temporaries:
+                temporary.chmod(0o666 & ~_umask())
+                _sync(temporary)
+        if len(paths) > 1:
+            paths[0].unlink(missing_ok=True)
+        for temporary, path in reversed(list(zip(temporaries, paths, strict=True))):
+            temporary.replace(path)
+        _sync(paths[0].parent)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file, whole or not at all."""
     with replaced(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_room(path: Path, num_bytes: int) -> None:
+    """Say that there is too little room for a file before hours have been spent on its contents.
+
+    Raises:
+        CheckpointError: fewer than `num_bytes` are free where `path` is to be.
+    """
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    if (free := shutil.disk_usage(folder).free) < num_bytes:
+        raise CheckpointError(
+            f"{path}: {num_bytes / 1e9:.2f} GB are to be written, but only {free / 1e9:.2f} GB are free in {folder};"
+            " make room, or choose another place"
+        )
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary files for `path` that no living process has locked."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
+        with suppress(OSError), temporary.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink()
+
+
+@contextmanager
+def _disk_full_said(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise CheckpointError(
+            f"{path}: cannot be written: {error.strerror}. What was written of it is removed; make room, or choose"
+            " another place"
+        ) from error
 
 
 def _sync(path: Path) -> None:

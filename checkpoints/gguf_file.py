@@ -119,12 +119,19 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {}
         self._locations: dict[str, _Location] = {}
         parts = parts_of(self.path)
-        for part in parts:
-            self._open(part)
+        for index, part in enumerate(parts):
+            own = self._open(part)
+            if len(parts) > 1 and "split.no" in own and own["split.no"].value != index:
+                raise FormatError(f"{part}: says that it is part {own['split.no'].value + 1}; give it its old name")
         if (declared := self.metadata.get("split.count", 1)) > len(parts):
             raise FormatError(
                 f"{self.path}: one of {declared} parts of a split file, but its name does not say which; rename the"
                 f" parts to NAME-00001-of-{declared:05d}.gguf and so on, or merge them with llama-gguf-split"
+            )
+        if (expected := self.metadata.get("split.tensors.count", len(self.tensors))) != len(self.tensors):
+            raise FormatError(
+                f"{self.path}: the parts of this split file have {len(self.tensors)} tensors together, but {expected}"
+                " are announced: they are not of one model; download or convert them again"
             )
 
     def can_read(self, name: str) -> bool:
@@ -166,14 +173,14 @@ class GGUFFile:
             yield file
 
     def _read_into(self, file: RawIOBase, out: np.ndarray, name: str) -> None:
-        view = memoryview(out.reshape(-1))
+        view = out.reshape(-1).data
         while len(view):
             count = file.readinto(view)
             if not count:
                 raise FormatError(f"{self.path}: the file became shorter while {name} was read; open it again")
             view = view[count:]
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path) -> Mapping[str, GGUFValue]:
         if not path.is_file():
             raise FormatError(f"{path}: no such file")
         with path.open("rb") as file:
@@ -199,6 +206,7 @@ class GGUFFile:
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise FormatError(f"{path}: general.alignment is {alignment!r}; it must be a power of two")
         self._place(path, data, table, -(-cursor.offset // alignment) * alignment)
+        return values
 
     @staticmethod
     def _tensor_entry(cursor: _Cursor) -> tuple[TensorInfo, GGMLType, int]:
