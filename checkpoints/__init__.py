@@ -11,9 +11,10 @@ from checkpoints.errors import (
 )
 from checkpoints.gguf_writer import write_gguf
 from checkpoints.hf_writer import write_hf
-from checkpoints.load import Checkpoint, Description, describe, load
+from checkpoints.load import Checkpoint, Description, OpenedCheckpoint, describe, load, open_checkpoint
 from checkpoints.source import TensorInfo
-from checkpoints.tokenizer import StreamDecoder, TextTokenizer, Vocabulary
+from checkpoints.tokenizer import StreamDecoder, TextTokenizer
+from checkpoints.vocabulary import Vocabulary
 
 __all__ = [
     "Checkpoint",
@@ -22,6 +23,7 @@ __all__ = [
     "Description",
     "FormatError",
     "MissingMTPWarning",
+    "OpenedCheckpoint",
     "StreamDecoder",
     "TensorInfo",
     "TensorMismatchError",
@@ -31,6 +33,7 @@ __all__ = [
     "Vocabulary",
     "describe",
     "load",
+    "open_checkpoint",
     "write_gguf",
     "write_hf",
 ]

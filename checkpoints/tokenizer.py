@@ -1,87 +1,21 @@
-"""Text to token ids and back, for byte-level BPE vocabularies."""
+"""Text to token ids and back, for BPE vocabularies."""
 
 from __future__ import annotations
 
 import codecs
 import functools
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
-from gguf import TokenType
 from tokenizers import Tokenizer
 
-from checkpoints.errors import TokenizerError
-
-PRE_TOKENIZERS: Mapping[str, str] = {
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-"""Name in a GGUF -> the pattern whose matches are the words that BPE works on (the models' tokenizer.json)."""
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes bytes as printable characters: GPT-2's `bytes_to_unicode`, read backwards."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
-"""Character -> the byte that it stands for in a token's text."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """A byte-level BPE vocabulary as data.
-
-    Attributes:
-        tokens: id -> text: normal tokens in the byte alphabet, all others as they are.
-        types: id -> kind (`gguf.TokenType`).
-        merges: pairs of tokens, most important first.
-        pre: a name in `PRE_TOKENIZERS`, or None when the words are cut by a pattern that has no name.
-        special_ids: role ("bos", "eos", "eot", "eom", "padding", ...) -> id.
-        add_bos: whether a text starts with the bos token.
-        chat_template: a Jinja template, or None.
-    """
-
-    tokens: tuple[str, ...]
-    types: tuple[TokenType, ...]
-    merges: tuple[tuple[str, str], ...]
-    pre: str | None
-    special_ids: Mapping[str, int] = field(default_factory=dict)
-    add_bos: bool = False
-    chat_template: str | None = None
-
-    def check(self, where: str) -> None:
-        """Raise `TokenizerError` unless every text can be encoded and every id is meant once."""
-        counts = Counter(self.tokens)
-        if twice := [token for token, count in counts.items() if count > 1]:
-            raise TokenizerError(f"{where}: {len(twice)} tokens occur twice in the vocabulary: {twice[:10]}")
-        if absent := [byte for char, byte in BYTE_ALPHABET.items() if char not in counts]:
-            raise TokenizerError(
-                f"{where}: {len(absent)} of 256 bytes have no token, so not every text can be encoded: {absent[:10]}"
-            )
-        size = len(self.tokens)
-        if outside := {role: i for role, i in self.special_ids.items() if not 0 <= i < size}:
-            raise TokenizerError(f"{where}: special tokens {outside} are outside the vocabulary of {size}")
-        if self.add_bos and "bos" not in self.special_ids:
-            raise TokenizerError(f"{where}: texts are to begin with a bos token, but none is named")
-
-
-_CONTROL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)
-_RAW_TYPES = (*_CONTROL_TYPES, TokenType.USER_DEFINED)
-_END_ROLES = ("eos", "eot", "eom")
-_END_TEXTS = ("<|im_end|>", "<|endoftext|>")
-"""Control tokens that end a turn or a document, whatever the metadata say about them."""
+from checkpoints.vocabulary import CONTROL_TYPES, Vocabulary, end_ids
 
 
 class TextTokenizer:
     """Encodes and decodes text; made by `tokenizer_gguf.from_metadata` or `tokenizer_hf.from_directory`.
 
-    Decoding works on bytes: every text comes back as it was, and ids that cut a character in two are no error.
+    Decoding works on bytes: every text comes back as it was, and ids that cut a character in two are no error. The
+    kinds that write spaces as U+2581 cannot tell the two apart, and a space that encoding put before a text stays.
 
     Attributes:
         vocabulary: the vocabulary as data.
@@ -100,10 +34,8 @@ class TextTokenizer:
         backend.no_padding()
         self.vocabulary = vocabulary
         self.backend = backend
-        self._control = frozenset(i for i, kind in enumerate(vocabulary.types) if kind in _CONTROL_TYPES)
-        by_role = {vocabulary.special_ids[role] for role in _END_ROLES if role in vocabulary.special_ids}
-        by_text = {i for i in self._control if vocabulary.tokens[i] in _END_TEXTS}
-        self.eos_ids = frozenset(by_role | by_text | set(extra_eos_ids))
+        self._control = frozenset(i for i, kind in enumerate(vocabulary.types) if kind in CONTROL_TYPES)
+        self.eos_ids = end_ids(vocabulary) | set(extra_eos_ids)
 
     def __repr__(self) -> str:
         return (
@@ -151,9 +83,7 @@ class TextTokenizer:
     def _piece_of(self, i: int, special: bool) -> bytes:
         if not 0 <= i < self.vocab_size:
             raise ValueError(f"token id {i} is outside the vocabulary of {self.vocab_size}")
-        return (
-            b"" if i in self._control and not special else _piece(self.vocabulary.tokens[i], self.vocabulary.types[i])
-        )
+        return b"" if i in self._control and not special else self.vocabulary.piece(i)
 
     @functools.cached_property
     def _literal_backend(self) -> Tokenizer:
@@ -178,11 +108,3 @@ class StreamDecoder:
     def flush(self) -> str:
         """What was held back, with U+FFFD for bytes that never became a character."""
         return self._decoder.decode(b"", final=True)
-
-
-def _piece(token: str, kind: TokenType) -> bytes:
-    if kind == TokenType.UNUSED:
-        return b""
-    if kind in _RAW_TYPES or any(char not in BYTE_ALPHABET for char in token):
-        return token.encode()
-    return bytes(BYTE_ALPHABET[char] for char in token)

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer
 from checkpoints.atomic import write_text
 from checkpoints.errors import TokenizerError
 from checkpoints.json_file import read_object
-from checkpoints.tokenizer import PRE_TOKENIZERS, TextTokenizer, Vocabulary
+from checkpoints.tokenizer import TextTokenizer
+from checkpoints.vocabulary import BYTE_TOKENS, PRE_TOKENIZERS, SPACE, Model, Vocabulary
 
 FILES = (
     "tokenizer.json",
@@ -36,7 +37,7 @@ def from_directory(directory: Path) -> TextTokenizer:
     Stop tokens are those of generation_config.json, config.json and tokenizer_config.json together.
 
     Raises:
-        TokenizerError: there is no tokenizer.json, it is not byte-level BPE, or a file beside it is damaged.
+        TokenizerError: there is no tokenizer.json, it is not BPE over bytes, or a file beside it is damaged.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -73,27 +74,23 @@ def from_backend(
     """A tokenizer around a `tokenizers.Tokenizer`, for instance one that was just trained.
 
     Args:
-        backend: byte-level BPE.
+        backend: byte-level BPE, or BPE with byte fallback whose spaces are written as U+2581.
         special_ids: role ("eos", "bos", "padding", ...) -> id.
         extra_eos_ids: further tokens after which generation stops.
         chat_template: a Jinja template.
         where: a name for messages.
 
     Raises:
-        TokenizerError: it is not byte-level BPE, or lacks the token of some byte.
+        TokenizerError: it is of another kind, or lacks the token of some byte.
     """
     document = json.loads(backend.to_str())
-    model, decoder = document["model"], document.get("decoder") or {}
-    if model["type"] != "BPE" or "ByteLevel" not in _component_types(document.get("pre_tokenizer")):
-        raise TokenizerError(
-            f"{where}: only byte-level BPE is supported, got the model {model['type']} with the decoder"
-            f" {decoder.get('type')}"
-        )
+    model, kind = document["model"], _kind(document, where)
     ids = backend.get_vocab(with_added_tokens=True)
     size = max(ids.values()) + 1
     tokens, types = [f"[PAD{i}]" for i in range(size)], [TokenType.UNUSED] * size
     for token, i in ids.items():
-        tokens[i], types[i] = token, TokenType.NORMAL
+        tokens[i] = token
+        types[i] = TokenType.BYTE if kind != "gpt2" and token in BYTE_TOKENS else TokenType.NORMAL
     for i, added in backend.get_added_tokens_decoder().items():
         looks_special = added.content.startswith("<|") and added.content.endswith("|>")
         types[i] = TokenType.CONTROL if added.special or looks_special else TokenType.USER_DEFINED
@@ -106,10 +103,12 @@ def from_backend(
         tokens=tuple(tokens),
         types=tuple(types),
         merges=tuple(tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]),
-        pre=_pre_tokenizer_name(document["pre_tokenizer"]),
+        pre=_pre_tokenizer_name(document) if kind == "gpt2" else None,
         special_ids=dict(special_ids),
         add_bos=len(start) == 1,
         chat_template=chat_template,
+        model=kind,
+        space_prefix=kind == "llama",
     )
     vocabulary.check(where)
     return TextTokenizer(vocabulary, backend, extra_eos_ids)
@@ -130,24 +129,48 @@ def save(tokenizer: TextTokenizer, directory: Path) -> None:
     write_text(directory / "generation_config.json", json.dumps(generation, indent=2))
 
 
+def _kind(document: Mapping[str, Any], where: str) -> Model:
+    """Which kind of BPE a tokenizer.json describes."""
+    model, pre, normalizer = document["model"], document.get("pre_tokenizer"), document.get("normalizer")
+    if model["type"] == "BPE":
+        if "ByteLevel" in _component_types(pre):
+            return "gpt2"
+        if model.get("byte_fallback"):
+            match normalizer:
+                case {"type": "Replace", "pattern": {"String": " "}, "content": content} if content == SPACE:
+                    return "gemma4"
+            if {"Prepend", "Metaspace"} & {*_component_types(pre), *_component_types(normalizer)}:
+                return "llama"
+    raise TokenizerError(
+        f"{where}: only BPE is supported, byte-level or with byte fallback; got the model {model['type']} with the"
+        f" decoder {(document.get('decoder') or {}).get('type')}"
+    )
+
+
 def _pre_tokenizer_name(document: Mapping[str, Any]) -> str | None:
-    """The name of a split by a known pattern followed by the byte alphabet; None for anything else."""
-    match document:
-        case {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ],
-        }:
-            return next((name for name, known in PRE_TOKENIZERS.items() if known == pattern), None)
+    """The name of cuts by known patterns followed by the byte alphabet; None for anything else."""
+    parts = document["pre_tokenizer"].get("pretokenizers", [])
+    patterns = []
+    for part in parts[:-1]:
+        match part:
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+                patterns.append(pattern.replace("\r", r"\r").replace("\n", r"\n"))
+            case _:
+                return None
+    match parts[-1:]:
+        case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]:
+            found = (tuple(patterns), bool(document["model"].get("ignore_merges")))
+            return next(
+                (name for name, pre in PRE_TOKENIZERS.items() if (pre.patterns, pre.ignore_merges) == found), None
+            )
     return None
 
 
 def _component_types(document: Mapping[str, Any] | None) -> list[str]:
     if document is None:
         return []
-    return [document["type"]] + [part["type"] for part in document.get("pretokenizers", [])]
+    parts = document.get("pretokenizers", document.get("normalizers", []))
+    return [document["type"]] + [part["type"] for part in parts]
 
 
 def _end_ids(document: Mapping[str, Any], path: Path) -> list[int]:

@@ -12,7 +12,7 @@ from tiny_models import make_config, make_params
 
 import checkpoints
 from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
-from checkpoints.tokenizer import BYTE_ALPHABET
+from checkpoints.vocabulary import BYTE_ALPHABET
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Config
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from checkpoints.tokenizer import PRE_TOKENIZERS
+from checkpoints.tokenizer_backend import pre_tokenizer
 from specjax.training.corpus import Document
 
 END_OF_TEXT = "<|endoftext|>"
@@ -35,12 +35,7 @@ def train_vocabulary(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if vocab_size <= 257:
         raise ValueError(f"vocab_size is {vocab_size}; it needs room for 256 bytes, {END_OF_TEXT} and some merges")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRE_TOKENIZERS[PRETOKENIZER]), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizer(PRETOKENIZER)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         texts,

@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 import checkpoints
 from checkpoints import TokenizerError, Vocabulary, tokenizer_gguf, tokenizer_hf
-from checkpoints.tokenizer import BYTE_ALPHABET, PRE_TOKENIZERS
+from checkpoints.tokenizer_backend import pre_tokenizer
+from checkpoints.vocabulary import BYTE_ALPHABET, PRE_TOKENIZERS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "qwen3_5"
 TOKENIZER = make_tokenizer()
@@ -38,14 +39,14 @@ CRUEL = [
 ]
 
 
-def reference(vocabulary: Vocabulary, pattern: str) -> Tokenizer:
+def reference(vocabulary: Vocabulary, *patterns: str, ignore_merges: bool = False) -> Tokenizer:
     """The tokenizer as tokenizer.json describes it for these models, built anew from a vocabulary."""
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=list(vocabulary.merges)))
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=list(vocabulary.merges), ignore_merges=ignore_merges))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -60,7 +61,9 @@ def reference(vocabulary: Vocabulary, pattern: str) -> Tokenizer:
 def test_ids_equal_those_of_hugging_face(text: str, pre: str) -> None:
     text = unicodedata.normalize("NFC", text)  # which tokenizer.json does, and a GGUF does not
     tokenizer = make_tokenizer(pre)
-    assert tokenizer.encode(text) == reference(tokenizer.vocabulary, PRE_TOKENIZERS[pre]).encode(text).ids
+    cuts = PRE_TOKENIZERS[pre]
+    expected = reference(tokenizer.vocabulary, *cuts.patterns, ignore_merges=cuts.ignore_merges)
+    assert tokenizer.encode(text) == expected.encode(text).ids
 
 
 @pytest.mark.parametrize("model", ["dense", "moe", "tied"])
@@ -107,8 +110,8 @@ def test_a_stream_holds_back_half_characters() -> None:
 def test_combining_marks_belong_to_words_in_qwen35_only() -> None:
     text = "ab\u0301c"
     words = {
-        name: [word for word, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
-        for name, pattern in PRE_TOKENIZERS.items()
+        name: [text[start:end] for _, (start, end) in pre_tokenizer(name).pre_tokenize_str(text)]
+        for name in ("qwen2", "qwen35")
     }
     assert words == {"qwen2": ["ab", "\u0301c"], "qwen35": [text]}
 
@@ -163,12 +166,7 @@ def test_a_bos_token_is_added_where_the_file_asks_for_it() -> None:
 
 def test_a_freshly_trained_tokenizer_can_be_used() -> None:
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRE_TOKENIZERS["qwen2"]), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    backend.pre_tokenizer = pre_tokenizer("qwen2")
     trainer = trainers.BpeTrainer(
         vocab_size=300,
         special_tokens=["<|endoftext|>"],
@@ -218,7 +216,7 @@ def test_more_tokens_than_rows_are_not_written() -> None:
 
 def test_only_byte_level_bpe_is_read(tmp_path: Path) -> None:
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TokenizerError, match="only byte-level BPE"):
+    with pytest.raises(TokenizerError, match="only BPE is supported"):
         tokenizer_hf.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):

@@ -17,7 +17,7 @@ import checkpoints
 from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
 from checkpoints.mapping import flatten, unflatten
 from checkpoints.rules.qwen3_5 import gguf_rules
-from checkpoints.tokenizer import BYTE_ALPHABET
+from checkpoints.vocabulary import BYTE_ALPHABET
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, hybrid_layer_types
 
 MERGES = (("d", "e"), ("de", "f"), ("Ġ", "def"), ("Ġ", "a"), ("Ã", "©"), ("1", "2"))
