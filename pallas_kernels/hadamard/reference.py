@@ -1,0 +1,18 @@
+"""The law of the Walsh-Hadamard transform: a product with the matrix that its definition gives."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+def matrix(width: int) -> np.ndarray:
+    """[N, N] of +1 and -1 in natural order; symmetric. N is a power of two."""
+    rows, columns = np.indices((width, width))
+    return np.where(np.bitwise_count(rows & columns) % 2, -1, 1).astype(np.float32)
+
+
+def transform(x: Array) -> Array:
+    """[..., N] float32."""
+    width = x.shape[-1]
+    product = jnp.einsum("...n,mn->...m", x.astype(jnp.float32), jnp.asarray(matrix(width)), precision="highest")
+    return product / jnp.sqrt(jnp.float32(width))

@@ -1,0 +1,113 @@
+"""Formats of KV caches: what they lose, what they take, and that zeros stay zeros."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import relative_rms
+
+from pallas_kernels.kv_formats import FORMATS, KVStore, format_named
+from pallas_kernels.kv_formats.packing import pack, unpack
+
+# Relative RMS of Gaussian values there and back, and bits per value, at a head width of 128.
+LOSS = {
+    "f32": 0, "f16": 2.1e-4, "bf16": 1.7e-3, "q8_0": 5.4e-3, "q4_0": 0.087, "turbo2": 0.352, "turbo3": 0.188,
+    "turbo4": 0.099,
+}  # fmt: skip
+BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5, "turbo2": 2.125, "turbo3": 3.125, "turbo4": 4.125}
+
+
+def gaussian(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def stored(x: np.ndarray, format: str) -> KVStore:
+    return jax.jit(lambda x: KVStore.zeros(x.shape, format).set(slice(None), x))(x)
+
+
+@pytest.mark.parametrize(("format", "width"), [*((name, 128) for name in FORMATS), ("turbo3", 64), ("turbo3", 256)])
+def test_there_and_back_loses_no_more_than_the_format_must(format: str, width: int) -> None:
+    x = gaussian(200, width)
+    assert relative_rms(stored(x, format).values(), x) <= LOSS[format]
+
+
+@pytest.mark.parametrize(
+    ("format", "width"), [("q8_0", 48), ("q4_0", 16), ("turbo2", 192), ("turbo3", 16), ("turbo4", 80)]
+)
+def test_other_widths_are_padded(format: str, width: int) -> None:
+    x = gaussian(200, width)
+    store = stored(x, format)
+    assert store.shape == x.shape
+    assert store.rotated().shape[-1] == store.kind.stored_width(width)
+    assert relative_rms(store.values(), x) <= LOSS[format]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sizes_are_what_they_are_said_to_be(format: str) -> None:
+    for width in (16, 64, 96, 256):
+        store = jax.eval_shape(partial(KVStore.zeros, (3, width), format))
+        num_bytes = sum(part.size * part.dtype.itemsize for part in store.parts.values())
+        assert num_bytes == 3 * store.kind.num_bytes(width)
+    assert format_named(format).bits_per_value(128) == BITS[format]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_zeros_are_kept_as_zeros(format: str) -> None:
+    x = gaussian(3, 256)
+    x[1] = 0
+    store = stored(x, format)
+    assert all(not np.asarray(part[1]).any() for part in store.parts.values())
+    assert not np.asarray(store.values()[1]).any()
+    assert jax.tree.map(np.shape, store) == jax.tree.map(np.shape, KVStore.zeros(x.shape, format))
+
+
+@pytest.mark.parametrize("format", [name for name, format in FORMATS.items() if format.quantized])
+def test_extreme_values_stay_finite(format: str) -> None:
+    x = gaussian(4, 128)
+    x[0, 3] = 1e3
+    scaled = x * np.array([[[1e-38]], [[1e-3]], [[1e8]]], np.float32)
+    assert np.isfinite(np.asarray(stored(scaled, format).values())).all()
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0"])
+def test_blocks_are_those_of_ggml(format: str) -> None:
+    x = gaussian(48, 128) * np.exp2(np.arange(48) - 32)[:, None].astype(np.float32)
+    x[5, :32], x[6, 3] = 0, 1e4
+    kind = gguf.GGMLQuantizationType[format.upper()]
+    want = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+    np.testing.assert_array_equal(stored(x, format).values(), want)
+
+
+@pytest.mark.parametrize("format", ["turbo2", "turbo3", "turbo4"])
+def test_rotation_keeps_products(format: str) -> None:
+    kind = format_named(format)
+    x, y = gaussian(10, 96), gaussian(20, 96)[10:]
+    products = np.sum(np.asarray(kind.rotate(x)) * np.asarray(kind.rotate(y)), axis=-1)
+    np.testing.assert_allclose(products, np.sum(x * y, axis=-1), atol=1e-4)
+    assert relative_rms(kind.unrotate(kind.rotate(x), 96), x) < 1e-6
+
+
+@pytest.mark.parametrize("format", ["turbo2", "turbo3", "turbo4"])
+def test_one_large_value_costs_its_neighbours_nothing_that_is_not_shared(format: str) -> None:
+    """Rotation spreads an outlier: the loss is that of Gaussian values, relative to the whole vector."""
+    x = gaussian(100, 128)
+    x[:, 17] = 50
+    assert relative_rms(stored(x, format).values(), x) <= 1.3 * LOSS[format]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_packed_codes_come_back(bits: int) -> None:
+    codes = jnp.asarray(np.random.default_rng(bits).integers(0, 1 << bits, (3, 5, 64)), jnp.uint8)
+    packed = pack(codes, bits)
+    assert packed.shape == (3, 5, 64 * bits // 8)
+    np.testing.assert_array_equal(unpack(packed, bits), codes)
+
+
+def test_unknown_formats_are_refused() -> None:
+    with pytest.raises(ValueError, match="KV type 'int8' is not known; known are f32, f16, bf16, q8_0, q4_0, turbo2"):
+        format_named("int8")
