@@ -62,6 +62,11 @@ class KVCache:
         valid: Bool[Array, "B T"],
     ) -> KVCache:
         """Write the valid rows at their positions. Rows that are not valid, or past the capacity, are dropped."""
+        if valid.size == 1:
+            # XLA's CPU backend updates the cache in place for several rows, and for a single one copies it instead,
+            # several times over. The second row is dropped.
+            k, v, positions = (jnp.repeat(x, 2, axis=1) for x in (k, v, positions))
+            valid = valid & jnp.array([[True, False]])
         slots = jnp.where(valid, positions if self.window is None else positions % self.capacity, self.capacity)
         rows = jnp.arange(k.shape[0])[:, None]
         return replace(
