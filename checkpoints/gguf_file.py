@@ -9,10 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from io import RawIOBase
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,9 @@ from gguf import GGMLQuantizationType, GGUFValueType, quants
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import FormatError
-from checkpoints.ggml_types import TYPE_OF_CODE, GGMLType
+from checkpoints.ggml_types import GGML_TYPES, TYPE_OF_CODE, GGMLType
 from checkpoints.gguf_values import SCALARS, GGUFValue
-from checkpoints.source import TensorInfo, aligned_empty
+from checkpoints.source import FileRange, TensorInfo, aligned_empty
 from pallas_kernels.quant_matmul import FORMATS
 
 _MAGIC = b"GGUF"
@@ -89,15 +86,6 @@ class _Cursor:
         raise FormatError(f"{self.path}: {what} has the unknown value type {kind}; the file is damaged or too new")
 
 
-@dataclass(frozen=True)
-class _Location:
-    """Where a tensor's bytes lie."""
-
-    path: Path
-    offset: int
-    type: GGMLType
-
-
 class GGUFFile:
     """A GGUF file, or all parts of a split one (`NAME-00001-of-00003.gguf`).
 
@@ -117,7 +105,7 @@ class GGUFFile:
         self.values: dict[str, GGUFValue] = {}
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        self._locations: dict[str, _Location] = {}
+        self._ranges: dict[str, FileRange] = {}
         parts = parts_of(self.path)
         for index, part in enumerate(parts):
             own = self._open(part)
@@ -136,49 +124,29 @@ class GGUFFile:
 
     def can_read(self, name: str) -> bool:
         """Whether the tensor holds floating-point numbers, of a type that can be decoded."""
-        return _decodable(self._locations[name].type)
+        return _decodable(GGML_TYPES[self.tensors[name].type])
 
     def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
         """The tensor, decoded to `dtype`, in row-major order."""
-        info, location = self.tensors[name], self._locations[name]
-        out, width = aligned_empty(info.shape, dtype), info.shape[-1] if info.shape else 1
-        rows, plain = out.reshape(-1, width), PLAIN_TYPES.get(location.type.name)
+        info = self.tensors[name]
+        kind, width = GGML_TYPES[info.type], info.shape[-1] if info.shape else 1
+        out, plain = aligned_empty(info.shape, dtype), PLAIN_TYPES.get(kind.name)
+        rows = out.reshape(-1, width)
         step = max(1, _ELEMENTS_PER_STEP // max(1, width))
-        with self._opened(name) as file:
-            for start in range(0, len(rows), step):
-                target = rows[start : start + step]
-                raw = np.empty((len(target), location.type.row_bytes(width)), np.uint8)
-                self._read_into(file, raw, name)
-                if plain is None:
-                    target[...] = _decode(raw, location.type)
-                else:
-                    np.copyto(target, raw.view(plain), casting="unsafe")
+        for portion, raw in self._ranges[name].steps(kind.row_bytes(width), step):
+            if plain is None:
+                rows[portion] = _decode(raw, kind)
+            else:
+                np.copyto(rows[portion], raw.view(plain), casting="unsafe")
         return out
 
     def read_blocks(self, name: str) -> np.ndarray:
         """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; a fresh array."""
-        info, kind = self.tensors[name], self._locations[name].type
-        width = info.shape[-1] if info.shape else 1
-        out = aligned_empty((*info.shape[:-1], kind.row_bytes(width)), np.uint8)
-        with self._opened(name) as file:
-            self._read_into(file, out, name)
+        info = self.tensors[name]
+        row = GGML_TYPES[info.type].row_bytes(info.shape[-1] if info.shape else 1)
+        out = aligned_empty((*info.shape[:-1], row), np.uint8)
+        self._ranges[name].read_into(out)
         return out
-
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[RawIOBase]:
-        """The file, at the start of a tensor. Not mapped: pages that were read once would count as memory in use."""
-        location = self._locations[name]
-        with location.path.open("rb", buffering=0) as file:
-            file.seek(location.offset)
-            yield file
-
-    def _read_into(self, file: RawIOBase, out: np.ndarray, name: str) -> None:
-        view = out.reshape(-1).data
-        while len(view):
-            count = file.readinto(view)
-            if not count:
-                raise FormatError(f"{self.path}: the file became shorter while {name} was read; open it again")
-            view = view[count:]
 
     def _open(self, path: Path) -> Mapping[str, GGUFValue]:
         if not path.is_file():
@@ -209,7 +177,7 @@ class GGUFFile:
         return values
 
     @staticmethod
-    def _tensor_entry(cursor: _Cursor) -> tuple[TensorInfo, GGMLType, int]:
+    def _tensor_entry(cursor: _Cursor) -> tuple[TensorInfo, int]:
         name = cursor.string("a tensor name")
         num_axes = cursor.scalar("I", f"the rank of {name}")
         shape = tuple(reversed(cursor.scalars("Q", num_axes, f"the shape of {name}")))
@@ -225,21 +193,21 @@ class GGUFFile:
                 f"{cursor.path}: tensor {name} {shape} has rows of {width}, but {kind.name} comes in blocks of"
                 f" {kind.values}"
             )
-        return TensorInfo(name, shape, kind.name, kind.tensor_bytes(shape)), kind, offset
+        return TensorInfo(name, shape, kind.name, kind.tensor_bytes(shape)), offset
 
-    def _place(self, path: Path, data: np.ndarray, table: list[tuple[TensorInfo, GGMLType, int]], start: int) -> None:
-        beyond = [info.name for info, _, offset in table if start + offset + info.num_bytes > len(data)]
+    def _place(self, path: Path, data: np.ndarray, table: list[tuple[TensorInfo, int]], start: int) -> None:
+        beyond = [info.name for info, offset in table if start + offset + info.num_bytes > len(data)]
         if beyond:
-            end = max(start + offset + info.num_bytes for info, _, offset in table)
+            end = max(start + offset + info.num_bytes for info, offset in table)
             raise FormatError(
                 f"{path}: truncated: the tensor data need {end} bytes, but the file has {len(data)}; {len(beyond)} of"
                 f" {len(table)} tensors are incomplete, the first is {beyond[0]}. Download or convert the file again."
             )
-        for info, kind, offset in table:
+        for info, offset in table:
             if info.name in self.tensors:
                 raise FormatError(f"{path}: tensor {info.name} occurs twice")
             self.tensors[info.name] = info
-            self._locations[info.name] = _Location(path, start + offset, kind)
+            self._ranges[info.name] = FileRange(path, start + offset, info.num_bytes)
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
-from safetensors.numpy import save_file
 
 from checkpoints import tokenizer_hf
-from checkpoints.atomic import replaced, write_text
+from checkpoints.atomic import write_text
 from checkpoints.families import Config, family_of_config
 from checkpoints.mapping import Progress
+from checkpoints.safetensors_file import DTYPES, TYPE_OF_DTYPE
+from checkpoints.safetensors_stream import INDEX, write_shards
+from checkpoints.source import TensorInfo
 from checkpoints.tokenizer import TextTokenizer
 
 _SHARD_BYTES = 5 * 10**9
@@ -51,32 +53,18 @@ def write_hf(
     """
     directory, family, item = Path(directory), family_of_config(config), np.dtype(dtype)
     table = family.hf_rules(config, ())
-    tensors, integers = list(table.unload(params)), table.integer_sources
-    kinds = {name: np.dtype(np.int64) if name in integers else item for name, _, _ in tensors}
-    sizes = {name: int(np.prod(shape)) * kinds[name].itemsize for name, shape, _ in tensors}
-    shards: list[list[str]] = [[]]
-    for name in sizes:
-        if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
-            shards.append([])
-        shards[-1].append(name)
-    index = directory / "model.safetensors.index.json"
-    for old in (directory / "config.json", index, *(directory / name for name in tokenizer_hf.FILES)):
-        old.unlink(missing_ok=True)
-    make = {name: function for name, _, function in tensors}
-    weight_map: dict[str, str] = {}
-    done = 0
-    for i, names in enumerate(shards, start=1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        with replaced(directory / file) as temporary:
-            save_file({name: make[name]().astype(kinds[name]) for name in names}, temporary, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-        done += sum(sizes[name] for name in names)
-        if progress is not None:
-            progress(done, sum(sizes.values()))
-    if len(shards) > 1:
-        write_text(index, json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}))
+    integers, tensors = table.integer_sources, list(table.unload(params))
+    kinds = {name: "I64" if name in integers else TYPE_OF_DTYPE[item] for name, _, _ in tensors}
+    entries = [
+        TensorInfo(name, shape, kinds[name], int(np.prod(shape)) * np.dtype(DTYPES[kinds[name]]).itemsize)
+        for name, shape, _ in tensors
+    ]
+    data = (make().astype(DTYPES[kinds[name]]) for name, _, make in tensors)
+    for old in ("config.json", INDEX, *tokenizer_hf.FILES):
+        (directory / old).unlink(missing_ok=True)
+    files = write_shards(directory, entries, data, shard_bytes=shard_bytes, progress=progress)
     for old in directory.glob("model*.safetensors"):
-        if _SHARD_NAME.fullmatch(old.name) and old.name not in weight_map.values():
+        if _SHARD_NAME.fullmatch(old.name) and old.name not in files:
             old.unlink()
     if tokenizer is not None:
         tokenizer_hf.save(tokenizer, directory)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import RawIOBase
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
+
+from checkpoints.errors import FormatError
 
 _ALIGNMENT = 64
 """Bytes; arrays on this boundary are taken over by JAX's CPU backend without a copy."""
@@ -48,8 +52,50 @@ class TensorSource(Protocol):
         ...
 
     def read_blocks(self, name: str) -> np.ndarray:
-        """The bytes of a tensor of a block format, [..., N, bytes of a row] uint8; nothing of it is kept here."""
+        """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; nothing of it is kept here."""
         ...
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes of a file. They are read and not mapped: pages that were read once would count as memory in use."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+
+    def read_into(self, out: np.ndarray) -> None:
+        """Fill a contiguous array of as many bytes.
+
+        Raises:
+            FormatError: the file has become shorter.
+        """
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            self._fill(file, out)
+
+    def steps(self, row_bytes: int, rows: int) -> Iterator[tuple[slice, np.ndarray]]:
+        """The range in portions of `rows` rows: which rows, and their bytes [rows, row_bytes] uint8.
+
+        Raises:
+            FormatError: the file has become shorter.
+        """
+        total = self.num_bytes // row_bytes if row_bytes else 0
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            for start in range(0, total, rows):
+                portion = slice(start, min(start + rows, total))
+                raw = np.empty((portion.stop - start, row_bytes), np.uint8)
+                self._fill(file, raw)
+                yield portion, raw
+
+    def _fill(self, file: RawIOBase, out: np.ndarray) -> None:
+        view = out.reshape(-1).view(np.uint8).data
+        while len(view):
+            count = file.readinto(view)
+            if not count:
+                raise FormatError(f"{self.path}: the file became shorter while it was read; open it again")
+            view = view[count:]
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray[Any, Any]:
