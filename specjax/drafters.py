@@ -9,6 +9,7 @@ from typing import Any
 from gguf import TokenType
 
 import checkpoints
+from checkpoints.mapping import Put, put_on_default_device
 from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.draft_model import DraftModel
@@ -19,33 +20,66 @@ DrafterSource = str | Path | NGram
 """A file or folder with a small model or an assistant, "ngram", or an n-gram drafter with settings of its own."""
 
 
+DRAFT = "draft"
+"""The part of the parameter tree that an ordinary model has as a drafter: a tree like the target's."""
+
+
+def open_drafter(source: DrafterSource) -> NGram | checkpoints.OpenedCheckpoint:
+    """What `attach` takes.
+
+    Raises:
+        checkpoints.CheckpointError: as for `specjax.load`.
+    """
+    if isinstance(source, NGram):
+        return source
+    return NGram() if source == "ngram" else checkpoints.open_checkpoint(source)
+
+
+def added_paths(drafter: NGram | checkpoints.OpenedCheckpoint) -> list[str]:
+    """Paths of the parameters that a drafter adds to the target's."""
+    if isinstance(drafter, NGram):
+        return []
+    if registry.is_assistant(drafter.config):
+        return list(drafter.parameter_paths)
+    return [f"{DRAFT}.{path}" for path in drafter.parameter_paths if path.startswith("target.")]
+
+
 def attach(
-    source: DrafterSource, target: checkpoints.Checkpoint, built: Target, *, dtype: Any, progress: Any = None
+    drafter: NGram | checkpoints.OpenedCheckpoint,
+    target: checkpoints.Checkpoint,
+    built: Target,
+    *,
+    dtype: Any,
+    progress: Any = None,
+    put: Put = put_on_default_device,
 ) -> tuple[Drafter, Params]:
     """The drafter, and the parameters it adds to the target's: {} , {"mtp": ...} or {"draft": ...}.
 
     Args:
-        source: see `DrafterSource`.
+        drafter: made by `open_drafter`.
         target, built: the target's checkpoint, and what was built of it.
         dtype, progress: as for `specjax.load`.
+        put: makes the parameter of a path.
 
     Raises:
         SpecjaxError: the drafter does not fit the target; the message says in what.
         checkpoints.CheckpointError: as for `specjax.load`.
     """
-    if isinstance(source, NGram):
-        return source, {}
-    if source == "ngram":
-        return NGram(), {}
-    drafter = checkpoints.load(source, dtype=dtype, need_tokenizer=False, progress=progress)
+    if isinstance(drafter, NGram):
+        return drafter, {}
     if registry.is_assistant(drafter.config):
         try:
-            return registry.assistant(target.config, drafter.config), {"mtp": drafter.params["mtp"]}
+            assistant = registry.assistant(target.config, drafter.config)
         except ValueError as error:
             raise SpecjaxError(f"{drafter.path} cannot draft for {target.path}: {error}") from error
-    check_vocabulary(drafter, target)
-    small, _ = registry.build(drafter.config)
-    return DraftModel(small, built.vocab_size), {"draft": {"target": drafter.params["target"]}}
+        loaded = drafter.load(dtype, need_tokenizer=False, progress=progress, put=put)
+        return assistant, {"mtp": loaded.params["mtp"]}
+    loaded = drafter.load(
+        dtype, need_tokenizer=False, progress=progress, put=lambda path, values: put(f"{DRAFT}.{path}", values)
+    )
+    check_vocabulary(loaded, target)
+    small, _ = registry.build(loaded.config)
+    return DraftModel(small, built.vocab_size), {DRAFT: {"target": loaded.params["target"]}}
 
 
 def check_vocabulary(drafter: checkpoints.Checkpoint, target: checkpoints.Checkpoint) -> None:

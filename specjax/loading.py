@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 import checkpoints
-from specjax.drafters import DrafterSource, attach
+from specjax import drafters
+from specjax.drafters import DrafterSource
 from specjax.errors import SpecjaxError
 from specjax.model import Model
 from specjax.models import registry
 from specjax.models.protocol import ModelConfig
+from specjax.placement import Placement
 
 
 def bundled_model() -> Path:
@@ -32,6 +35,7 @@ def load(
     *,
     drafter: DrafterSource | None = None,
     dtype: Any = "float32",
+    place: Sequence[str] = (),
     need_tokenizer: bool = False,
     progress: Any = None,
 ) -> Model:
@@ -42,28 +46,33 @@ def load(
         drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or an
             `specjax.NGram`.
         dtype: of the matrices ("float32", "bfloat16", "float16"); norms and recurrent parameters stay float32.
+        place: where parameters go that are not to lie on the default device: rules "REGEX=PLACE", of which the first
+            that matches a parameter's path decides, such as "mtp=pinned_host"; see `specjax.placement`.
         need_tokenizer: whether an absent or unusable tokenizer is an error; prompts must be token ids otherwise.
         progress: called with bytes done and bytes in all.
 
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
-        SpecjaxError: the drafter does not fit the model.
+        SpecjaxError: the drafter does not fit the model, or a rule of `place` is wrong or matches nothing.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
     """
-    checkpoint = checkpoints.load(
-        bundled_model() if path is None else path, dtype=dtype, need_tokenizer=need_tokenizer, progress=progress
-    )
-    if registry.is_assistant(checkpoint.config):
+    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path)
+    if registry.is_assistant(opened.config):
         raise SpecjaxError(
-            f"{checkpoint.path} is an assistant, which only drafts: load the model it was made for, and give this file"
-            " as its drafter"
+            f"{opened.path} is an assistant, which only drafts: load the model it was made for, and give this file as"
+            " its drafter"
         )
+    other = None if drafter is None else drafters.open_drafter(drafter)
+    placement = Placement.parse(
+        place, [*opened.parameter_paths, *([] if other is None else drafters.added_paths(other))]
+    )
+    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, progress=progress, put=placement.put)
     target, built_in = registry.build(checkpoint.config)
     params = dict(checkpoint.params)
-    if drafter is not None:
-        built_in, added = attach(drafter, checkpoint, target, dtype=dtype, progress=progress)
+    if other is not None:
+        built_in, added = drafters.attach(other, checkpoint, target, dtype=dtype, progress=progress, put=placement.put)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),

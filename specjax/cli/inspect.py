@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE|DIR",
         help="GGUF or safetensors folder (default: the bundled model)",
     )
-    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor, with the parameters made of it")
     parser.add_argument("--json", action="store_true", help="one JSON object on the standard output")
     parser.set_defaults(run=run)
 
@@ -82,7 +82,10 @@ def as_document(description: Description, *, tensors: bool) -> dict[str, Any]:
         "problems": description.problems,
     }
     if tensors:
-        document["tensors"] = [asdict(tensor) for tensor in description.tensors]
+        document["tensors"] = [
+            asdict(tensor) | {"parameters": list(description.parameters.get(tensor.name, ()))}
+            for tensor in description.tensors
+        ]
     return document
 
 
@@ -106,14 +109,21 @@ def _print_report(document: dict[str, Any]) -> None:
     print_rows(out, ((kind, f"{row['tensors']} tensors, {row['bytes'] / 1e6:.2f} MB") for kind, row in types), indent=2)
     if "tensors" in document:
         out.print("\ntensors")
-        print_rows(out, map(_tensor_row, document["tensors"]), indent=2)
+        width = max((len(_parameters(tensor)) for tensor in document["tensors"]), default=0)
+        print_rows(out, (_tensor_row(tensor, width) for tensor in document["tensors"]), indent=2)
     if document["problems"]:
         out.print(f"\nthis checkpoint would not load:\n{document['problems']}", markup=False)
 
 
-def _tensor_row(tensor: dict[str, Any]) -> tuple[str, str]:
+def _tensor_row(tensor: dict[str, Any], width: int) -> tuple[str, str]:
+    """Name, paths of the parameters that it becomes, type, shape and size."""
     shape = " x ".join(map(str, tensor["shape"]))
-    return tensor["name"], f"{tensor['type']:<5} {shape:<18} {tensor['num_bytes']} bytes"
+    stored = f"{tensor['type']:<5} {shape:<18} {tensor['num_bytes']} bytes"
+    return tensor["name"], f"{_parameters(tensor):<{width}}  {stored}"
+
+
+def _parameters(tensor: dict[str, Any]) -> str:
+    return ", ".join(tensor["parameters"]) or "(not used)"
 
 
 def _short(value: Any) -> str:

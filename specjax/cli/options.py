@@ -9,19 +9,20 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli.runtime import UsageError
+from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
     from specjax.generation import GenerateOptions
     from specjax.model import Model
 
 DTYPES = ("float32", "bfloat16", "float16")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "turbo2", "turbo3", "turbo4")
 SAMPLING = ("top_k", "top_p", "min_p")
 DRAFTING = ("draft_n_min", "draft_p_min", "draft_skip_streak")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --dtype."""
+    """--model, --dtype, --place."""
     parser.add_argument(
         "--model",
         type=Path,
@@ -29,6 +30,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="a GGUF file, or a folder with Hugging Face safetensors (default: the bundled model)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weight matrices (default: float32)")
+    parser.add_argument(
+        "--place",
+        action="append",
+        default=[],
+        metavar="REGEX=PLACE",
+        help="where parameters lie whose path the expression is found in (specjax inspect --tensors shows the paths; a"
+        " draft model's begin with draft.): a device such as cpu:0 or gpu:1, a memory such as pinned_host, which is"
+        " host memory, or gpu:1/pinned_host; can be repeated, the first rule that matches decides",
+    )
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +56,8 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     decoding = parser.add_argument_group("decoding")
     decoding.add_argument("--max-tokens", type=int, metavar="N", help="tokens to generate at most (default: 128)")
     decoding.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends the text")
-    decoding.add_argument("--kv-dtype", choices=DTYPES, help="of the KV caches (default: float32)")
+    decoding.add_argument("--kv-type-k", choices=KV_TYPES, help="how keys are kept in KV caches (default: f32)")
+    decoding.add_argument("--kv-type-v", choices=KV_TYPES, help="how values are kept (default: f32)")
 
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
@@ -109,7 +120,7 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
     """
     from specjax.generation import GenerateOptions
 
-    fields = ("max_tokens", "temperature", *SAMPLING, "seed", "accept", "rollback", "kv_dtype")
+    fields = ("max_tokens", "temperature", *SAMPLING, "seed", "accept", "rollback", "kv_type_k", "kv_type_v")
     given: dict[str, Any] = {name: getattr(args, name) for name in fields if getattr(args, name) is not None}
     idle = [_flag(name) for name in SAMPLING if name in given]
     if idle and not given.get("temperature"):
@@ -153,9 +164,13 @@ def read_prompt(args: argparse.Namespace) -> str | list[int] | None:
 def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     """The model of the command line, with the drafter it names."""
     from specjax.loading import load
+    from specjax.placement import summary
 
     drafter = getattr(args, "drafter", None)  # commands that do not decode have none
-    return load(args.model, drafter=drafter, dtype=args.dtype, need_tokenizer=need_tokenizer)
+    model = load(args.model, drafter=drafter, dtype=args.dtype, place=args.place, need_tokenizer=need_tokenizer)
+    if args.place and not getattr(args, "quiet", False):
+        say(f"placed {summary(model.params)}")
+    return model
 
 
 def check_output(path: Path) -> None:

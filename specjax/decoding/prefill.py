@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState, is_eos
@@ -80,6 +82,20 @@ def start_decoding(
     )
 
 
+_Tree = TypeVar("_Tree")
+
+
+def beside(params: Params, arrays: _Tree) -> _Tree:
+    """New arrays for programs with these parameters: bound to their device, if the parameters are bound to one.
+
+    What comes out of such a program is. It is compiled once for arrays that are, and once more for others.
+    """
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array) and leaf.committed and isinstance(leaf.sharding, SingleDeviceSharding):
+            return jax.device_put(arrays, leaf.device)
+    return arrays
+
+
 def chunks(prompts: Sequence[Sequence[int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Cut ragged prompts into (tokens [B, T], n_valid [B]) with T one of `CHUNK_SIZES`."""
     longest = max(len(prompt) for prompt in prompts)
@@ -104,6 +120,7 @@ def prefill(
     `state` is consumed. The caller has checked that no prompt is empty and that all fit the state's capacity.
     """
     logits = jnp.zeros((len(prompts), decoder.target.vocab_size), jnp.float32)
+    state, logits = beside(params, (state, logits))
     for tokens, n_valid in chunks(prompts):
         state, logits = prefill_chunk(decoder.target, decoder.active_drafter, params, state, tokens, n_valid, logits)
     return state, logits

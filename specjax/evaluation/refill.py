@@ -20,7 +20,7 @@ from jaxtyping import Array, Int
 from specjax.batch import cache_capacity, finish_reason, rows_of, token_budget, warm_up_prefill
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.prefill import chunks, prefill, start_decoding
+from specjax.decoding.prefill import beside, chunks, prefill, start_decoding
 from specjax.decoding.stats import DecodeStats
 from specjax.generation import FinishReason
 from specjax.models.protocol import Params
@@ -162,7 +162,7 @@ class RefilledBatch:
     def _idle(self) -> DecodeState:
         """B rows with nothing to do."""
         zero = np.zeros((self.rows,), np.int32)
-        return DecodeState(
+        idle = DecodeState(
             sequences=self.decoder.init_state(self.rows, self.capacity),
             pending=jnp.array(zero),
             budget=jnp.array(zero),
@@ -172,6 +172,7 @@ class RefilledBatch:
             seed=jnp.uint32(self.seed),
             dropped=jnp.array(zero),
         )
+        return beside(self.params, idle)
 
 
 def capacity_for(jobs: Sequence[Job], decoder: Decoder) -> int:

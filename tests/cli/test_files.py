@@ -79,9 +79,12 @@ def test_inspect_tells_config_tensors_and_head(cli: Cli, gguf: Path, headless: P
     assert document["num_tensors"] == len(document["tensors"])
     assert sum(tensor["num_bytes"] for tensor in document["tensors"]) == document["bytes"]
     assert {tensor["type"] for tensor in document["tensors"]} == document["types"].keys()
+    parameters = {tensor["name"]: tensor["parameters"] for tensor in document["tensors"]}
+    assert parameters["token_embd.weight"] == ["target.embed.weight"]
+    assert parameters["blk.2.nextn.eh_proj.weight"] == ["mtp.eh_proj.weight"]
 
     report = cli("inspect", gguf, "--tensors").out
-    for part in ("MTP head", "yes", "layer_types", "1 linear_attention, 1 full_attention", "token_embd.weight"):
+    for part in ("MTP head", "yes", "layer_types", "1 linear_attention, 1 full_attention", "mtp.eh_proj.weight"):
         assert part in report
     assert not any(line.endswith(" ") for line in report.splitlines())
     assert "no: plain decoding only" in cli("inspect", headless).out
