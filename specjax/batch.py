@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode, decode_chunk
-from specjax.decoding.prefill import chunks, prefill, prefill_chunk, start_decoding
+from specjax.decoding.prefill import beside, chunks, prefill, prefill_chunk, start_decoding
 from specjax.decoding.sampling import top2_margin
 from specjax.errors import PromptError
 from specjax.generation import FinishReason, Timings
@@ -236,8 +236,9 @@ def warm_up_prefill(
     one = np.ones((batch,), np.int32)
     state = decoder.init_state(batch, capacity)
     logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
+    state, logits = beside(params, (state, logits))
     for size in chunk_sizes:
         tokens = np.zeros((batch, size), np.int32)
         state, logits = prefill_chunk(decoder.target, decoder.active_drafter, params, state, tokens, one, logits)
     started = start_decoding(decoder, state, logits, jnp.asarray(2 * one), jnp.asarray(one), jnp.uint32(0))
-    return started.replace(budget=jnp.asarray(one))  # also if the first token happens to end the text
+    return started.replace(budget=jnp.ones_like(started.budget))  # also if the first token happens to end the text
