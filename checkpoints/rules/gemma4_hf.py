@@ -41,7 +41,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         ConfigError: keys are absent (all are listed), contradictory, or ask for something that is not supported.
     """
     del tensors
-    text: Mapping[str, Any] = document.get("text_config", document)
+    text: Mapping[str, Any] = document.get("text_config") or document
     has_experts = text.get("enable_moe_block", False)
     check_text(text, REQUIRED + (_REQUIRED_MOE if has_experts else ()), where)
     try:

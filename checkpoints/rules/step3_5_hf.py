@@ -67,7 +67,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     Warns:
         MissingMTPWarning: some of the declared MTP heads are not in the checkpoint.
     """
-    text: Mapping[str, Any] = document.get("text_config", document)
+    text: Mapping[str, Any] = document.get("text_config") or document
     sparse = any(name.endswith(".moe.gate.weight") for name in tensors)
     required = _REQUIRED + (_REQUIRED_MOE if sparse else ())
     if absent := [key for key in required if text.get(key) is None]:
