@@ -14,7 +14,7 @@ from gguf import TokenType
 from checkpoints.errors import TokenizerError
 from checkpoints.tokenizer import TextTokenizer
 from checkpoints.tokenizer_backend import backend_of, merges_of_scores
-from checkpoints.vocabulary import PRE_TOKENIZERS, Model, Vocabulary, end_ids, named_ends
+from checkpoints.vocabulary import END_TEXTS, PRE_TOKENIZERS, Model, Vocabulary, end_ids, named_ends
 
 _ALIASES = {"deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe"}
 _PREFIX = "tokenizer.ggml."
@@ -42,7 +42,7 @@ def from_metadata(metadata: Mapping[str, Any], where: str) -> TextTokenizer:
     pre = _pre_tokenizer_name(metadata, where) if model == "gpt2" else None
     tokens = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(metadata[_PREFIX + "tokens"]))
     codes = _per_token(metadata, "token_type", len(tokens), where) or [TokenType.NORMAL] * len(tokens)
-    types = tuple(_token_type(code, where) for code in codes)
+    types = tuple(_token_type(token, code, where) for token, code in zip(tokens, codes, strict=True))
     scores = tuple(_per_token(metadata, "scores", len(tokens), where) or ()) if model == "llama" else None
     if scores is not None:
         if not scores:
@@ -154,9 +154,10 @@ def _per_token(metadata: Mapping[str, Any], key: str, size: int, where: str) -> 
     return values
 
 
-def _token_type(code: int, where: str) -> TokenType:
+def _token_type(token: str, code: int, where: str) -> TokenType:
+    """As the file says, but that converters leave some tokens which end a generation among the ordinary ones."""
     try:
-        return TokenType(code)
+        return TokenType.CONTROL if token in END_TEXTS else TokenType(code)
     except ValueError:
         raise TokenizerError(f"{where}: unknown token type {code}") from None
 

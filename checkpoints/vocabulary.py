@@ -145,24 +145,26 @@ class Vocabulary:
 
 
 _END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_END_TEXTS = frozenset(
-    {"<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>"}  # Qwen, Llama
+
+END_TEXTS = frozenset(
+    {"<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"}  # Qwen, Llama
     | {"<eos>", "<end_of_turn>", "<turn|>", "<|tool_response>"}  # Gemma
     | {"<\uff5cend▁of▁sentence\uff5c>", "<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"}  # DeepSeek and others
     | {"<|fim_pad|>", "<|repo_name|>", "<|fim_repo|>", "<|file_sep|>"}
 )
+"""Tokens that end a turn or a document by their name alone, whatever the metadata say about them.
+
+The list follows llama.cpp's detection of end-of-generation tokens (`src/llama-vocab.cpp`). `</s>` is one only where it
+is a control token: elsewhere it is text.
+"""
 
 
 def end_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    """Tokens that end a turn or a document: those named for it, and special ones whose text says so.
-
-    Models end their turns with tokens that their metadata often do not mention; the list of texts follows llama.cpp's
-    detection of end-of-generation tokens (`src/llama-vocab.cpp`).
-    """
+    """Tokens that end a turn or a document: those that have a role which says so, and those whose name does."""
     return named_ends(vocabulary) | {
         i
         for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if token in _END_TEXTS and (kind in CONTROL_TYPES or kind == TokenType.USER_DEFINED)
+        if kind in CONTROL_TYPES and (token in END_TEXTS or token == "</s>")
     }
 
 

@@ -68,6 +68,16 @@ def test_whether_a_bos_token_is_added_is_the_files_word_then_the_kinds() -> None
     assert tokenizer_of("gemma4", add_bos_token=False).vocabulary.add_bos  # early files have it wrong
 
 
+def test_an_end_of_generation_is_a_control_token_whatever_its_type_in_the_file() -> None:
+    types = list(KINDS["gemma4"]["metadata"]["tokenizer.ggml.token_type"])
+    turn_end = KINDS["gemma4"]["metadata"]["tokenizer.ggml.tokens"].index("<turn|>")
+    types[turn_end] = 1
+    tokenizer = tokenizer_of("gemma4", token_type=types)
+    assert turn_end in tokenizer.eos_ids
+    assert tokenizer.encode("<turn|>") == [1, turn_end]
+    assert tokenizer.decode([turn_end], special=False) == ""
+
+
 def test_a_file_can_ask_for_no_space_before_texts() -> None:
     assert (
         tokenizer_of("llama", add_space_prefix=False).decode(tokenizer_of("llama").encode("a", special=False)) == " a"
