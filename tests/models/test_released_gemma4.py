@@ -71,24 +71,44 @@ E2B = Gemma4Config(
     wide_shared_mlp=True,
     per_layer_width=256,
 )
+E4B = Gemma4Config(
+    vocab_size=VOCAB,
+    width=2560,
+    layer_types=interleaved_layer_types(42),
+    num_heads=8,
+    mlp_width=10240,
+    sliding=sliding(2, 512),
+    full=full(2),
+    shared_kv_layers=18,
+    per_layer_width=256,
+)
+VISION, AUDIO = 167_364_608, 304_824_608  # towers of both edge models, by transformers' classes
 
 
 def count(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-# The model card's counts: 30.7 and 25.2 billion, and for E2B 2.3 billion "effective" ones, without the per-layer
-# embedding table.
+# The model card's counts.
 @pytest.mark.parametrize(("config", "billions"), [(DENSE_31B, 30.7), (MOE_26B_A4B, 25.2)], ids=["31B", "26B-A4B"])
 def test_parameters_of_the_released_models_add_up(config: Gemma4Config, billions: float) -> None:
     assert count(parameter_shapes(config)) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
-def test_the_edge_model_has_two_billion_parameters_beside_its_per_layer_table() -> None:
-    shapes = parameter_shapes(E2B)["target"]
-    table = count(shapes["per_layer_embed"])
-    assert table == VOCAB * 35 * 256
-    assert (count(shapes) - table) / 1e9 == pytest.approx(2.3, rel=0.01)
+# The model card's totals, with all that the files hold: the towers, and keys and values of layers that use others'. Its
+# "effective" counts leave out the embedding tables of tokens and of layers; they are given to a digit, not rounded.
+@pytest.mark.parametrize(("config", "total", "effective"), [(E2B, 5.1, 2.3), (E4B, 8.0, 4.5)], ids=["E2B", "E4B"])
+def test_parameters_of_the_edge_models_add_up(config: Gemma4Config, total: float, effective: float) -> None:
+    shapes = parameter_shapes(config)["target"]
+    assert count(shapes["per_layer_embed"]) == VOCAB * config.num_layers * 256
+    unused = sum(
+        2 * config.width * attention.num_kv_heads * attention.head_width
+        for attention in map(config.attention, config.layer_types[-config.shared_kv_layers :])
+    )
+    everything = count(shapes) + unused + VISION + AUDIO
+    assert everything / 1e9 == pytest.approx(total, rel=0.01)
+    tables = count(shapes["per_layer_embed"]) + count(shapes["embed"])
+    assert 0 <= (everything - tables) / 1e9 - effective < 0.1
 
 
 def test_the_moe_model_reads_four_billion_parameters_per_token() -> None:
@@ -99,10 +119,10 @@ def test_the_moe_model_reads_four_billion_parameters_per_token() -> None:
     assert (count(parameter_shapes(MOE_26B_A4B)) - unused) / 1e9 == pytest.approx(3.8, rel=0.02)
 
 
-@pytest.mark.parametrize("config", [DENSE_31B, MOE_26B_A4B, E2B], ids=["31B", "26B-A4B", "E2B"])
+@pytest.mark.parametrize("config", [DENSE_31B, MOE_26B_A4B, E2B, E4B], ids=["31B", "26B-A4B", "E2B", "E4B"])
 def test_the_whole_program_has_the_right_shapes(config: Gemma4Config) -> None:
-    """Of the first ten layers, with an assistant of four; its head scores 32 of 2048 centroids' tokens."""
-    config = replace(config, layer_types=config.layer_types[:10], shared_kv_layers=min(config.shared_kv_layers, 5))
+    """Of the first twelve layers, with an assistant of four; its head scores 32 of 2048 centroids' tokens."""
+    config = replace(config, layer_types=config.layer_types[:12], shared_kv_layers=min(config.shared_kv_layers, 6))
     assistant = Gemma4AssistantConfig(
         vocab_size=VOCAB,
         target_width=config.width,
