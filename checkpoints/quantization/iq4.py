@@ -1,0 +1,62 @@
+"""IQ4_NL and IQ4_XS: four-bit indices into a fixed uneven codebook; blocks of 32, or of 256 with 6-bit scales.
+
+Layouts and codebook: ggml `src/ggml-quants.c` (`quantize_row_iq4_nl_impl`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from checkpoints.quantization.blocks import columns
+from checkpoints.quantization.packing import fields, halves, stored_half
+from checkpoints.quantization.scales import fit_scale, inverse, outermost
+from checkpoints.quantization.superblocks import best_neighbours, signed_multiples
+from pallas_kernels.quant_matmul.formats import IQ4_CODEBOOK
+
+_CODEBOOK = np.array(IQ4_CODEBOOK, np.float32)
+# The middles between neighbouring entries are multiples of 1/2, so a table over those finds the nearest entry.
+_NEAREST = np.searchsorted((_CODEBOOK[1:] + _CODEBOOK[:-1]) / 2, np.arange(-256, 256) / 2, side="right")
+_NEAREST_VALUE = _CODEBOOK[_NEAREST]
+_LAST = len(_NEAREST) - 1
+_ENDS = np.concatenate([end + np.arange(-7, 8) for end in (_CODEBOOK[0], _CODEBOOK[-1])])
+"""Where in the codebook's range the value of largest magnitude may go."""
+
+
+def _places(x: Float[np.ndarray, "..."]) -> np.ndarray:
+    place = np.nan_to_num(np.floor(x * 2))
+    return np.clip(place + 256, 0, _LAST, out=place).astype(np.intp)
+
+
+def _nearest_value(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return np.take(_NEAREST_VALUE, _places(x))
+
+
+def _fit(
+    values: Float[np.ndarray, "32 blocks"], weights: Float[np.ndarray, "32 blocks"]
+) -> Float[np.ndarray, "blocks"]:
+    return fit_scale(values, weights, _nearest_value, outermost(values, _ENDS))
+
+
+def _codes(
+    values: Float[np.ndarray, "32 blocks"], scale: Float[np.ndarray, "blocks"]
+) -> UInt8[np.ndarray, "blocks 32"]:
+    return np.ascontiguousarray(np.take(_NEAREST, _places(values * inverse(scale))).T.astype(np.uint8))
+
+
+def iq4_nl(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
+    """Blocks of 32."""
+    values, relative, largest = columns(x, weights, 32)
+    stored, scale = stored_half(_fit(values, relative) * largest)
+    return np.concatenate([stored, halves(_codes(values, scale / largest))], axis=-1).reshape(len(x), -1)
+
+
+def iq4_xs(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
+    """Blocks of 256: eight sub-blocks, each with a scale from -32 to 31; neighbouring scales are tried too."""
+    values, relative, largest = columns(x, weights, 32)
+    stored, unit, multiples = signed_multiples(_fit(values, relative) * largest, 8, -32)
+    unit = unit / largest
+    multiples = best_neighbours(values, relative, _nearest_value, unit, multiples, -32)
+    scales = (multiples + 32).astype(np.uint8).reshape(-1, 8)
+    packed = halves(_codes(values, unit * multiples).reshape(-1, 8, 32)).reshape(-1, 128)
+    return np.concatenate([stored, fields(scales >> 4, 2), fields(scales, 4), packed], axis=-1).reshape(len(x), -1)
