@@ -107,10 +107,20 @@ class RefilledBatch:
     tokens: int = 0
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Seat]:
-        """Yield jobs as they finish."""
+        """Yield jobs as they finish.
+
+        Raises:
+            ValueError: a prompt and the tokens after it do not fit the capacity.
+        """
         waiting = deque(jobs)
         if not waiting:
             return
+        longest = max(jobs, key=lambda job: slots_of(job, self.decoder))
+        if (slots := slots_of(longest, self.decoder)) > self.capacity:
+            raise ValueError(
+                f"job {longest.sequence} needs {slots} slots of the caches, {len(longest.prompt)} for its prompt and"
+                f" the others for new tokens, but the batch has a capacity of {self.capacity}; see capacity_for"
+            )
         self._warm_up({tokens.shape[1] for job in jobs for tokens, _ in chunks([job.prompt])})
         begin = time.perf_counter()
         seats: list[Seat | None] = [None] * self.rows
@@ -177,4 +187,9 @@ class RefilledBatch:
 
 def capacity_for(jobs: Sequence[Job], decoder: Decoder) -> int:
     """Slots of KV caches in which every job fits."""
-    return cache_capacity(len(job.prompt) + token_budget(decoder.target, job.prompt, job.max_tokens) for job in jobs)
+    return cache_capacity(slots_of(job, decoder) for job in jobs)
+
+
+def slots_of(job: Job, decoder: Decoder) -> int:
+    """Slots of KV caches that a job may fill."""
+    return len(job.prompt) + token_budget(decoder.target, job.prompt, job.max_tokens)
