@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-slow lint format bench notebook clean
@@ -24,11 +25,11 @@ $(BIN)/pip:
 	  { echo "specjax needs Python 3.11 or later; name one with make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml | $(BIN)/pip
+$(VENV)/.run: $(BUILT_FROM) | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/pip
+$(VENV)/.dev: $(BUILT_FROM) | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 

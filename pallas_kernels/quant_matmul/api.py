@@ -1,20 +1,44 @@
 """Products with matrices that stay quantized."""
 
+from collections.abc import Callable
 from typing import get_args
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import ANYWHERE, Implementation
-from pallas_kernels.quant_matmul import reference, xla_dequant
+from pallas_kernels.quant_matmul import cpu_native, reference, xla_dequant
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
 
+Product = Callable[[Array, QTensor, Activations, Array | None], Array]
+
+
+def _block_by_block(one: Callable[[Array, QTensor, Activations], Array]) -> Product:
+    """For products that know one matrix only."""
+
+    def product(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
+        if index is None:
+            return one(x, weight, act)
+        last = weight.shape[0] - 1
+
+        def block(args: tuple[Array, Array]) -> Array:
+            rows, expert = args
+            return jnp.where(expert < 0, 0, one(rows, weight[jnp.clip(expert, 0, last)], act))
+
+        return lax.map(block, (x, index))
+
+    return product
+
+
 IMPLEMENTATIONS = (
-    Implementation("xla_dequant", lambda x, weight, act: xla_dequant.quant_matmul(x, weight), ANYWHERE),
-    Implementation("reference", reference.quant_matmul),
+    Implementation("cpu_native", cpu_native.quant_matmul, frozenset({"cpu"}), cpu_native.unfit),
+    Implementation(
+        "xla_dequant", _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight)), ANYWHERE
+    ),
+    Implementation("reference", _block_by_block(reference.quant_matmul)),
 )
 
 
@@ -22,6 +46,7 @@ def quant_matmul(
     x: Float[Array, "... K"],
     weight: QTensor,
     *,
+    index: Int[Array, " B"] | None = None,
     act: Activations | None = None,
     dtype: DTypeLike | None = None,
     impl: str | None = None,
@@ -30,7 +55,9 @@ def quant_matmul(
 
     Args:
         x: the activations.
-        weight: one matrix [N, K].
+        weight: one matrix [N, K]; with an index a stack [E, N, K].
+        index: x is [B, M, K], and block b is multiplied with matrix index[b] of the stack, without a copy of it.
+            Numbers beyond the stack are clipped; one below zero stands for rows that nobody reads: they become zeros.
         act: how kernels of integers round the activations, "a8" or "a16"; default: as the weight says. Implementations
             that multiply floats round nothing.
         dtype: of the result; default: that of x.
@@ -39,12 +66,17 @@ def quant_matmul(
     Raises:
         ValueError: shapes that do not fit together, an unknown `act`, or an implementation that does not fit.
     """
-    if weight.ndim != 2 or x.shape[-1] != weight.width:
+    if (index is None and weight.ndim != 2) or x.shape[-1] != weight.width:
         raise ValueError(f"quant_matmul: x is [..., K] and weight [N, K]; got x {x.shape}, weight {weight.shape}")
+    if index is not None and (x.ndim != 3 or weight.ndim != 3 or index.shape != x.shape[:1]):
+        raise ValueError(
+            "quant_matmul: with an index [B], x is [B, M, K] and weight [E, N, K]; "
+            f"got index {index.shape}, x {x.shape}, weight {weight.shape}"
+        )
     if act not in (None, *get_args(Activations)):
         raise ValueError(f"quant_matmul: act is {act!r}; accepted: {', '.join(get_args(Activations))}")
     run = dispatch.choose("quant_matmul", IMPLEMENTATIONS, impl, _dims(x, weight)).run
-    return run(x, weight, act=act or weight.act).astype(x.dtype if dtype is None else dtype)
+    return run(x, weight, act or weight.act, index).astype(x.dtype if dtype is None else dtype)
 
 
 def explain(x: Float[Array, "... K"], weight: QTensor, platform: str | None = None) -> str:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from pallas_kernels import native
+from pallas_kernels.quant_matmul import panels
 from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
 
 
@@ -21,8 +24,8 @@ def _take_blocks(tensor: QTensor, rows: Array) -> Array:
     return kind.decode(chosen.reshape(*chosen.shape[:-1], -1, kind.num_bytes)).reshape(*rows.shape, tensor.width)
 
 
-_DECODE: dict[str, Callable[[QTensor], Array]] = {BLOCKS: _decode_blocks}
-_TAKE: dict[str, Callable[[QTensor, Array], Array]] = {BLOCKS: _take_blocks}
+_DECODE: dict[str, Callable[[QTensor], Array]] = {BLOCKS: _decode_blocks, panels.PANELS: panels.decode}
+_TAKE: dict[str, Callable[[QTensor, Array], Array]] = {BLOCKS: _take_blocks, panels.PANELS: panels.take}
 
 
 def dequantize(tensor: QTensor) -> Float[Array, "... N K"]:
@@ -36,5 +39,10 @@ def take_rows(tensor: QTensor, rows: Int[Array, "..."]) -> Float[Array, "... K"]
 
 
 def prepare(tensor: QTensor) -> QTensor:
-    """The tensor in the layout that is fastest on the default device; made once, when a model is loaded."""
+    """The tensor in the layout that is fastest on the default device; made once, when a model is loaded.
+
+    On a CPU with native kernels that is "panels16"; without them, and elsewhere, the tensor stays as it is.
+    """
+    if tensor.layout == BLOCKS and jax.default_backend() == "cpu" and native.available():
+        return panels.pack(tensor)
     return tensor

@@ -1,0 +1,76 @@
+// x86-64 with AVX-512 and its VNNI extension: one instruction multiplies 64 unsigned codes with 64 signed bytes.
+// Activations of 16 bits take two passes, upper and lower bytes.
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "quant_matmul/byte_planes.h"
+#include "quant_matmul/multiply.h"
+
+namespace specjax {
+namespace {
+
+struct Avx512Vnni : BytePlanes {
+  using Ints = __m512i;
+  using Floats = __m512;
+
+  static constexpr int kRows = 8;
+  static constexpr int32_t kOffset = 0;
+
+  static Floats Load(const float* in) { return _mm512_loadu_ps(in); }
+  static void Store(float* out, Floats in) { _mm512_storeu_ps(out, in); }
+  static Floats Set(float x) { return _mm512_set1_ps(x); }
+  static Floats Multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+  static Floats Fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  static Floats ToFloat(Ints in) { return _mm512_cvtepi32_ps(in); }
+  static __m128i Load16(const uint8_t* in) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in)); }
+  static Floats Unsigned(const uint8_t* in) { return ToFloat(_mm512_cvtepu8_epi32(Load16(in))); }
+  static Floats Signed(const uint8_t* in) { return ToFloat(_mm512_cvtepi8_epi32(Load16(in))); }
+  static Floats Half(const uint8_t* in) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
+  }
+  static Bytes Lookup(const uint8_t* table, Bytes index) {
+    return reinterpret_cast<Bytes>(
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(Load16(table)), reinterpret_cast<__m512i>(index)));
+  }
+  static Ints Quad(const int8_t* four) {
+    int32_t bits;
+    std::memcpy(&bits, four, 4);
+    return _mm512_set1_epi32(bits);
+  }
+
+  template <int R, bool wide, int begin, int end>
+  static inline __attribute__((always_inline)) void Dot(const uint8_t* codes, const uint8_t* x, int64_t stride,
+                                                        Ints* sums) {
+    const auto record = [=](int r) { return reinterpret_cast<const Record<wide>*>(x + stride * r); };
+    const auto pass = [&](int plane) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int quad = begin; quad < end; ++quad) {
+        const Ints w = _mm512_loadu_si512(codes + kVector * quad);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) sums[r] = _mm512_dpbusd_epi32(sums[r], w, Quad(record(r)->codes[plane] + 4 * quad));
+      }
+    };
+    if constexpr (wide) {
+      for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_si512();
+      pass(0);
+      for (int r = 0; r < R; ++r) {
+        sums[r] = _mm512_add_epi32(_mm512_slli_epi32(sums[r], 8), _mm512_set1_epi32(record(r)->rounded.bias[begin > 0]));
+      }
+      pass(1);
+    } else {
+      for (int r = 0; r < R; ++r) sums[r] = _mm512_set1_epi32(record(r)->rounded.bias[begin > 0]);
+      pass(0);
+    }
+  }
+};
+
+}  // namespace
+
+const QuantKernels& Avx512VnniQuantKernels() {
+  static constexpr QuantKernels kKernels = KernelsOf<Avx512Vnni>();
+  return kKernels;
+}
+
+}  // namespace specjax

@@ -1,0 +1,33 @@
+// What a translation unit compiled for one instruction set offers.
+#ifndef SPECJAX_QUANT_MATMUL_KERNELS_H_
+#define SPECJAX_QUANT_MATMUL_KERNELS_H_
+
+#include <cstdint>
+
+#include "quant_matmul/panels.h"
+
+namespace specjax {
+
+inline constexpr int kSlab = 64;  // rows of activations that are worked on at a time
+
+// Rounded activations of up to kSlab rows: for each group of 32 columns, `rows` records of `record_bytes(wide)`.
+struct QuantKernels {
+  int64_t (*record_bytes)(bool wide);
+
+  // Rounds one row x [width] to 8 bits per value, or to 16 when `wide`, into record `row` of each group.
+  void (*round)(const Format& format, bool wide, const float* x, int64_t width, int64_t rows, int64_t row,
+                uint8_t* records);
+
+  // out[row, 16 * panel + lane] for `rows` rows and the panels [begin, end) of a matrix with `outputs` rows.
+  void (*multiply)(const Format& format, bool wide, const uint8_t* codes, const uint8_t* scales, int64_t width,
+                   int64_t begin, int64_t end, const uint8_t* records, int64_t rows, float* out, int64_t outputs);
+};
+
+const QuantKernels& PortableQuantKernels();
+const QuantKernels& Avx2QuantKernels();
+const QuantKernels& Avx512VnniQuantKernels();
+const QuantKernels& NeonQuantKernels();
+
+}  // namespace specjax
+
+#endif  // SPECJAX_QUANT_MATMUL_KERNELS_H_

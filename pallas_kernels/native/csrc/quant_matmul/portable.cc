@@ -1,0 +1,108 @@
+// Any processor.
+#include <cstdint>
+#include <cstring>
+
+#include "quant_matmul/multiply.h"
+
+namespace specjax {
+namespace {
+
+struct Portable {
+  struct Ints {
+    int32_t lane[kLanes];
+  };
+  struct Floats {
+    float lane[kLanes];
+  };
+  struct Record {
+    int16_t codes[kGroup];
+    Rounded rounded;
+  };
+
+  static constexpr int kRows = 4;
+  static constexpr bool kNarrow = false;
+  static constexpr int32_t kOffset = 0;
+  static constexpr int64_t RecordBytes(bool) { return sizeof(Record); }
+  static const Rounded& RoundedOf(const uint8_t* record, bool) {
+    return reinterpret_cast<const Record*>(record)->rounded;
+  }
+  static Rounded* Arrange(const int32_t* codes, bool, uint8_t* out) {
+    auto* record = reinterpret_cast<Record*>(out);
+    for (int i = 0; i < kGroup; ++i) record->codes[i] = static_cast<int16_t>(codes[i]);
+    return &record->rounded;
+  }
+
+  static Floats Load(const float* in) {
+    Floats out;
+    std::memcpy(out.lane, in, sizeof out);
+    return out;
+  }
+  static void Store(float* out, const Floats& in) { std::memcpy(out, in.lane, sizeof in); }
+  template <typename F>
+  static Floats Each(const F& value) {
+    Floats out;
+    for (int i = 0; i < kLanes; ++i) out.lane[i] = value(i);
+    return out;
+  }
+  static Floats Set(float x) {
+    return Each([=](int) { return x; });
+  }
+  static Floats Multiply(const Floats& a, const Floats& b) {
+    return Each([&](int i) { return a.lane[i] * b.lane[i]; });
+  }
+  static Floats Fma(const Floats& a, const Floats& b, const Floats& c) {
+    return Each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+  }
+  static Floats ToFloat(const Ints& in) {
+    return Each([&](int i) { return static_cast<float>(in.lane[i]); });
+  }
+  static Floats Unsigned(const uint8_t* in) {
+    return Each([=](int i) { return static_cast<float>(in[i]); });
+  }
+  static Floats Signed(const uint8_t* in) {
+    return Each([=](int i) { return static_cast<float>(static_cast<int8_t>(in[i])); });
+  }
+  // Denormal halves are made of their integers: as floats on the way they would be flushed.
+  static float HalfToFloat(uint16_t half) {
+    const uint32_t exponent = half >> 10 & 31, mantissa = half & 1023;
+    float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    if (exponent > 0) {
+      const uint32_t bits = (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
+      std::memcpy(&magnitude, &bits, 4);
+    }
+    return half >> 15 ? -magnitude : magnitude;
+  }
+  static Floats Half(const uint8_t* in) {
+    uint16_t halves[kLanes];
+    std::memcpy(halves, in, sizeof halves);
+    return Each([&](int i) { return HalfToFloat(halves[i]); });
+  }
+  static Bytes Lookup(const uint8_t* table, Bytes index) {
+    for (int i = 0; i < kVector; ++i) index[i] = table[index[i] & 15];
+    return index;
+  }
+
+  template <int R, bool wide, int begin, int end>
+  static void Dot(const uint8_t* codes, const uint8_t* x, int64_t stride, Ints* sums) {
+    for (int r = 0; r < R; ++r) {
+      const auto* record = reinterpret_cast<const Record*>(x + stride * r);
+      for (int lane = 0; lane < kLanes; ++lane) sums[r].lane[lane] = record->rounded.bias[begin > 0];
+      for (int quad = begin; quad < end; ++quad) {
+        const uint8_t* w = codes + kVector * quad;
+        const int16_t* y = record->codes + 4 * quad;
+        for (int lane = 0; lane < kLanes; ++lane, w += 4) {
+          sums[r].lane[lane] += w[0] * y[0] + w[1] * y[1] + w[2] * y[2] + w[3] * y[3];
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+const QuantKernels& PortableQuantKernels() {
+  static constexpr QuantKernels kKernels = KernelsOf<Portable>();
+  return kKernels;
+}
+
+}  // namespace specjax

@@ -1,0 +1,80 @@
+// Rounding of activations to integers, per group of 32. See decode.h for the anonymous namespace.
+#ifndef SPECJAX_QUANT_MATMUL_ROUND_H_
+#define SPECJAX_QUANT_MATMUL_ROUND_H_
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "quant_matmul/panels.h"
+
+namespace specjax {
+namespace {
+
+// What a group of 32 activations becomes. Their integers, in the order that an instruction set wants, come before it.
+struct Rounded {
+  float scale;
+  float scaled_sum;  // scale * sum of the integers
+  int32_t bias[2];   // - offset * sum of the integers: of the whole group, or of its halves
+};
+
+// The rotation that the TQ formats apply to weights, for what they are multiplied with: signs, butterflies, 1/sqrt(32).
+inline void Rotate(float* x) {
+  static constexpr char kSigns[] = "+-+-++-+--+-++-+--+-+--+-++--+--";
+  for (int i = 0; i < kGroup; ++i) x[i] = kSigns[i] == '+' ? x[i] : -x[i];
+  for (int half = 1; half < kGroup; half *= 2) {
+    for (int begin = 0; begin < kGroup; begin += 2 * half) {
+      for (int i = begin; i < begin + half; ++i) {
+        const float sum = x[i] + x[i + half], difference = x[i] - x[i + half];
+        x[i] = sum;
+        x[i + half] = difference;
+      }
+    }
+  }
+  for (int i = 0; i < kGroup; ++i) x[i] *= 0.17677669529663687f;
+}
+
+// A group that holds something that is not finite becomes NaN as a whole.
+template <typename Isa>
+inline void RoundGroup(const Format& format, bool wide, const float* in, uint8_t* record) {
+  alignas(64) float x[kGroup];
+  for (int i = 0; i < kGroup; ++i) x[i] = in[i];
+  if (format.scales == Scales::kHalves) Rotate(x);
+  float largest = 0;
+  bool finite = true;
+  for (int i = 0; i < kGroup; ++i) {
+    const float magnitude = std::fabs(x[i]);
+    finite &= magnitude <= FLT_MAX;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const float scale = largest / (wide ? 127.0f * 256 : 127.0f);
+  const float divisor = scale == 0 ? 1.0f : scale;
+  constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds half to even, as jnp.round does
+  alignas(64) int32_t codes[kGroup];
+  for (int i = 0; i < kGroup; ++i) codes[i] = finite ? static_cast<int32_t>((x[i] / divisor + kToInteger) - kToInteger) : 0;
+  int32_t sums[2] = {0, 0};
+  for (int i = 0; i < kGroup; ++i) sums[i / 16] += codes[i];
+
+  Rounded* rounded = Isa::Arrange(codes, wide, record);
+  rounded->scale = finite ? scale : std::numeric_limits<float>::quiet_NaN();
+  rounded->scaled_sum = rounded->scale * static_cast<float>(sums[0] + sums[1]);
+  const int32_t offset = format.offset - Isa::kOffset;
+  const bool halves = format.scales == Scales::kHalves || format.scales == Scales::kSuperSignedHalves;
+  rounded->bias[0] = -offset * (halves ? sums[0] : sums[0] + sums[1]);
+  rounded->bias[1] = -offset * sums[1];
+}
+
+template <typename Isa>
+void Round(const Format& format, bool wide, const float* x, int64_t width, int64_t rows, int64_t row,
+           uint8_t* records) {
+  const int64_t bytes = Isa::RecordBytes(wide);
+  for (int64_t group = 0; group < width / kGroup; ++group) {
+    RoundGroup<Isa>(format, wide, x + kGroup * group, records + (group * rows + row) * bytes);
+  }
+}
+
+}  // namespace
+}  // namespace specjax
+
+#endif  // SPECJAX_QUANT_MATMUL_ROUND_H_

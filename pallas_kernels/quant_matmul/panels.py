@@ -1,0 +1,170 @@
+"""The layout "panels16": sixteen rows side by side, as the native CPU kernels read them.
+
+`pallas_kernels/native/csrc/quant_matmul/panels.h` describes it: groups of 32 columns, codes in planes of bits, scales
+apart. Here it is made from blocks, by a native function, and read back in XLA.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels import native
+from pallas_kernels.quant_matmul.formats import (
+    FORMATS,
+    IQ4_CODEBOOK,
+    TQ3_CENTROIDS,
+    TQ4_CENTROIDS,
+    tq_rotation,
+)
+from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
+
+PANELS = "panels16"
+CODES, SCALES = "codes", "scales"
+LANES = 16
+"""Rows of a panel."""
+GROUP = 32
+"""Columns of a group."""
+_VECTOR = 64  # bytes: 16 rows of 4 columns
+
+Scales = Literal["one", "affine", "halves", "super_affine", "super_signed", "super_signed_halves"]
+_HALVES = {"affine": 2, "halves": 2, "super_affine": 2}
+_SUBS = {"super_affine": 16, "super_signed": 8, "super_signed_halves": 16}
+
+
+@dataclass(frozen=True)
+class PanelFormat:
+    """What the codes and scales of a format mean.
+
+    Attributes:
+        planes: widths of the planes of bits, low bits first.
+        scales: as in `panels.h`.
+        offset: what is subtracted from a code.
+        table: what codes stand for, where that is not the code itself.
+    """
+
+    planes: tuple[int, ...]
+    scales: Scales
+    offset: int = 0
+    table: tuple[float, ...] | None = None
+
+
+PANEL_FORMATS = {
+    "Q8_0": PanelFormat((8,), "one", 128),
+    "Q4_0": PanelFormat((4,), "one", 8),
+    "Q4_1": PanelFormat((4,), "affine"),
+    "Q5_0": PanelFormat((4, 1), "one", 16),
+    "Q5_1": PanelFormat((4, 1), "affine"),
+    "Q4_K": PanelFormat((4,), "super_affine"),
+    "Q5_K": PanelFormat((4, 1), "super_affine"),
+    "Q6_K": PanelFormat((4, 2), "super_signed_halves", 32),
+    "IQ4_NL": PanelFormat((4,), "one", table=IQ4_CODEBOOK),
+    "IQ4_XS": PanelFormat((4,), "super_signed", table=IQ4_CODEBOOK),
+    "TQ3_1S": PanelFormat((2, 1), "halves", table=TQ3_CENTROIDS),
+    "TQ4_1S": PanelFormat((4,), "halves", table=TQ4_CENTROIDS),
+}
+
+
+def panel_bytes(format: str, width: int) -> tuple[int, int]:
+    """Bytes of the codes and of the scales of a panel of `width` columns."""
+    kind, values = PANEL_FORMATS[format], FORMATS[format].values
+    per_scale = LANES * (2 * _HALVES.get(kind.scales, 1) + _SUBS.get(kind.scales, 0))
+    return width // GROUP * sum(kind.planes) * _VECTOR, width // values * per_scale
+
+
+def pack(tensor: QTensor) -> QTensor:
+    """A tensor in the layout "blocks" as panels: one copy, made by the native library.
+
+    Raises:
+        RuntimeError: there is no native library.
+    """
+    blocks = jnp.asarray(tensor.parts[BLOCKS])
+    *lead, _, _ = blocks.shape
+    packed = _packer(tensor.format, tensor.width)(blocks.reshape(-1, *blocks.shape[-2:]))
+    parts = {name: part.reshape(*lead, *part.shape[1:]) for name, part in packed.items()}
+    return replace(tensor, parts=parts, layout=PANELS)
+
+
+@cache
+def _packer(format: str, width: int) -> Callable[[Array], dict[str, Array]]:
+    sizes = panel_bytes(format, width)
+    symbol = native.target("specjax_quant_pack")
+
+    def run(blocks: Array) -> dict[str, Array]:
+        lead = (blocks.shape[0], -(-blocks.shape[1] // LANES))
+        results = [jax.ShapeDtypeStruct((*lead, size), jnp.uint8) for size in sizes]
+        codes, scales = jax.ffi.ffi_call(symbol, results)(blocks, format=format)
+        return {CODES: codes, SCALES: scales}
+
+    return jax.jit(run)
+
+
+def decode(tensor: QTensor) -> Array:
+    """All values [..., N, K], float32."""
+    codes, scales = tensor.parts[CODES], tensor.parts[SCALES]
+    quads = jnp.moveaxis(codes.reshape(*codes.shape[:-1], -1, LANES, 4), -2, -3)
+    values = _values(tensor, quads, *_lanes(tensor, scales))
+    return values.reshape(*codes.shape[:-2], -1, tensor.width)[..., : tensor.rows, :]
+
+
+def take(tensor: QTensor, rows: Array) -> Array:
+    """Some rows of one matrix [N, K], float32; row numbers out of range are clipped."""
+    panel, lane = jnp.divmod(jnp.clip(rows, 0, tensor.rows - 1), LANES)
+    codes = tensor.parts[CODES]
+    quads = codes.reshape(codes.shape[0], -1, LANES, 4)[panel, :, lane]
+    at = lane.reshape(*lane.shape, 1, 1, 1)
+    scales = (
+        jnp.take_along_axis(part, at, axis=-3)[..., 0, :, :] for part in _lanes(tensor, tensor.parts[SCALES][panel])
+    )
+    return _values(tensor, quads, *scales)
+
+
+def _lanes(tensor: QTensor, scales: Array) -> tuple[Array, Array]:
+    """Scales of panels [..., bytes], by row: the float16 ones as floats, then those of bytes, [..., 16, blocks, n]."""
+    halves = 2 * LANES * _HALVES.get(PANEL_FORMATS[tensor.format].scales, 1)
+    blocks = scales.reshape(*scales.shape[:-1], tensor.width // tensor.block_format.values, -1)
+    pairs = blocks[..., :halves].reshape(*blocks.shape[:-1], -1, LANES, 2)
+    floats = lax.bitcast_convert_type(pairs, jnp.float16).astype(jnp.float32)
+    subs = blocks[..., halves:].reshape(*blocks.shape[:-1], -1, LANES)
+    return jnp.moveaxis(floats, -1, -3), jnp.moveaxis(subs, -1, -3)
+
+
+def _values(tensor: QTensor, quads: Array, floats: Array, subs: Array) -> Array:
+    """Values of rows [..., K] from their codes [..., vectors, 4] and scales, in the arithmetic of `formats`."""
+    kind, lead = PANEL_FORMATS[tensor.format], quads.shape[:-2]
+    codes = _codes(kind, quads.reshape(*lead, -1, sum(kind.planes), 4))
+    if kind.table is None:
+        values = codes.astype(jnp.float32) - kind.offset
+    else:
+        values = jnp.take(jnp.array(kind.table, jnp.float32), codes.astype(jnp.int32), axis=0, mode="clip")
+    values = values.reshape(*floats.shape[:-1], -1, GROUP)  # [..., blocks, groups of a block, 32]
+    d = floats[..., :1]
+    if kind.scales == "one":
+        values = d[..., None] * values
+    elif kind.scales == "affine":
+        values = d[..., None] * values + floats[..., 1:, None]
+    elif kind.scales == "halves":
+        scaled = values.reshape(*floats.shape, 16) * floats[..., None]
+        values = jnp.matmul(scaled.reshape(values.shape), jnp.asarray(tq_rotation()), precision="highest")
+    elif kind.scales == "super_affine":
+        scale, minimum = subs[..., ::2].astype(jnp.float32), subs[..., 1::2].astype(jnp.float32)
+        values = (d * scale)[..., None] * values - (floats[..., 1:] * minimum)[..., None]
+    else:
+        signed = d * lax.bitcast_convert_type(subs, jnp.int8).astype(jnp.float32)
+        values = signed[..., None] * values.reshape(*subs.shape, -1)
+    return values.reshape(*lead, tensor.width)
+
+
+def _codes(kind: PanelFormat, vectors: Array) -> Array:
+    """Codes [..., groups, 32] of the vectors [..., groups, planes' bits, 4] of a row."""
+    codes, first, shift = jnp.zeros((), jnp.uint8), 0, 0
+    for width in kind.planes:
+        plane = vectors[..., first : first + width, :]
+        fields = jnp.stack([plane >> at & ((1 << width) - 1) for at in range(0, 8, width)], axis=-3)
+        codes = codes | fields.reshape(*vectors.shape[:-2], GROUP) << shift
+        first, shift = first + width, shift + width
+    return codes

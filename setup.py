@@ -1,0 +1,94 @@
+"""Builds the native CPU kernels of `pallas_kernels.native`: one shared library, called through jax.ffi.
+
+It is optional. Where it cannot be built, the package installs without it and computes with XLA;
+`pallas_kernels.native.reason()` then says why.
+"""
+
+from __future__ import annotations
+
+import platform
+import runpy
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+NATIVE = Path("pallas_kernels/native")
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",  # the same operations for a row, whatever function of the kernels it falls to
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-g0",
+    "-w",
+    "-Wno-psabi",
+]
+X86 = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512vnni": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+        *("-mfma", "-mf16c", "-mprefer-vector-width=512"),
+    ],
+}
+INSTRUCTION_SETS = {
+    "x86_64": X86,
+    "amd64": X86,
+    "aarch64": {"neon": ["-march=armv8.2-a+dotprod"]},
+    "arm64": {"neon": ["-march=armv8.2-a+dotprod"]},
+}
+"""For each machine the flags of source files that are named after an instruction set; others are for any processor."""
+
+
+def sources() -> list[str]:
+    """The files for this machine."""
+    everywhere = {name for sets in INSTRUCTION_SETS.values() for name in sets}
+    here = INSTRUCTION_SETS.get(platform.machine().lower(), {})
+    return sorted(
+        str(path) for path in (NATIVE / "csrc").rglob("*.cc") if path.stem not in everywhere or path.stem in here
+    )
+
+
+class BuildKernels(build_ext):
+    """Compiles each file for its instruction set, into a library that knows nothing of Python."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Without the tag of a Python version: the library serves all."""
+        return fullname.replace(".", "/") + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """As the base class, with flags per file."""
+        from jaxlib import __file__ as jaxlib
+
+        if sys.platform == "win32":
+            raise OSError("the native kernels are written for the compilers of Linux and macOS")
+        includes = [str(NATIVE / "csrc"), str(Path(jaxlib).parent / "include")]
+        here = INSTRUCTION_SETS.get(platform.machine().lower(), {})
+        define = [("SPECJAX_SOURCES", f'"{runpy.run_path(str(NATIVE / "sources.py"))["digest"]()}"')]
+        objects = []
+        for source in ext.sources:
+            flags = FLAGS + here.get(Path(source).stem, [])
+            objects += self.compiler.compile(
+                [source], self.build_temp, define, includes, extra_postargs=flags, depends=ext.depends
+            )
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(objects, str(target), target_lang="c++", extra_postargs=["-pthread"])
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "pallas_kernels.native.libspecjax",
+            sources(),
+            depends=sorted(map(str, (NATIVE / "csrc").rglob("*.h"))),
+            language="c++",
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels},
+)
