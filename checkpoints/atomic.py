@@ -64,6 +64,37 @@ def replaced_together(paths: list[Path]) -> Iterator[list[Path]]:
         _sync(paths[0].parent)
 
 
+@contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """A path at which the block makes a folder, which takes the name `path` when the block ends well.
+
+    What is there by that name goes at the same moment. Remains of a process that was killed while it wrote the same are
+    removed.
+
+    Raises:
+        CheckpointError: the disk is full, or a file larger than files may be there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
+    holder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent))
+    descriptor = os.open(holder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        new = holder / "new"
+        with _disk_full_said(path):
+            yield new
+            for file in new.rglob("*"):
+                _sync(file)
+        new.chmod(0o777 & ~_umask())
+        if path.exists():
+            path.rename(holder / "old")
+        new.rename(path)
+        _sync(path.parent)
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+        os.close(descriptor)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small text file, whole or not at all."""
     with replaced(path) as temporary:
@@ -85,11 +116,18 @@ def check_room(path: Path, num_bytes: int) -> None:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files for `path` that no living process has locked."""
+    """Remove temporary files and folders for `path` that no living process has locked."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
-        with suppress(OSError), temporary.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            temporary.unlink()
+        with suppress(OSError):
+            descriptor = os.open(temporary, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if temporary.is_dir():
+                    shutil.rmtree(temporary)
+                else:
+                    temporary.unlink()
+            finally:
+                os.close(descriptor)
 
 
 @contextmanager

@@ -6,14 +6,20 @@ lacks. Sources: ggml `include/ggml.h`; the public TurboQuant forks of llama.cpp 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from numpy.typing import DTypeLike
 
 from pallas_kernels.quant_matmul import FORMATS
 
+_CODES_OF_GGUF = frozenset(map(int, GGMLQuantizationType))
 _OF_FORKS = {"TQ3_1S": 45, "TQ4_1S": 46}
 
 
@@ -46,9 +52,40 @@ GGML_TYPES: Mapping[str, GGMLType] = {
 } | {
     name: GGMLType(name, code, FORMATS[name].values, FORMATS[name].num_bytes)
     for name, code in _OF_FORKS.items()
-    if code not in list(GGMLQuantizationType)
+    if code not in _CODES_OF_GGUF
 }
 """All known types by name."""
 
 TYPE_OF_CODE: Mapping[int, GGMLType] = {kind.code: kind for kind in GGML_TYPES.values()}
 """All known types by their number in files."""
+
+PLAIN_TYPES: Mapping[str, DTypeLike] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+"""Types whose values NumPy knows."""
+
+
+def decode_rows(raw: np.ndarray, kind: GGMLType) -> np.ndarray:
+    """Values [R, K] of packed rows [R, bytes of a row] uint8, float32.
+
+    Raises:
+        NotImplementedError: the type is not of floating-point numbers, or nobody has written a decoder for it.
+    """
+    if kind.code in _CODES_OF_GGUF:
+        return quants.dequantize(raw, GGMLQuantizationType(kind.code))
+    blocks = jnp.asarray(raw.reshape(len(raw), -1, kind.num_bytes))
+    return np.asarray(FORMATS[kind.name].decode(blocks)).reshape(len(raw), -1)
+
+
+@functools.cache
+def is_decodable(kind: GGMLType) -> bool:
+    """Whether `decode_rows` can decode the type."""
+    try:
+        decode_rows(np.zeros((1, kind.num_bytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True

@@ -6,36 +6,26 @@ objects per vocabulary entry and does not check lengths against the file; block 
 
 from __future__ import annotations
 
-import functools
 import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFValueType, quants
+from gguf import GGUFValueType
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import FormatError
-from checkpoints.ggml_types import GGML_TYPES, TYPE_OF_CODE, GGMLType
+from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, TYPE_OF_CODE, decode_rows, is_decodable
 from checkpoints.gguf_values import SCALARS, GGUFValue
 from checkpoints.source import FileRange, TensorInfo, aligned_empty
-from pallas_kernels.quant_matmul import FORMATS
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
-
-_FLOAT_TYPES: Mapping[str, DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_INTEGER_TYPES: Mapping[str, DTypeLike] = {"I32": np.int32, "I64": np.int64}
-_CODES_OF_GGUF = frozenset(map(int, GGMLQuantizationType))
-PLAIN_TYPES = {**_FLOAT_TYPES, **_INTEGER_TYPES}
-"""Types whose values NumPy knows."""
 
 _ELEMENTS_PER_STEP = 1 << 18
 """Block formats are decoded this many elements at a time: decoding needs several times its output in scratch space."""
@@ -124,7 +114,7 @@ class GGUFFile:
 
     def can_read(self, name: str) -> bool:
         """Whether the tensor holds floating-point numbers, of a type that can be decoded."""
-        return _decodable(GGML_TYPES[self.tensors[name].type])
+        return is_decodable(GGML_TYPES[self.tensors[name].type])
 
     def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
         """The tensor, decoded to `dtype`, in row-major order."""
@@ -135,7 +125,7 @@ class GGUFFile:
         step = max(1, _ELEMENTS_PER_STEP // max(1, width))
         for portion, raw in self._ranges[name].steps(kind.row_bytes(width), step):
             if plain is None:
-                rows[portion] = _decode(raw, kind)
+                rows[portion] = decode_rows(raw, kind)
             else:
                 np.copyto(rows[portion], raw.view(plain), casting="unsafe")
         return out
@@ -217,20 +207,3 @@ def parts_of(path: Path) -> list[Path]:
         return [path]
     count = int(match["count"])
     return [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
-
-
-def _decode(raw: np.ndarray, kind: GGMLType) -> np.ndarray:
-    """Values of rows of blocks; the types of forks, which the gguf package lacks, are decoded by their definition."""
-    if kind.code in _CODES_OF_GGUF:
-        return quants.dequantize(raw, GGMLQuantizationType(kind.code))
-    blocks = jnp.asarray(raw.reshape(len(raw), -1, kind.num_bytes))
-    return np.asarray(FORMATS[kind.name].decode(blocks)).reshape(len(raw), -1)
-
-
-@functools.cache
-def _decodable(kind: GGMLType) -> bool:
-    try:
-        _decode(np.zeros((1, kind.num_bytes), np.uint8), kind)
-    except NotImplementedError:
-        return False
-    return True

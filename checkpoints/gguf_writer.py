@@ -11,8 +11,7 @@ from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, LlamaFileType, quants
 
 from checkpoints.errors import CheckpointError
 from checkpoints.families import Config, family_of_config
-from checkpoints.ggml_types import GGML_TYPES, GGMLType
-from checkpoints.gguf_file import PLAIN_TYPES
+from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType
 from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import typed
 from checkpoints.mapping import Progress
@@ -22,12 +21,13 @@ from checkpoints.transforms import Shape
 
 WeightType = Literal["F32", "F16", "BF16", "Q8_0"]
 
-_FILE_TYPES: Mapping[str, LlamaFileType] = {
+FILE_TYPES: Mapping[str, LlamaFileType] = {
     "F32": LlamaFileType.ALL_F32,
     "F16": LlamaFileType.MOSTLY_F16,
     "BF16": LlamaFileType.MOSTLY_BF16,
     "Q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
+"""The number by which a file says of what type most of its matrices are."""
 _ALWAYS_F32 = ("_norm.weight", "ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Small tensors on which much depends; llama.cpp's converter keeps them in F32 too."""
 
@@ -59,17 +59,8 @@ def write_gguf(
     """
     if weights not in get_args(WeightType):
         raise CheckpointError(f"cannot write {weights!r} weights; known are {', '.join(get_args(WeightType))}")
-    family = family_of_config(config)
-    keys: dict[str, Any] = {
-        "general.architecture": config.architecture,
-        "general.type": "model",
-        "general.file_type": int(_FILE_TYPES[weights]),
-        "general.quantization_version": GGML_QUANT_VERSION,
-        **family.config_to_gguf(config),
-        **to_metadata(tokenizer, config.vocab_size),
-        **(metadata or {}),
-    }
-    table = family.gguf_rules(config, ())
+    keys = gguf_metadata(config, tokenizer, FILE_TYPES[weights]) | dict(metadata or {})
+    table = family_of_config(config).gguf_rules(config, ())
     tensors, integers = list(table.unload(params)), table.integer_sources
     entries = [
         TensorEntry(name, shape, GGML_TYPES["I32"] if name in integers else _stored_type(name, shape, weights))
@@ -86,7 +77,28 @@ def encode_tensor(array: np.ndarray, kind: GGMLType) -> np.ndarray:
     return quants.quantize(np.asarray(array, np.float32), GGMLQuantizationType(kind.code))
 
 
+def stays_f32(name: str, shape: Shape) -> bool:
+    """Whether llama.cpp wants a tensor in F32 whatever the others are: vectors, convolution taps, routers."""
+    return len(shape) < 2 or name.endswith(_ALWAYS_F32)
+
+
+def gguf_metadata(config: Config, tokenizer: TextTokenizer, file_type: LlamaFileType) -> dict[str, Any]:
+    """The metadata with which llama.cpp runs a model.
+
+    Raises:
+        ConfigError, TokenizerError: GGUF cannot express the model.
+    """
+    return {
+        "general.architecture": config.architecture,
+        "general.type": "model",
+        "general.file_type": int(file_type),
+        "general.quantization_version": GGML_QUANT_VERSION,
+        **family_of_config(config).config_to_gguf(config),
+        **to_metadata(tokenizer, config.vocab_size),
+    }
+
+
 def _stored_type(name: str, shape: Shape, weights: WeightType) -> GGMLType:
-    small = len(shape) < 2 or name.endswith(_ALWAYS_F32)
+    small = stays_f32(name, shape)
     ragged = not small and shape[-1] % GGML_TYPES[weights].values != 0
     return GGML_TYPES["F32" if small or ragged else weights]

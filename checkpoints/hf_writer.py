@@ -60,8 +60,8 @@ def write_hf(
         for name, shape, _ in tensors
     ]
     data = (make().astype(DTYPES[kinds[name]]) for name, _, make in tensors)
-    for old in ("config.json", INDEX, *tokenizer_hf.FILES):
-        (directory / old).unlink(missing_ok=True)
+    for stale in ("config.json", INDEX, *tokenizer_hf.FILES):
+        (directory / stale).unlink(missing_ok=True)
     files = write_shards(directory, entries, data, shard_bytes=shard_bytes, progress=progress)
     for old in directory.glob("model*.safetensors"):
         if _SHARD_NAME.fullmatch(old.name) and old.name not in files:

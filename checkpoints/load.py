@@ -1,4 +1,4 @@
-"""Opening a checkpoint: a GGUF file or a Hugging Face directory in, config, parameters and tokenizer out."""
+"""Opening a checkpoint: a GGUF file, a Hugging Face or Orbax folder in, config, parameters and tokenizer out."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from checkpoints import tokenizer_gguf, tokenizer_hf
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
 from checkpoints.families import Config, family_of_gguf, family_of_hf
 from checkpoints.gguf_file import GGUFFile
-from checkpoints.mapping import Progress, Put, RuleTable, put_on_default_device
+from checkpoints.mapping import Copy, Progress, Put, RuleTable, put_on_default_device
+from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
 from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.source import TensorInfo, TensorSource
 from checkpoints.tokenizer import TextTokenizer
 from pallas_kernels.quant_matmul import Activations
 
-Format = Literal["gguf", "safetensors"]
+Format = Literal["gguf", "safetensors", "orbax"]
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -98,9 +99,12 @@ class OpenedCheckpoint:
     def tokenizer(self, *, required: bool) -> TextTokenizer | None:
         """The tokenizer; an absent or unusable one is None, or `TokenizerError` if it is required."""
         try:
-            if self.format == "gguf":
+            origin, folder = self.format, self.path
+            if isinstance(self.source, OrbaxFolder):
+                origin, folder = self.source.origin, self.path / HF_FOLDER
+            if origin == "gguf":
                 return tokenizer_gguf.from_metadata(self.metadata, str(self.path))
-            return tokenizer_hf.from_directory(self.path)
+            return tokenizer_hf.from_directory(folder)
         except TokenizerError:
             if required:
                 raise
@@ -141,7 +145,8 @@ def load(
     """Load a model. Tensors are read and converted one at a time, onto JAX's default device.
 
     Args:
-        path: a GGUF file (any part of a split one), or a directory with config.json and safetensors.
+        path: a GGUF file (any part of a split one), a directory with config.json and safetensors, or an Orbax
+            checkpoint that `specjax convert` made.
         dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
         progress: called with bytes done and bytes in all.
@@ -212,6 +217,8 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
         MissingMTPWarning: as `load`.
     """
     path = Path(path)
+    if (path / MANIFEST).is_file():
+        return _open_orbax(OrbaxFolder(path))
     if path.is_dir():
         directory = SafetensorsDirectory(path)
         hf_family = family_of_hf(directory.document.get("model_type"), str(path))
@@ -224,3 +231,18 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
     family = family_of_gguf(file.metadata.get("general.architecture"), str(path))
     config = family.config_from_gguf(file.metadata, file.tensors, str(path))
     return OpenedCheckpoint(config, file, family.gguf_rules(config, file.tensors.keys()), path, "gguf", file.metadata)
+
+
+def _open_orbax(folder: OrbaxFolder) -> OpenedCheckpoint:
+    """The config follows from what the model was before; each parameter is a tensor by its own name."""
+    where, names = str(folder.path), folder.origin_tensors.keys()
+    if folder.origin == "gguf":
+        family = family_of_gguf(folder.metadata.get("general.architecture"), where)
+        config = family.config_from_gguf(folder.metadata, folder.origin_tensors, where)
+        origin = family.gguf_rules(config, names)
+    else:
+        family = family_of_hf(folder.metadata.get("model_type"), where)
+        config = family.config_from_hf(folder.metadata, folder.origin_tensors, where)
+        origin = family.hf_rules(config, names)
+    rules = RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)
+    return OpenedCheckpoint(config, folder, rules, folder.path, "orbax", folder.metadata)

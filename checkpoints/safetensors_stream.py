@@ -82,7 +82,8 @@ def write_shards(
         if shards[-1] and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > shard_bytes:
             shards.append([])
         shards[-1].append(entry)
-    total, weight_map, files = sum(entry.num_bytes for entry in tensors), {}, []
+    total, files = sum(entry.num_bytes for entry in tensors), []
+    weight_map: dict[str, str] = {}
     counted = _counted(tensors, iter(data), total, progress)
     for i, entries in enumerate(shards, start=1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"

@@ -24,17 +24,22 @@ class Transform:
         backward: parameter -> stored.
         insert: where the stored tensor has axes of length 1 that the parameter lacks (positions in the stored shape).
         keeps_rows: whether rows along the last axis move as wholes, so that the maps also apply to packed rows.
+        moves: whether values are only moved, so that they can stay in the type in which they are stored.
     """
 
     forward: ArrayMap = _same
     backward: ArrayMap = _same
     insert: tuple[int, ...] = ()
     keeps_rows: bool = False
+    moves: bool = True
 
     def then(self, other: Transform) -> Transform:
         """This transform on the way in, followed by `other`; the reverse on the way out. `insert` is this one's."""
         return Transform(
-            lambda x: other.forward(self.forward(x)), lambda x: self.backward(other.backward(x)), self.insert
+            lambda x: other.forward(self.forward(x)),
+            lambda x: self.backward(other.backward(x)),
+            self.insert,
+            moves=self.moves and other.moves,
         )
 
     def stored_shape(self, shape: Shape) -> Shape:
@@ -47,10 +52,10 @@ class Transform:
 
 IDENTITY = Transform(keeps_rows=True)
 
-PLUS_ONE = Transform(lambda w: w + w.dtype.type(1), lambda w: w - w.dtype.type(1))
+PLUS_ONE = Transform(lambda w: w + w.dtype.type(1), lambda w: w - w.dtype.type(1), moves=False)
 """Norm weights that the file stores as w - 1."""
 
-NEGATIVE_EXP = Transform(lambda x: -np.exp(x), lambda a: np.log(-a))
+NEGATIVE_EXP = Transform(lambda x: -np.exp(x), lambda a: np.log(-a), moves=False)
 """`A_log` of a file, `a` = -exp(A_log) of the model."""
 
 

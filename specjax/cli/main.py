@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specjax import __version__
-from specjax.cli import evaluate, generate, inspect, logits, train
+from specjax.cli import chat, convert, evaluate, generate, inspect, logits, train
 from specjax.cli.runtime import DEBUG_VARIABLE, UsageError, message_of, one_line_warnings, say, use_compilation_cache
 
 DESCRIPTION = """\
@@ -22,7 +22,9 @@ examples:
   specjax generate                                        the bundled model continues a Python function
   specjax generate --prompt "def main(" --draft 3 --compare
   specjax generate --model Qwen3.5-4B-Q8_0.gguf --prompt "Once upon a time" --temperature 0.8 --seed 1
+  specjax chat --model gemma-4-E4B-it-Q8_0.gguf           talk with a model, line by line
   specjax inspect model.gguf                              what is in a file, and whether it has a drafter
+  specjax convert model.gguf model.orbax                  between GGUF, safetensors and Orbax, and back
   specjax eval --prompts questions.jsonl --out answers.jsonl --batch 8
   specjax logits --tokens 1,2,3 --out logits.npy
 
@@ -61,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in (generate, inspect, logits, evaluate, train):
+    for command in (generate, chat, inspect, convert, logits, evaluate, train):
         command.add_parser(commands)
     return parser
 

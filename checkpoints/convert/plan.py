@@ -1,0 +1,139 @@
+"""What will be written: every tensor of the destination, where it comes from, and how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from checkpoints.convert.source_model import FLOATS, SourceModel, Stored, moves_values
+from checkpoints.errors import CheckpointError
+from checkpoints.ggml_types import GGML_TYPES
+from checkpoints.mapping import Rule, RuleTable
+from checkpoints.safetensors_file import DTYPES
+from checkpoints.source import TensorInfo
+
+Shape = tuple[int, ...]
+TypeChoice = Callable[[str, Shape, str], str]
+"""(name in the destination, shape, type of the parameters) -> type in the destination."""
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the destination.
+
+    Attributes:
+        info: its name, shape, type and size there.
+        sources: the tensors of the source that it is made of; none if it follows from the config.
+        make: makes its values, or its packed rows.
+        exact: whether no value is changed.
+    """
+
+    info: TensorInfo
+    sources: tuple[TensorInfo, ...]
+    make: Callable[[], np.ndarray] = field(repr=False, compare=False)
+    exact: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in the destination."""
+        return self.info.name
+
+
+def tensor_bytes(kind: str, shape: Shape) -> int:
+    """Bytes of a tensor of any type of GGUF or safetensors files."""
+    if kind in DTYPES:
+        return int(np.prod(shape, dtype=np.int64)) * np.dtype(DTYPES[kind]).itemsize
+    return GGML_TYPES[kind].tensor_bytes(shape)
+
+
+def from_rules(model: SourceModel, table: RuleTable, choose: TypeChoice) -> Iterator[PlannedTensor]:
+    """The tensors that a rule table makes of the model's parameters, in its order."""
+    for rule in table.rules:
+        shapes = rule.source_shapes([table.shapes[path] for path in rule.paths])
+        incoming = _incoming(model, rule)
+        sources = tuple(model.sources_of(rule.paths))
+        for index, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
+            kind = choose(name, shape, incoming)
+            info = TensorInfo(name, shape, kind, tensor_bytes(kind, shape))
+            exact = moves_values(rule) and {source.type for source in sources} == {kind}
+            yield PlannedTensor(info, sources, _Made(model, rule, index, info), exact)
+
+
+def as_it_is(model: SourceModel, name: str) -> PlannedTensor:
+    """A tensor of the origin, byte by byte."""
+    info = model.kept.tensors[name]
+    return PlannedTensor(info, (info,), lambda: model.kept.read_blocks(name), exact=True)
+
+
+def parameter(model: SourceModel, path: str, kind: str) -> PlannedTensor:
+    """A parameter by its own name, in a type."""
+    info = TensorInfo(path, model.opened.rules.shapes[path], kind, tensor_bytes(kind, model.opened.rules.shapes[path]))
+    sources = tuple(model.sources_of([path]))
+    exact = model.type_of(path) == kind and {source.type for source in sources} == {kind}
+    return PlannedTensor(info, sources, lambda: cast(model.parameter(path), kind, path), exact)
+
+
+def cast(stored: Stored, kind: str, name: str) -> np.ndarray:
+    """An array in another type; packed rows stay as they are if the type is theirs.
+
+    Raises:
+        CheckpointError: a value is too large for the type.
+    """
+    if stored.packed and stored.type == kind:
+        return stored.array
+    values, dtype = stored.decoded(), np.dtype(DTYPES[kind])
+    if values.dtype == dtype:
+        return values
+    with np.errstate(over="ignore"):
+        out = values.astype(dtype)
+    if kind in FLOATS and not np.isfinite(out).all() and np.isfinite(values).all():
+        raise CheckpointError(f"{name}: values do not fit {kind}; choose another --dtype, such as bfloat16")
+    return out
+
+
+@dataclass(frozen=True)
+class _Made:
+    """One tensor of a rule, computed when it is asked for."""
+
+    model: SourceModel
+    rule: Rule
+    index: int
+    info: TensorInfo
+
+    def __call__(self) -> np.ndarray:
+        parameters = [self.model.parameter(path) for path in self.rule.paths]
+        packed = self.info.type not in DTYPES
+        if packed:
+            arrays = [parameter.array for parameter in parameters]
+        else:
+            decoded = [parameter.decoded() for parameter in parameters]
+            same = len({array.dtype for array in decoded}) == 1 and moves_values(self.rule)
+            arrays = decoded if same else [array.astype(np.float32) for array in decoded]
+        for i, array in enumerate(self.rule.backward(arrays)):
+            if i == self.index:
+                kind = self.info.type if packed else ""
+                shaped = array.reshape((*self.info.shape[:-1], -1) if packed else self.info.shape)
+                return cast(Stored(kind or _type_of(array), shaped), self.info.type, self.info.name)
+        raise IndexError(self.index)
+
+
+def _type_of(array: np.ndarray) -> str:
+    return next(name for name, dtype in DTYPES.items() if np.dtype(dtype) == array.dtype)
+
+
+def _incoming(model: SourceModel, rule: Rule) -> str:
+    """The type in which the rule's tensors come without a further change; "packed" types only if rows stay whole."""
+    kinds = {model.type_of(path) for path in rule.paths}
+    if kinds == {"I32"}:
+        return "I32"
+    if len(kinds) == 1 and moves_values(rule):
+        (kind,) = kinds
+        if kind in FLOATS or rule.keeps_rows:
+            return kind
+    return "F32" if kinds <= set(FLOATS) else DECODED
+
+
+DECODED = "decoded"
+"""Stands for the type of values that were packed and cannot stay so."""

@@ -1,0 +1,250 @@
+"""The model that is converted: its parameters one at a time, in the types in which they are stored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from checkpoints.convert.dropped_head import without_mtp_in_document, without_mtp_in_values
+from checkpoints.errors import CheckpointError, MissingMTPWarning
+from checkpoints.families import family_of_config
+from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
+from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf_values import GGUFValue
+from checkpoints.load import OpenedCheckpoint, open_checkpoint
+from checkpoints.mapping import Copy, Rule, RuleTable, Split, Stack
+from checkpoints.orbax_folder import HF_FOLDER, OrbaxFolder, Origin
+from checkpoints.safetensors_file import DTYPES
+from checkpoints.source import TensorInfo, TensorSource
+from checkpoints.tokenizer import TextTokenizer
+
+FLOATS = ("F32", "F16", "BF16")
+_ROWS_PER_STEP = 256
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in a stored type.
+
+    Attributes:
+        type: such as "BF16" or "Q4_K".
+        array: values of a plain type, packed rows [..., N, bytes of a row] uint8 of a block type.
+    """
+
+    type: str
+    array: np.ndarray
+
+    @property
+    def packed(self) -> bool:
+        """Whether the array holds packed rows."""
+        return self.type not in DTYPES
+
+    def decoded(self) -> np.ndarray:
+        """The values; those of a block type as float32."""
+        if not self.packed:
+            return self.array
+        kind = GGML_TYPES[self.type]
+        rows = self.array.reshape(-1, self.array.shape[-1])
+        out = np.empty((len(rows), rows.shape[-1] // kind.num_bytes * kind.values), np.float32)
+        for start in range(0, len(rows), _ROWS_PER_STEP):
+            out[start : start + _ROWS_PER_STEP] = decode_rows(rows[start : start + _ROWS_PER_STEP], kind)
+        return out.reshape(*self.array.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some tensors of a source: see `TensorSource`."""
+
+    source: TensorSource
+    tensors: Mapping[str, TensorInfo]
+
+    def can_read(self, name: str) -> bool:
+        """See `TensorSource`."""
+        return self.source.can_read(name)
+
+    def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
+        """See `TensorSource`."""
+        return self.source.read(name, dtype)
+
+    def read_blocks(self, name: str) -> np.ndarray:
+        """See `TensorSource`."""
+        return self.source.read_blocks(name)
+
+
+class SourceModel:
+    """An opened checkpoint of any format.
+
+    Attributes:
+        opened: the checkpoint.
+        origin: the format of which it keeps the metadata and the tensor names; for an Orbax folder what it was before.
+        origin_tensors: the tensors by the names of that format.
+        kept: those of them that can be read as they are: all, or in an Orbax folder those that no parameter holds.
+        values: the metadata of a GGUF with their types; None if the origin is another.
+        document: config.json; None if the origin is another.
+        folder: where the tokenizer's files lie if the origin is a Hugging Face folder.
+    """
+
+    def __init__(self, opened: OpenedCheckpoint) -> None:
+        self.opened = opened
+        source = opened.source
+        self.origin: Origin
+        if isinstance(source, OrbaxFolder):
+            self.origin, self.kept = source.origin, source.kept
+            self.origin_tensors: Mapping[str, TensorInfo] = source.origin_tensors
+            self.folder: Path | None = source.path / HF_FOLDER
+        else:
+            self.origin = "gguf" if isinstance(source, GGUFFile) else "safetensors"
+            self.kept, self.origin_tensors, self.folder = source, source.tensors, opened.path
+        self.values: dict[str, GGUFValue] | None = None
+        self.document: dict[str, Any] | None = None
+        if self.origin == "gguf":
+            assert isinstance(self.kept, GGUFFile)
+            self.values, self.folder = self.kept.values, None
+        else:
+            self.document = dict(opened.metadata)
+        self._whole = opened
+        self._use(opened)
+
+    def tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer, None if it is absent or not usable."""
+        return self._whole.tokenizer(required=False)
+
+    def _use(self, opened: OpenedCheckpoint) -> None:
+        self.opened = opened
+        self._rule_of = {path: rule for rule in opened.rules.rules for path in rule.paths}
+        self._cached: tuple[Rule | None, dict[str, Stored]] = (None, {})
+
+    @property
+    def origin_rules(self) -> RuleTable:
+        """How the tensors of the origin make up the parameters."""
+        family, config = family_of_config(self.opened.config), self.opened.config
+        rules = family.gguf_rules if self.origin == "gguf" else family.hf_rules
+        return rules(config, self.origin_tensors.keys())
+
+    def type_of(self, path: str) -> str:
+        """The type in which `parameter` gives a parameter."""
+        return self._type(self._rule_of[path])
+
+    def sources_of(self, paths: Collection[str]) -> list[TensorInfo]:
+        """The tensors of the file that parameters are made of."""
+        names = dict.fromkeys(name for path in paths for name in self._rule_of[path].sources)
+        return [self.opened.source.tensors[name] for name in names]
+
+    def parameter(self, path: str) -> Stored:
+        """A parameter: as it is stored if its values are only moved on the way from the file, else in F32."""
+        rule = self._rule_of[path]
+        if self._cached[0] is not rule:
+            self._cached = (None, {})  # not two rules' parameters at once
+            self._cached = (rule, self._read(rule))
+        return self._cached[1][path]
+
+    def drop_mtp(self) -> None:
+        """Leave the head out, and let the metadata say so.
+
+        Raises:
+            CheckpointError: there is nothing but the head.
+        """
+        rules = self.origin_rules.rules
+        head = {name for rule in rules if _of_head(rule) for name in rule.sources}
+        if not any(path.startswith("target.") for rule in rules for path in rule.paths):
+            raise CheckpointError(f"{self.opened.path}: --drop-mtp: an assistant is nothing but a head")
+        self.origin_tensors = {name: info for name, info in self.origin_tensors.items() if name not in head}
+        self.kept = Subset(self.kept, {n: info for n, info in self.kept.tensors.items() if n not in head})
+        family, where = family_of_config(self.opened.config), str(self.opened.path)
+        if self.values is not None:
+            self.values = without_mtp_in_values(self.values)
+            metadata: Mapping[str, Any] = {key: value.value for key, value in self.values.items()}
+            config = family.config_from_gguf(metadata, self.origin_tensors, where)
+        else:
+            assert self.document is not None
+            self.document = metadata = without_mtp_in_document(self.document)
+            config = family.config_from_hf(metadata, self.origin_tensors, where)
+        old = self.opened.source
+        if self.opened.format == "orbax":
+            tensors = {name: info for name, info in old.tensors.items() if not name.startswith("mtp.")}
+        else:
+            tensors = dict(self.origin_tensors)
+        opened = replace(self.opened, config=config, metadata=metadata, source=Subset(old, tensors))
+        rules_of_origin = self._rules_for(opened)
+        self._use(replace(opened, rules=rules_of_origin))
+
+    def _rules_for(self, opened: OpenedCheckpoint) -> RuleTable:
+        self.opened = opened
+        rules = self.origin_rules
+        if opened.format != "orbax":
+            return rules
+        return RuleTable(tuple(Copy(path, path) for path in rules.shapes), {}, rules.shapes, rules.integers)
+
+    def _type(self, rule: Rule) -> str:
+        types = {self.opened.source.tensors[name].type for name in rule.sources}
+        if self.opened.rules.integers.intersection(rule.paths):
+            return "I32"
+        if len(types) == 1 and moves_values(rule):
+            (kind,) = types
+            if kind in FLOATS or (kind not in DTYPES and rule.keeps_rows):
+                return kind
+        return "F32"
+
+    def _read(self, rule: Rule) -> dict[str, Stored]:
+        source, rules, kind = self.opened.source, self.opened.rules, self._type(rule)
+        packed = kind not in DTYPES
+
+        def tensors() -> Any:
+            shapes = rule.source_shapes([rules.shapes[path] for path in rule.paths])
+            for name, shape in zip(rule.sources, shapes, strict=True):
+                if packed:
+                    yield source.read_blocks(name).reshape(*shape[:-1], -1)
+                else:
+                    yield source.read(name, PLAIN_TYPES[kind]).reshape(shape)
+
+        read = {}
+        for path, array in zip(rule.paths, rule.forward(tensors()), strict=True):
+            shape = rules.shapes[path]
+            read[path] = Stored(kind, array.reshape((*shape[:-1], -1) if packed else shape))
+        return read
+
+
+def open_model(path: Path, *, drop_mtp: bool) -> SourceModel:
+    """Open a checkpoint for conversion, and check that it is whole.
+
+    Raises:
+        CheckpointError: it is not; or it declares a head that it does not have, and that is not to be dropped.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opened = open_checkpoint(path)
+    head_is_missing = None
+    for warning in caught:
+        if issubclass(warning.category, MissingMTPWarning):
+            head_is_missing = str(warning.message)
+        else:
+            warnings.warn(warning.message, stacklevel=2)
+    if head_is_missing and not drop_mtp:
+        raise CheckpointError(
+            f"{head_is_missing} It is not converted: get the complete model, or give --drop-mtp to convert the trunk"
+            " alone"
+        )
+    opened.rules.check(opened.source, str(path))
+    model = SourceModel(opened)
+    if drop_mtp:
+        if not head_is_missing and not opened.config.mtp_layers:
+            raise CheckpointError(f"{path}: --drop-mtp: there is no MTP head to drop")
+        model.drop_mtp()
+    return model
+
+
+def moves_values(rule: Rule) -> bool:
+    """Whether a rule only moves values between a file and the parameters, so that they can stay as they are stored."""
+    if isinstance(rule, Copy):
+        return rule.transform.moves
+    return isinstance(rule, (Split, Stack))
+
+
+def _of_head(rule: Rule) -> bool:
+    return bool(rule.paths) and all(path.startswith("mtp.") for path in rule.paths)
