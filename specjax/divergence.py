@@ -13,9 +13,22 @@ from specjax.decoding.random import Purpose, gumbel_at
 from specjax.decoding.sampling import SamplerConfig, warp
 from specjax.generation import GenerateOptions
 from specjax.model import Model
+from specjax.state import KVTypes
 
 TOLERANCE = 1e-3
 """A margin below this share of the largest logit is a near-tie in float32, whose products a GPU may round to TF32."""
+
+KV_TOLERANCE = {
+    "f32": 0,
+    "f16": 2**-10,
+    "bf16": 2**-7,
+    "q8_0": 2**-7,
+    "q4_0": 2**-4,
+    "turbo2": 2**-3,
+    "turbo3": 2**-4,
+    "turbo4": 2**-5,
+}
+"""The same for the types of KV caches."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ class Divergence:
         )
 
 
-def tolerance_of(*dtypes: str) -> float:
+def tolerance_of(dtype: str, kv_types: KVTypes) -> float:
     """The relative margin up to which two tokens tie: `TOLERANCE`, or the spacing of the coarsest dtype at 1.
 
     Logits are float32 at every dtype: nothing rounds them. They inherit the rounding of the hidden state, which is
@@ -62,7 +75,8 @@ def tolerance_of(*dtypes: str) -> float:
     8 tokens instead of one by one, the margin of the best two moved by at most 0.6 of bfloat16's spacing (99 % of rows:
     0.3), and by 6e-7 in float32.
     """
-    return max(TOLERANCE, *(float(jnp.finfo(dtype).eps) for dtype in dtypes))
+    spacing = float(jnp.finfo(dtype).eps)
+    return max(TOLERANCE, spacing, KV_TOLERANCE[kv_types.k], KV_TOLERANCE[kv_types.v])
 
 
 def find_divergence(
@@ -87,13 +101,13 @@ def find_divergence(
     filtered = False
     if min(tokens) >= 0:
         prefix = [*prompt, *here[:position]]
-        logits = model.next_logits(prefix, kv_dtype=options.kv_dtype)
+        logits = model.next_logits(prefix, kv_types=options.kv_types)
         if options.sampler.greedy:
             margin = float(abs(logits[tokens[0]] - logits[tokens[1]]))
         else:
             margin, filtered = _sampled_margin(logits, tokens, options, sequence, len(prefix))
         relative = margin / float(np.abs(logits).max())
-    tolerance = tolerance_of(_matrix_dtype(model), options.kv_dtype)
+    tolerance = tolerance_of(_matrix_dtype(model), options.kv_types)
     return Divergence(position, tokens, margin, relative, tolerance, filtered)
 
 

@@ -10,11 +10,10 @@ from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
 from specjax.decoding.stats import DecodeStats
-from specjax.state import RollbackStrategy
+from specjax.state import KV_TYPES, KVTypes, RollbackStrategy
 
 FinishReason = Literal["eos", "length", "context"]
 DEFAULT_DRAFTS = 3
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,8 @@ class GenerateOptions:
             decoding needs neither.
         rollback: "replay", "snapshot", or "auto" for the faster one.
         ignore_eos: go on after a token that ends the text.
-        kv_dtype: dtype of KV caches: "float32", "bfloat16" or "float16".
+        kv_type_k, kv_type_v: how keys and values are kept, by the drafter too: "f32", "f16", "bf16", "q8_0", "q4_0",
+            "turbo2", "turbo3" or "turbo4".
         margins: also report by how much the largest logit led the second one where each token was chosen. In greedy
             decoding that is the token's own lead: a small one is a near-tie.
         rounds_per_chunk: rounds that run on the device before the host sees their tokens.
@@ -50,7 +50,8 @@ class GenerateOptions:
     accept: Literal["rejection", "coupled"] = "rejection"
     rollback: RollbackStrategy | Literal["auto"] = "auto"
     ignore_eos: bool = False
-    kv_dtype: str = "float32"
+    kv_type_k: str = "f32"
+    kv_type_v: str = "f32"
     margins: bool = False
     rounds_per_chunk: int = 8
 
@@ -65,8 +66,10 @@ class GenerateOptions:
             raise ValueError(f"rollback is {self.rollback!r}; known are 'auto', 'replay' and 'snapshot'")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it must be from 0 to 2**32 - 1")
-        if self.kv_dtype not in DTYPES:
-            raise ValueError(f"kv_dtype is {self.kv_dtype!r}; known are {', '.join(map(repr, DTYPES))}")
+        for name in ("kv_type_k", "kv_type_v"):
+            if getattr(self, name) not in KV_TYPES:
+                known = ", ".join(map(repr, KV_TYPES))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; known are {known}")
         draft = self.draft_config(has_drafter=True)
         if draft.n_max > MAX_DRAFTS:
             raise ValueError(
@@ -84,6 +87,11 @@ class GenerateOptions:
     def rule(self) -> Rule:
         """The acceptance rule that this comes to: tokens of greedy decoding are coupled, without any noise."""
         return "coupled" if self.sampler.greedy else self.accept
+
+    @property
+    def kv_types(self) -> KVTypes:
+        """The types of the KV caches."""
+        return KVTypes(self.kv_type_k, self.kv_type_v)
 
     @property
     def rollback_strategy(self) -> RollbackStrategy:

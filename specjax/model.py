@@ -23,6 +23,7 @@ from specjax.errors import PromptError, SpecjaxError
 from specjax.generation import GenerateOptions, Generation
 from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
 from specjax.session import Session, open_session
+from specjax.state import KVTypes
 
 Prompt = str | Sequence[int]
 NO_DRAFTS = DraftConfig(n_max=0)
@@ -113,7 +114,7 @@ class Model:
             draft=draft,
             eos_ids=eos,
             rollback=options.rollback_strategy,
-            kv_dtype=options.kv_dtype,
+            kv_types=options.kv_types,
             margins=options.margins,
         )
 
@@ -194,13 +195,13 @@ class Model:
         logits = _all_logits(self.target, self.params, jnp.asarray(padded), jnp.asarray([len(ids)], jnp.int32))
         return np.asarray(logits[0, : len(ids)], np.float32)
 
-    def next_logits(self, tokens: Sequence[int] | str, *, kv_dtype: str = "float32") -> np.ndarray:
+    def next_logits(self, tokens: Sequence[int] | str, *, kv_types: KVTypes = KVTypes()) -> np.ndarray:
         """The target's logits for the token after a prompt, [V] float32; the prompt is fed as `generate` feeds it.
 
         Raises:
             PromptError: as `generate`.
         """
-        batch = self.batch([tokens], GenerateOptions(max_tokens=1, draft=0, kv_dtype=kv_dtype))
+        batch = self.batch([tokens], GenerateOptions(max_tokens=1, draft=0, kv_type_k=kv_types.k, kv_type_v=kv_types.v))
         state = batch.decoder.init_state(1, batch.capacity)
         _, logits = prefill(batch.decoder, self.params, state, batch.prompts)
         return np.asarray(logits[0], np.float32)

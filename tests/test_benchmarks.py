@@ -32,7 +32,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 def model() -> Any:
     weight = {"target": {"embed": {"weight": np.zeros(1, np.float32)}}}
     tokenizer = SimpleNamespace(eos_ids={END})
-    return SimpleNamespace(next_logits=lambda prefix, kv_dtype: LOGITS, params=weight, tokenizer=tokenizer)
+    return SimpleNamespace(next_logits=lambda prefix, kv_types: LOGITS, params=weight, tokenizer=tokenizer)
 
 
 def generated(*tokens: int) -> Any:

@@ -26,7 +26,7 @@ RATIO = float(np.exp((LOGITS[LAST] - LOGITS[0]) / T))
 
 def find(options: GenerateOptions, here: int, there: int, sequence: int = 0) -> Divergence:
     weight = {"target": {"embed": {"weight": np.zeros(1, np.float32)}}}
-    model: Any = SimpleNamespace(next_logits=lambda prefix, kv_dtype: LOGITS, params=weight)
+    model: Any = SimpleNamespace(next_logits=lambda prefix, kv_types: LOGITS, params=weight)
     found = find_divergence(model, PROMPT, options, [here], [there], sequence=sequence)
     assert found is not None
     return found

@@ -37,6 +37,11 @@ class KVStore:
         one = jax.eval_shape(format_named(format).encode, jax.ShapeDtypeStruct((width,), jnp.float32))
         return cls({name: jnp.zeros((*lead, *part.shape), part.dtype) for name, part in one.items()}, format, width)
 
+    @classmethod
+    def of(cls, x: Float[Array, "... N"], format: str) -> KVStore:
+        """The vectors of an array. ValueError for an unknown format."""
+        return cls(format_named(format).encode(x), format, x.shape[-1])
+
     @property
     def kind(self) -> KVFormat:
         """What the parts mean."""

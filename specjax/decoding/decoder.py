@@ -12,7 +12,7 @@ from specjax.decoding.acceptance import RULES, Rule
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
 from specjax.models.protocol import Drafter, FeatureRequest, Target
-from specjax.state import RollbackStrategy, SequenceState
+from specjax.state import KVTypes, RollbackStrategy, SequenceState
 
 LONGEST_CHUNK = 256
 """The most tokens that prefill feeds at once."""
@@ -33,7 +33,7 @@ class Decoder:
         draft: how many tokens are drafted.
         eos_ids: tokens that end a sequence; the token itself is still emitted.
         rollback: strategy for recurrent state.
-        kv_dtype: dtype of KV caches.
+        kv_types: types of all KV caches, the drafter's included.
         margins: also record by how much the largest logit led the second one where each emitted token was chosen.
 
     Raises:
@@ -48,7 +48,7 @@ class Decoder:
     draft: DraftConfig = DraftConfig()
     eos_ids: tuple[int, ...] = ()
     rollback: RollbackStrategy = "replay"
-    kv_dtype: str = "float32"
+    kv_types: KVTypes = KVTypes()
     margins: bool = False
 
     def __post_init__(self) -> None:
@@ -91,13 +91,14 @@ class Decoder:
 
         `chunk` is the most tokens that `extend` will feed at once.
         """
-        dtype = jnp.dtype(self.kv_dtype)
         layers = self.target.init_layers(
-            batch, capacity, rows=self.rows, chunk=chunk, rollback=self.rollback, dtype=dtype
+            batch, capacity, rows=self.rows, chunk=chunk, rollback=self.rollback, kv_types=self.kv_types
         )
         drafter = None
         if self.active_drafter:
-            drafter = self.active_drafter.init_state(batch, capacity, rows=self.rows, chunk=chunk, dtype=dtype)
+            drafter = self.active_drafter.init_state(
+                batch, capacity, rows=self.rows, chunk=chunk, kv_types=self.kv_types
+            )
         return SequenceState(layers, drafter, jnp.zeros((batch,), jnp.int32))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
@@ -20,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.chain import draft_chain
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal, Target
-from specjax.state import SequenceState, SequenceWindow, Shift, commit, with_later_caches
+from specjax.state import KVTypes, SequenceState, SequenceWindow, Shift, commit, with_later_caches
 
 
 @struct.dataclass
@@ -99,10 +98,10 @@ class DraftModel:
         reason = self.model.cannot_shift
         return None if reason is None else f"it drafts with a small model of which the same is true: {reason}"
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> DraftModelState:
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> DraftModelState:
         """Nothing is fed and nothing waits."""
         layers = self.model.init_layers(
-            batch, capacity, rows=rows + 1, chunk=chunk + rows, rollback="replay", dtype=dtype
+            batch, capacity, rows=rows + 1, chunk=chunk + rows, rollback="replay", kv_types=kv_types
         )
         sequences = SequenceState(layers, None, jnp.zeros((batch,), jnp.int32))
         return DraftModelState(sequences, jnp.zeros((batch, rows), jnp.int32), jnp.zeros((batch,), jnp.int32))

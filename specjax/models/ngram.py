@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import SequenceState, Shift
+from specjax.state import KVTypes, SequenceState, Shift
 
 
 @struct.dataclass
@@ -90,9 +89,9 @@ class NGram:
         """Nothing is in the way: it has tokens only."""
         return None
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> NGramState:
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
         """No text."""
-        del rows, chunk, dtype
+        del rows, chunk, kv_types
         return NGramState(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((batch,), jnp.int32))
 
     def extend(

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from jaxtyping import Array, Float, Int
 
-from specjax.state import RollbackStrategy, SequenceState, SequenceWindow, Shift
+from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow, Shift
 from specjax.state.hybrid import Window
 
 Params = dict[str, Any]
@@ -102,7 +102,7 @@ class Target(Protocol):
         ...
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any
+        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, kv_types: KVTypes
     ) -> tuple[Any, ...]:
         """The state of all layers before the first token.
 
@@ -215,7 +215,7 @@ class Drafter(Protocol):
         """As `Target.cannot_shift`, of its own state."""
         ...
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> Any:
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Any:
         """Its state before the first token; the arguments are those of `Target.init_layers`."""
         ...
 

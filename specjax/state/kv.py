@@ -9,6 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels import verify_attention
+from pallas_kernels.kv_formats import KVStore
+from specjax.state.kv_types import KVTypes
 from specjax.state.shift import Shift
 
 Rotate = Callable[[Float[Array, "B S G N"], Int[Array, "B S"]], Float[Array, "B S G N"]]
@@ -27,27 +30,37 @@ class KVCache:
     ahead of every later row by less than the ring's spare room.
 
     Attributes:
-        k, v: [B, S, G, N].
+        k, v: [B, S, G, N] in their formats; `keys` and `values` are what they stand for.
         window: how many positions a row sees, itself included; None sees all, and the cache is no ring.
     """
 
-    k: Float[Array, "B S G N"]
-    v: Float[Array, "B S G N"]
+    k: KVStore
+    v: KVStore
     window: int | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
-    def zeros(cls, batch: int, capacity: int, kv_heads: int, width: int, dtype: jnp.dtype) -> KVCache:
+    def zeros(cls, batch: int, capacity: int, kv_heads: int, width: int, types: KVTypes) -> KVCache:
         """An empty cache with a slot for each of `capacity` positions."""
         shape = (batch, capacity, kv_heads, width)
-        return cls(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+        return cls(k=KVStore.zeros(shape, types.k), v=KVStore.zeros(shape, types.v))
 
     @classmethod
     def ring(
-        cls, batch: int, capacity: int, kv_heads: int, width: int, dtype: jnp.dtype, *, window: int, longest_call: int
+        cls, batch: int, capacity: int, kv_heads: int, width: int, types: KVTypes, *, window: int, longest_call: int
     ) -> KVCache:
         """An empty ring for calls of at most `longest_call` tokens; no larger than `capacity`, where it never wraps."""
-        shape = (batch, min(capacity, window + longest_call), kv_heads, width)
-        return cls(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype), window=window)
+        cache = cls.zeros(batch, min(capacity, window + longest_call), kv_heads, width, types)
+        return replace(cache, window=window)
+
+    @property
+    def keys(self) -> Float[Array, "B S G N"]:
+        """All keys, decoded to float32."""
+        return self.k.values()
+
+    @property
+    def values(self) -> Float[Array, "B S G N"]:
+        """All values, decoded to float32."""
+        return self.v.values()
 
     @property
     def capacity(self) -> int:
@@ -61,7 +74,11 @@ class KVCache:
         positions: Int[Array, "B T"],
         valid: Bool[Array, "B T"],
     ) -> KVCache:
-        """Write the valid rows at their positions. Rows that are not valid, or past the capacity, are dropped."""
+        """Encode the valid rows and write them at their positions.
+
+        Rows that are not valid, or past the capacity, are dropped. Formats encode each vector by itself, so that what a
+        row becomes does not depend on the others.
+        """
         if valid.size == 1:
             # XLA's CPU backend updates the cache in place for several rows, and for a single one copies it instead,
             # several times over. The second row is dropped.
@@ -69,18 +86,20 @@ class KVCache:
             valid = valid & jnp.array([[True, False]])
         slots = jnp.where(valid, positions if self.window is None else positions % self.capacity, self.capacity)
         rows = jnp.arange(k.shape[0])[:, None]
-        return replace(
-            self,
-            k=self.k.at[rows, slots].set(k.astype(self.k.dtype), mode="drop"),
-            v=self.v.at[rows, slots].set(v.astype(self.v.dtype), mode="drop"),
-        )
+        return replace(self, k=self.k.set((rows, slots), k), v=self.v.set((rows, slots), v))
 
     def visible(self, positions: Int[Array, "B T"]) -> Bool[Array, "B T S"]:
         """Which slots the rows at `positions` read: those up to the row itself, as far back as the window reaches."""
-        slots, rows = jnp.arange(self.capacity), positions[:, :, None]
-        if self.window is None:
-            return slots <= rows
-        return (rows - slots) % self.capacity < jnp.minimum(self.window, rows + 1)
+        return verify_attention.visible_slots(positions, jnp.arange(self.capacity), self.capacity, self.window)
+
+    def attend(
+        self, q: Float[Array, "B T H N"], positions: Int[Array, "B T"], *, scale: float
+    ) -> Float[Array, "B T H N"]:
+        """Attention of T query rows over the slots that rows at these positions see.
+
+        The output of a row that sees nothing is finite and means nothing.
+        """
+        return verify_attention.attend(q, self.k, self.v, positions, scale=scale, window=self.window)
 
     def commit(self, n: Int[Array, "B"]) -> KVCache:
         """Nothing moves: the length, which lives with the sequence, decides what is read."""
@@ -90,7 +109,9 @@ class KVCache:
     def shifted(self, shift: Shift, rotate: Rotate) -> KVCache:
         """The cache without the tokens that `shift` drops, each slot that moves rotated to its new position.
 
-        Keys are rotated in float32 and rounded once; every shift of a 16-bit cache rounds what moves once more.
+        Values move as they are kept, and keys that stay where they are stay as they are: nothing of them is rounded.
+        Keys that move are decoded, rotated in float32 and encoded anew. In f32 that is exact but for the rotation
+        itself; in every other format each shift rounds what moves once more.
 
         A ring that has gone round holds no tokens at the start to keep. The caller sees to it that no later row looks
         back beyond the moved ones: they must be as many as the window and what may be fed again.
@@ -104,7 +125,12 @@ class KVCache:
         before = shift.sources(positions)
         slot = jnp.minimum(before, self.capacity - 1) if self.window is None else before % self.capacity
 
-        def moved(entries: Float[Array, "B S G N"]) -> Float[Array, "B S G N"]:
-            return jnp.take_along_axis(entries, slot[:, :, None, None], axis=1)
+        def moved(part: Array) -> Array:
+            return jnp.take_along_axis(part, slot.reshape(*slot.shape, *(1,) * (part.ndim - 2)), axis=1)
 
-        return replace(self, k=rotate(moved(self.k), positions - before), v=moved(self.v))
+        def where_moved(new: Array, old: Array) -> Array:
+            return jnp.where((positions != before).reshape(*slot.shape, *(1,) * (new.ndim - 2)), new, old)
+
+        keys = self.k.map(moved)
+        rotated = keys.set(slice(None), rotate(keys.values(), positions - before))
+        return replace(self, k=rotated.map(where_moved, keys), v=self.v.map(moved))

@@ -13,7 +13,7 @@ from specjax.models.protocol import FeatureRequest
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.mtp import Qwen35MTP
 from specjax.models.qwen3_5.target import Qwen35Target
-from specjax.state import KVCache, SequenceState
+from specjax.state import KVCache, KVTypes, SequenceState
 
 
 class Predictions(NamedTuple):
@@ -55,7 +55,7 @@ def predict(
     logits = []
     for _ in range(mtp_steps):
         before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-        cache = KVCache.zeros(tokens.shape[0], length, config.num_kv_heads, config.head_width, jnp.float32)
+        cache = KVCache.zeros(tokens.shape[0], length, config.num_kv_heads, config.head_width, KVTypes())
         hidden, _ = block.run(shared, tokens, before, positions, valid, cache)
         logits.append(block.logits(shared, hidden))
     return Predictions(output.logits, tuple(logits))

@@ -70,7 +70,7 @@ def test_bad_options_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; known are 'float32', 'bfloat16', 'float16'"),
+        ({"kv_type_k": "int8"}, "kv_type_k is 'int8'; known are 'f32', 'f16', 'bf16', 'q8_0'"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"draft": -1}, "n_max is -1"),

@@ -17,6 +17,7 @@ from specjax.cli.generate_report import _comparison_rows
 from specjax.divergence import Divergence, find_divergence, tolerance_of
 from specjax.errors import SpecjaxError
 from specjax.generation import GenerateOptions
+from specjax.state import KVTypes
 from specjax.tracing import summarize_trace
 
 PROMPT = "def f("
@@ -114,8 +115,8 @@ def test_a_divergence_has_the_margin_of_the_two_tokens(model: specjax.Model) -> 
 
 
 def test_narrow_types_have_wider_ties() -> None:
-    assert tolerance_of("float32", "float32") == 1e-3
-    assert tolerance_of("float32", "bfloat16") == 2**-7
+    assert tolerance_of("float32", KVTypes()) == 1e-3
+    assert tolerance_of("float32", KVTypes("f32", "bf16")) == 2**-7
 
 
 def test_a_stream_goes_on_where_the_last_iteration_stopped(model: specjax.Model) -> None:

@@ -41,19 +41,19 @@ def make_model(params: Params) -> Model:
 
 
 @cache
-def plain(dtype: str, kv_dtype: str) -> list[Generation]:
-    return make_model(weights(dtype)).generate_batch(PROMPTS, PLAIN, kv_dtype=kv_dtype)
+def plain(dtype: str, kv_type: str) -> list[Generation]:
+    return make_model(weights(dtype)).generate_batch(PROMPTS, PLAIN, kv_type_k=kv_type, kv_type_v=kv_type)
 
 
 @pytest.mark.parametrize("rollback", ["replay", "snapshot"])
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(("dtype", "kv_type"), [("bfloat16", "f32"), ("float32", "bf16")])
 def test_greedy_speculation_equals_plain_greedy_but_for_near_ties(
-    dtype: str, kv_dtype: str, rollback: RollbackStrategy
+    dtype: str, kv_type: str, rollback: RollbackStrategy
 ) -> None:
-    want = plain(dtype, kv_dtype)
+    want = plain(dtype, kv_type)
     correct = np.random.default_rng(0).integers(0, DRAFTS + 1, (BATCH, CAPACITY))
     model = make_model(script(weights(dtype), PROMPTS, [result.tokens for result in want], correct))
-    options = GenerateOptions(max_tokens=32, draft=DRAFTS, kv_dtype=kv_dtype, rollback=rollback)
+    options = GenerateOptions(max_tokens=32, draft=DRAFTS, kv_type_k=kv_type, kv_type_v=kv_type, rollback=rollback)
     got = model.generate_batch(PROMPTS, options)
     divergences = [
         find_divergence(model, prompt, options, result.tokens, reference.tokens)

@@ -23,7 +23,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig, warp
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal, Rows, TargetOutput
-from specjax.state import RollbackStrategy, SequenceState, SequenceWindow
+from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow
 
 VOCAB = 3
 BATCH = 20000
@@ -62,7 +62,7 @@ class TableTarget:
     context_length: int = 64
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any
+        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, kv_types: KVTypes
     ) -> tuple[Any, ...]:
         return (Context(jnp.zeros((batch,), jnp.int32)),)
 
@@ -102,7 +102,7 @@ class TableDrafter:
     request: FeatureRequest = FeatureRequest()
     max_drafts: int | None = None
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any) -> Context:
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Context:
         return Context(jnp.zeros((batch,), jnp.int32))
 
     def extend(

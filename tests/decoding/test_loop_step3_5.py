@@ -75,7 +75,7 @@ def committed(cache: KVCache, length: np.ndarray) -> list[jax.Array]:
     if cache.window is not None:
         seen &= positions >= length[:, None] - cache.window + 1
     rows, where = np.nonzero(seen)
-    return [array[rows, where % cache.capacity] for array in (cache.k, cache.v)]
+    return [array[rows, where % cache.capacity] for array in (cache.keys, cache.values)]
 
 
 def assert_same_layers(got: tuple[KVCache, ...], want: tuple[KVCache, ...], length: np.ndarray) -> None:

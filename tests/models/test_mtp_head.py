@@ -15,7 +15,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
-from specjax.state import KVCache, RollbackStrategy, SequenceState
+from specjax.state import KVCache, KVTypes, RollbackStrategy, SequenceState
 
 LENGTHS = (1, 2, 64, 65, 129, 200)  # fed in pieces of 64
 BATCH = len(LENGTHS)
@@ -40,7 +40,7 @@ def by_definition(params: Params, tokens: jax.Array, lengths: jax.Array) -> tupl
     assert hidden is not None
     before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
     positions = jnp.broadcast_to(jnp.arange(longest), tokens.shape)
-    empty = KVCache.zeros(batch, CAPACITY, DENSE.num_kv_heads, DENSE.head_width, jnp.dtype("float32"))
+    empty = KVCache.zeros(batch, CAPACITY, DENSE.num_kv_heads, DENSE.head_width, KVTypes())
     _, cache = HEAD.run(params, tokens, before, positions, positions < lengths[:, None], empty)
     return cache, hidden
 
@@ -66,9 +66,9 @@ def test_a_prompt_fed_in_pieces_leaves_what_the_definition_says() -> None:
     state, _ = feed(decoder(1), make_params(DENSE), PROMPTS)
     cache, hidden = reference()
     below = np.arange(CAPACITY) < np.array(LENGTHS)[:, None]
-    assert relative_rms(state.drafter.kv.k[below], cache.k[below]) < 1e-5
-    assert relative_rms(state.drafter.kv.v[below], cache.v[below]) < 1e-5
-    assert not np.asarray(state.drafter.kv.k[~below]).any(), "nothing is written past a prompt"
+    assert relative_rms(state.drafter.kv.keys[below], cache.keys[below]) < 1e-5
+    assert relative_rms(state.drafter.kv.values[below], cache.values[below]) < 1e-5
+    assert not np.asarray(state.drafter.kv.keys[~below]).any(), "nothing is written past a prompt"
     np.testing.assert_array_equal(state.drafter.count, 1)
     last = hidden[np.arange(BATCH), np.array(LENGTHS) - 1]
     assert relative_rms(state.drafter.hidden[:, -1], last) < 1e-5, "the last token's hidden row waits"
@@ -96,8 +96,8 @@ def test_after_any_rounds_the_head_has_been_fed_as_by_a_fresh_prefill(drafts: in
     assert relative_rms(after.drafter.hidden[:, -1], fresh.drafter.hidden[:, -1]) < 1e-5
     got, want = (propose(params, result.state.pending, state, 1) for state in (after, fresh))
     fed = np.arange(CAPACITY) <= np.asarray(after.length)[:, None]
-    assert relative_rms(got.state.kv.k[fed], want.state.kv.k[fed]) < 1e-5
-    assert relative_rms(got.state.kv.v[fed], want.state.kv.v[fed]) < 1e-5
+    assert relative_rms(got.state.kv.keys[fed], want.state.kv.keys[fed]) < 1e-5
+    assert relative_rms(got.state.kv.values[fed], want.state.kv.values[fed]) < 1e-5
     assert got.logq is not None
     assert want.logq is not None
     assert relative_rms(got.logq, want.logq) < 1e-5

@@ -13,7 +13,7 @@ import pytest
 import checkpoints
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
-from specjax.state import KVCache, SequenceState, commit
+from specjax.state import KVCache, KVTypes, SequenceState, commit
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "qwen3_5"
 MODELS = ("dense", "moe", "tied")
@@ -127,7 +127,7 @@ def test_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
     def run(params: Params, tokens: jax.Array, trunk_hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         shifted = jnp.pad(trunk_hidden, ((1, 0), (0, 0)))[None, :-1]
         positions = jnp.arange(len(tokens))[None]
-        cache = KVCache.zeros(1, CAPACITY, config.num_kv_heads, config.head_width, jnp.float32)
+        cache = KVCache.zeros(1, CAPACITY, config.num_kv_heads, config.head_width, KVTypes())
         hidden, _ = drafter.run(params, tokens[None], shifted, positions, positions >= 0, cache)
         return hidden[0], drafter.logits(params, hidden[0])
 

@@ -90,12 +90,12 @@ def parts(state: SequenceState, row: int) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for index, layer in enumerate(state.layers):
         if isinstance(layer, KVCache):
-            said |= {f"{index} keys": layer.k[row, :length], f"{index} values": layer.v[row, :length]}
+            said |= {f"{index} keys": layer.keys[row, :length], f"{index} values": layer.values[row, :length]}
         else:
             said |= {f"{index} matrix": layer.matrix_state()[row], f"{index} conv": layer.conv_window()[row]}
     count = int(state.drafter.count[row])
     fed = length - count + 1  # positions that the head has been fed for good
-    said |= {"head keys": state.drafter.kv.k[row, :fed], "head values": state.drafter.kv.v[row, :fed]}
+    said |= {"head keys": state.drafter.kv.keys[row, :fed], "head values": state.drafter.kv.values[row, :fed]}
     return said
 
 
@@ -117,8 +117,8 @@ def test_the_head_catches_up_with_the_targets_hidden_states(rollback: RollbackSt
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.hidden_norm, want.hidden_norm, rtol=1e-5)
     upto = np.arange(CAPACITY) <= np.asarray(committed(rollback).length)[:, None]
-    assert relative_rms(got.state.kv.k[upto], want.state.kv.k[upto]) < 1e-5
-    assert relative_rms(got.state.kv.v[upto], want.state.kv.v[upto]) < 1e-5
+    assert relative_rms(got.state.kv.keys[upto], want.state.kv.keys[upto]) < 1e-5
+    assert relative_rms(got.state.kv.values[upto], want.state.kv.values[upto]) < 1e-5
 
 
 def continuation(rollback: RollbackStrategy, state: SequenceState) -> tuple[np.ndarray, np.ndarray]:

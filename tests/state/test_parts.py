@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.state import KVCache
+from specjax.state import KV_TYPES, KVCache, KVTypes
 from specjax.state.recurrent import DeltaInputs, SnapshotState, zeros
 
 SIZES = {"value_heads": 2, "key_width": 4, "value_width": 4, "conv_channels": 12, "conv_width": 4}
 
 
 def test_cache_writes_valid_rows_at_their_positions_and_drops_the_others() -> None:
-    cache = KVCache.zeros(2, 4, 1, 1, jnp.dtype("float32"))
+    cache = KVCache.zeros(2, 4, 1, 1, KVTypes())
     rows = jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
     positions = jnp.array([[0, 1, 2], [2, 3, 4]])  # the last one is past the capacity
     valid = jnp.array([[True, True, False], [True, True, True]])
     cache = cache.append(rows, -rows, positions, valid)
-    np.testing.assert_array_equal(cache.k[:, :, 0, 0], [[1, 2, 0, 0], [0, 0, 4, 5]])
-    np.testing.assert_array_equal(cache.v, -cache.k)
+    np.testing.assert_array_equal(cache.keys[:, :, 0, 0], [[1, 2, 0, 0], [0, 0, 4, 5]])
+    np.testing.assert_array_equal(cache.values, -cache.keys)
 
 
-def test_cache_keeps_its_dtype() -> None:
-    cache = KVCache.zeros(1, 4, 1, 2, jnp.dtype("bfloat16"))
+@pytest.mark.parametrize("name", KV_TYPES)
+def test_cache_keeps_its_types(name: str) -> None:
+    cache = KVCache.zeros(1, 4, 1, 2, KVTypes(name, "f16"))
     row = jnp.ones((1, 1, 1, 2), jnp.float32)
-    assert cache.append(row, row, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)).k.dtype == jnp.bfloat16
+    after = cache.append(row, row, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), cache)
 
 
 def test_recurrent_state_is_float32_and_starts_from_zeros() -> None:

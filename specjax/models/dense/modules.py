@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.attention import attend
 from specjax.layers.linear import Embedding, Linear, matmul_transposed
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
@@ -44,7 +43,7 @@ class Attention(nn.Module):
             q, k = RMSNorm(c.norm_eps, name="q_norm")(q), RMSNorm(c.norm_eps, name="k_norm")(k)
         q, k = (apply_rope(rotated, positions, frequencies) for rotated in (q, k))
         cache = cache.append(k, heads("v_proj", c.num_kv_heads), positions, valid)
-        out = attend(q, cache, cache.visible(positions), scale=c.head_width**-0.5)
+        out = cache.attend(q, positions, scale=c.head_width**-0.5)
         return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
 
 

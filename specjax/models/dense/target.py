@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import jax.numpy as jnp
 
 from specjax.models.dense.config import DenseConfig
 from specjax.models.dense.modules import Trunk
 from specjax.models.trunk import TrunkTarget
-from specjax.state import KVCache, RollbackStrategy
+from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
 @dataclass(frozen=True)
@@ -30,9 +27,18 @@ class DenseTarget(TrunkTarget):
         return None
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
+        self,
+        batch: int,
+        capacity: int,
+        *,
+        rows: int,
+        chunk: int,
+        rollback: RollbackStrategy,
+        kv_types: KVTypes = KVTypes(),
     ) -> tuple[KVCache, ...]:
-        """Caches of `capacity` slots in `dtype`."""
+        """Caches of `capacity` slots in `kv_types`."""
         del rows, chunk, rollback
         c = self.config
-        return tuple(KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, dtype) for _ in range(c.num_layers))
+        return tuple(
+            KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, kv_types) for _ in range(c.num_layers)
+        )

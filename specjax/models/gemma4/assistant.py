@@ -32,7 +32,7 @@ from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4Assistant
 from specjax.models.gemma4.config import Gemma4Config
 from specjax.models.gemma4.modules import Layer, Trunk
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import KVCache, SequenceState, Shift
+from specjax.state import KVCache, KVTypes, SequenceState, Shift
 
 
 class AssistantBlock(nn.Module):
@@ -159,10 +159,10 @@ class Gemma4Assistant:
         return None
 
     def init_state(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any = jnp.float32
+        self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
     ) -> AssistantState:
         """A zero row per sequence."""
-        del capacity, rows, chunk, dtype
+        del capacity, rows, chunk, kv_types
         return AssistantState(jnp.zeros((batch, self.target_config.width), jnp.float32))
 
     def extend(

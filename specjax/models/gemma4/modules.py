@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.attention import attend
 from specjax.layers.linear import Embedding, Linear, matmul_transposed, weight_of
 from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm, rms_normalize
@@ -65,7 +64,7 @@ class Attention(nn.Module):
             k, v = (y.reshape(batch, rows, kind.num_kv_heads, kind.head_width) for y in (k, v))
             k = apply_rope(RMSNorm(c.norm_eps, name="k_norm")(k), positions, frequencies)
             cache = cache.append(k, rms_normalize(v, c.norm_eps).astype(x.dtype), positions, valid)
-        out = attend(q, cache, cache.visible(seen_from), scale=1.0)
+        out = cache.attend(q, seen_from, scale=1.0)
         return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
 
 

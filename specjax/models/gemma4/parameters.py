@@ -14,7 +14,7 @@ from specjax.models.gemma4.assistant_config import Gemma4AssistantConfig
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig
 from specjax.models.gemma4.modules import Layer, Trunk
 from specjax.models.protocol import Params
-from specjax.state import KVCache
+from specjax.state import KVCache, KVTypes
 
 
 def init_params(config: Gemma4Config, key: Array) -> Params:
@@ -58,7 +58,7 @@ def init_layer(config: LayerConfig, width: int, key: Array) -> Params:
     """Random parameters of one layer of a residual stream of `width`."""
     row, index = jnp.zeros((1, 1, width), jnp.float32), jnp.zeros((1, 1), jnp.int32)
     per_layer = jnp.zeros((1, 1, config.per_layer_width), jnp.float32) if config.per_layer_width else None
-    cache = KVCache.zeros(1, 1, config.attention.num_kv_heads, config.attention.head_width, jnp.dtype("float32"))
+    cache = KVCache.zeros(1, 1, config.attention.num_kv_heads, config.attention.head_width, KVTypes())
     return Layer(config).init(key, row, per_layer, index, index, index == 0, cache)["params"]
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import jax.numpy as jnp
 
 from specjax.models.gemma4.config import Gemma4Config
 from specjax.models.gemma4.modules import Trunk
 from specjax.models.trunk import TrunkTarget
-from specjax.state import KVCache, RollbackStrategy
+from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
 @dataclass(frozen=True)
@@ -30,16 +27,23 @@ class Gemma4Target(TrunkTarget):
         return None
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
+        self,
+        batch: int,
+        capacity: int,
+        *,
+        rows: int,
+        chunk: int,
+        rollback: RollbackStrategy,
+        kv_types: KVTypes = KVTypes(),
     ) -> tuple[KVCache, ...]:
-        """Rings for sliding layers and `capacity` slots for full ones, in `dtype`."""
+        """Rings for sliding layers and `capacity` slots for full ones, in `kv_types`."""
         del rollback
 
         def init(index: int) -> KVCache:
             kind = self.config.attention(self.config.layer_types[index])
             shape = (batch, capacity, kind.num_kv_heads, kind.head_width)
             if kind.window is None:
-                return KVCache.zeros(*shape, dtype)
-            return KVCache.ring(*shape, dtype, window=kind.window, longest_call=max(rows, chunk))
+                return KVCache.zeros(*shape, kv_types)
+            return KVCache.ring(*shape, kv_types, window=kind.window, longest_call=max(rows, chunk))
 
         return tuple(init(index) for index in range(self.config.num_caches))

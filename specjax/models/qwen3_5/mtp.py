@@ -21,7 +21,7 @@ from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Feature
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
 from specjax.models.trunk import shift_caches
-from specjax.state import KVCache, SequenceState, Shift
+from specjax.state import KVCache, KVTypes, SequenceState, Shift
 
 _Part = tuple[nn.Module, Any]
 """A module and its parameters."""
@@ -48,11 +48,13 @@ class Qwen35MTP:
         """Nothing is in the way: it has a cache only. The family's targets cannot."""
         return None
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any = jnp.float32) -> MTPState:
+    def init_state(
+        self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
+    ) -> MTPState:
         """An empty cache, with the zero row before the first token waiting."""
         del chunk
         c = self.config
-        kv = KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, dtype)
+        kv = KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, kv_types)
         return MTPState.start(kv, batch, rows, c.width)
 
     def run(

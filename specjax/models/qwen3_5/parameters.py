@@ -13,7 +13,7 @@ from specjax.models.protocol import Params
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
 from specjax.models.qwen3_5.target import Qwen35Target
-from specjax.state import KVCache
+from specjax.state import KVCache, KVTypes
 
 
 def init_params(config: Qwen35Config, key: Array) -> Params:
@@ -21,7 +21,7 @@ def init_params(config: Qwen35Config, key: Array) -> Params:
     trunk_key, mtp_key = jax.random.split(key)
     one = jnp.ones((1,), jnp.int32)
     tokens = jnp.zeros((1, 1), jnp.int32)
-    layers = Qwen35Target(config).init_layers(1, 1, rows=1, chunk=1, rollback="replay", dtype=jnp.float32)
+    layers = Qwen35Target(config).init_layers(1, 1, rows=1, chunk=1, rollback="replay")
 
     def whole_trunk(trunk: Trunk) -> Array:
         hidden, _, _ = trunk(tokens, one - 1, one, layers, rollback=False)
@@ -29,7 +29,7 @@ def init_params(config: Qwen35Config, key: Array) -> Params:
 
     params = {"target": Trunk(config).init(trunk_key, method=whole_trunk)["params"]}
     if config.mtp_layers:
-        cache = KVCache.zeros(1, 1, config.num_kv_heads, config.head_width, jnp.float32)
+        cache = KVCache.zeros(1, 1, config.num_kv_heads, config.head_width, KVTypes())
         row = jnp.zeros((1, 1, config.width), jnp.float32)
 
         def whole_block(block: MTPBlock) -> Array:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
 from specjax.models.qwen3_5.config import FULL_ATTENTION, Qwen35Config
 from specjax.models.qwen3_5.modules import Trunk
 from specjax.models.trunk import TrunkTarget
-from specjax.state import KVCache, RollbackStrategy, recurrent
+from specjax.state import KVCache, KVTypes, RollbackStrategy, recurrent
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,14 @@ class Qwen35Target(TrunkTarget):
         return "its recurrent layers (gated delta nets) hold all tokens in one sum, from which none can be taken out"
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
+        self,
+        batch: int,
+        capacity: int,
+        *,
+        rows: int,
+        chunk: int,
+        rollback: RollbackStrategy,
+        kv_types: KVTypes = KVTypes(),
     ) -> tuple[Any, ...]:
         """KV caches of `capacity` slots in `dtype`, recurrent states in float32."""
         del chunk
@@ -38,7 +43,7 @@ class Qwen35Target(TrunkTarget):
 
         def init(kind: str) -> Any:
             if kind == FULL_ATTENTION:
-                return KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, dtype)
+                return KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, kv_types)
             return recurrent.zeros(
                 rollback,
                 batch=batch,

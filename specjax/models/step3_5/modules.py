@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.attention import attend
 from specjax.layers.linear import Embedding, Linear, weight_of
 from specjax.layers.mlp import SwiGLU, swiglu
 from specjax.layers.moe import apply_experts
@@ -51,7 +50,7 @@ class Attention(nn.Module):
         k = RMSNorm(c.norm_eps, name="k_norm")(heads("k_proj", kind.num_kv_heads))
         q, k = (apply_rope(rotated, positions, frequencies) for rotated in (q, k))
         cache = cache.append(k, heads("v_proj", kind.num_kv_heads), positions, valid)
-        out = attend(q, cache, cache.visible(positions), scale=c.head_width**-0.5)
+        out = cache.attend(q, positions, scale=c.head_width**-0.5)
         gate = jax.nn.sigmoid(Linear(kind.num_heads, name="gate_proj")(x))
         return Linear(width, name="o_proj")((out * gate[..., None]).reshape(batch, rows, -1)), cache
 

@@ -39,7 +39,7 @@ from specjax.models.step3_5.config import Step35Config
 from specjax.models.step3_5.modules import MTPHead, Trunk
 from specjax.models.step3_5.target import init_cache
 from specjax.models.trunk import shift_caches
-from specjax.state import KVCache, SequenceState, Shift
+from specjax.state import KVCache, KVTypes, SequenceState, Shift
 
 _Part = tuple[nn.Module, Any]
 """A module and its parameters."""
@@ -66,12 +66,14 @@ class Step35MTP:
         """Nothing is in the way: the heads have caches only."""
         return None
 
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, dtype: Any = jnp.float32) -> MTPState:
+    def init_state(
+        self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
+    ) -> MTPState:
         """Empty caches of the first `rows` - 1 heads, with the zero row before the first token waiting."""
         drafts = rows - 1
         longest_call = max(rows - 1 + chunk, rows + drafts - 1)
         kv = tuple(
-            init_cache(self.config, head.layer, batch, capacity, longest_call=longest_call, dtype=dtype)
+            init_cache(self.config, head.layer, batch, capacity, longest_call=longest_call, kv_types=kv_types)
             for head in self.config.heads[:drafts]
         )
         return MTPState.start(kv, batch, rows, self.config.width)

@@ -13,6 +13,7 @@ from specjax.models.protocol import Params
 from specjax.models.step3_5.config import Step35Config
 from specjax.models.step3_5.modules import Frequencies, MTPHead, Trunk
 from specjax.models.step3_5.target import Step35Target, init_cache
+from specjax.state import KVTypes
 
 
 def init_params(config: Step35Config, key: Array) -> Params:
@@ -20,7 +21,7 @@ def init_params(config: Step35Config, key: Array) -> Params:
     trunk_key, *head_keys = jax.random.split(key, 1 + config.mtp_layers)
     one = jnp.ones((1,), jnp.int32)
     tokens = jnp.zeros((1, 1), jnp.int32)
-    layers = Step35Target(config).init_layers(1, 1, rows=1, chunk=1, rollback="replay", dtype=jnp.float32)
+    layers = Step35Target(config).init_layers(1, 1, rows=1, chunk=1, rollback="replay")
 
     def whole_trunk(trunk: Trunk) -> tuple[Array, Frequencies]:
         hidden, _, _ = trunk(tokens, one - 1, one, layers)
@@ -31,7 +32,7 @@ def init_params(config: Step35Config, key: Array) -> Params:
     row = jnp.zeros((1, 1, config.width), jnp.float32)
 
     def whole_head(head: MTPHead) -> Array:
-        cache = init_cache(config, head.head.layer, 1, 1, longest_call=1, dtype=jnp.float32)
+        cache = init_cache(config, head.head.layer, 1, 1, longest_call=1, kv_types=KVTypes())
         embedded = head.embed_tokens(tokens) if head.head.own_embedding else row
         hidden, _ = head(embedded, row, tokens, tokens == 0, cache, frequencies)
         hidden = head.final_norm(hidden) if head.head.own_norm else hidden

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import jax.numpy as jnp
 
 from specjax.models.step3_5.config import SLIDING_ATTENTION, LayerConfig, Step35Config
 from specjax.models.step3_5.modules import Trunk
 from specjax.models.trunk import TrunkTarget
-from specjax.state import KVCache, RollbackStrategy
+from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
 def init_cache(
-    config: Step35Config, layer: LayerConfig, batch: int, capacity: int, *, longest_call: int, dtype: Any
+    config: Step35Config, layer: LayerConfig, batch: int, capacity: int, *, longest_call: int, kv_types: KVTypes
 ) -> KVCache:
     """The empty cache of a layer: a ring if it is a sliding one."""
-    shape = (batch, capacity, config.attention(layer).num_kv_heads, config.head_width, dtype)
+    shape = (batch, capacity, config.attention(layer).num_kv_heads, config.head_width, kv_types)
     if layer.attention == SLIDING_ATTENTION:
         return KVCache.ring(*shape, window=config.window, longest_call=longest_call)
     return KVCache.zeros(*shape)
@@ -40,11 +37,18 @@ class Step35Target(TrunkTarget):
         return None
 
     def init_layers(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, dtype: Any = jnp.float32
+        self,
+        batch: int,
+        capacity: int,
+        *,
+        rows: int,
+        chunk: int,
+        rollback: RollbackStrategy,
+        kv_types: KVTypes = KVTypes(),
     ) -> tuple[KVCache, ...]:
         """A cache of `capacity` slots for each full layer, a ring for each sliding one."""
         del rollback
         return tuple(
-            init_cache(self.config, layer, batch, capacity, longest_call=max(rows, chunk), dtype=dtype)
+            init_cache(self.config, layer, batch, capacity, longest_call=max(rows, chunk), kv_types=kv_types)
             for layer in self.config.layers
         )

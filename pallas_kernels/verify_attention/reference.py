@@ -1,0 +1,25 @@
+"""The law of attention over a cache: one sequence, row and head at a time, over values that are decoded first."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.verify_attention.visibility import as_mask
+
+
+def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, window: int | None) -> Array:
+    """[B, T, H, N] float32; zeros for a row that sees nothing."""
+    keys, values = k.values(), v.values()
+    seen = as_mask(positions, k.shape[1], window)
+    (batch, rows, heads, _), per_kv_head = q.shape, q.shape[2] // k.shape[2]
+    out = jnp.zeros(q.shape, jnp.float32)
+    for b in range(batch):
+        for t in range(rows):
+            for h in range(heads):
+                g = h // per_kv_head
+                scores = jnp.dot(keys[b, :, g], q[b, t, h].astype(jnp.float32), precision="highest") * scale
+                weights = jax.nn.softmax(jnp.where(seen[b, t], scores, -jnp.inf))
+                row = jnp.dot(weights, values[b, :, g], precision="highest")
+                out = out.at[b, t, h].set(jnp.where(seen[b, t].any(), row, 0))
+    return out
