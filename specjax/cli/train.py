@@ -1,4 +1,4 @@
-"""`specjax train`: train the bundled model's recipe."""
+"""`specjax train`: train the bundled model's recipe, or a small model of another family."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from specjax.cli.options import check_output
 from specjax.cli.runtime import UsageError
 
 DESCRIPTION = """\
-Train a small Qwen3.5-style model with its multi-token-prediction block, on the source files of this Python's own
-standard library. This is how the bundled model was made.
+Train a small model and what drafts for it, on the source files of this Python's own standard library. The Qwen3.5-style
+one with its multi-token-prediction block is how the bundled model was made; a tenth of its size are the Gemma-4-style
+target with an assistant, and the Step-3.5-style model with three chained heads.
 
 Nothing is downloaded. The vocabulary is trained first, then the model; both see the training files only. Some modules
 (textwrap, calendar, heapq, queue, ...) are held out for evaluation.
@@ -20,7 +21,7 @@ Nothing is downloaded. The vocabulary is trained first, then the model; both see
 
 EPILOG = """\
 The folder DIR receives:
-  run.json       recipe, model size, Python version, hash and size of the text, names of the held-out files
+  run.json       family, recipe, model size, Python version, hash and size of the text, names of the held-out files
   tokenizer.json the vocabulary
   metrics.jsonl  one line per step and per held-out evaluation
   checkpoints/   the newest two checkpoints
@@ -33,11 +34,13 @@ that was never stopped. Equal recipes on equal text and hardware give equal mode
 examples:
   specjax train --out runs/demo --minutes 90 --export demo.gguf
   specjax train --out runs/demo --export demo.gguf --type q8_0     (continue, or export what is finished)
+  specjax train --family gemma4 --out runs/gemma4 --export gemma4.gguf   (and gemma4-assistant.gguf)
   specjax train --head-of runs/demo --out runs/demo-head --export demo.gguf
   specjax generate --model demo.gguf --prompt "def main(" --draft 3 --compare
 """
 
-DEFAULT_STEPS = 1400
+FAMILIES = ("qwen3_5", "gemma4", "step3_5")
+DEFAULT_FAMILY = "qwen3_5"
 DEFAULT_HEAD_STEPS = 300
 
 
@@ -45,19 +48,24 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "train",
-        help="train the bundled model's recipe on the Python standard library",
+        help="train the bundled model's recipe, or another family's, on the Python standard library",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
+    parser.add_argument(
+        "--family",
+        choices=FAMILIES,
+        help=f"family of the model (default: {DEFAULT_FAMILY}, or that of the run that DIR or --head-of names)",
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--steps",
         type=int,
         metavar="N",
-        help=f"optimizer steps (default: {DEFAULT_STEPS}, as for the bundled model); may be changed on resuming "
-        "as long as the learning rate has not begun to decay, which it does over the last 40 %% of the steps",
+        help="optimizer steps (default: those of the family's recipe, 1400 for the bundled model); may be changed on "
+        "resuming as long as the learning rate has not begun to decay, which it does over the last 40 %% of the steps",
     )
     length.add_argument(
         "--minutes",
@@ -65,23 +73,32 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="M",
         help="time a few steps first, and choose the number that fits into M minutes (new runs only)",
     )
-    parser.add_argument("--batch", type=int, metavar="B", help="sequences per step (default: 4)")
-    parser.add_argument("--length", type=int, metavar="T", help="tokens per sequence (default: 512)")
+    parser.add_argument(
+        "--batch", type=int, metavar="B", help="sequences per step (default: the recipe's, 4 for the bundled model)"
+    )
+    parser.add_argument(
+        "--length", type=int, metavar="T", help="tokens per sequence (default: the recipe's, 512 for the bundled model)"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="of initial parameters and text order (default: 0)")
     parser.add_argument(
         "--mtp-weight",
         type=float,
         metavar="W",
-        help="weight of the MTP block's loss beside the trunk's (default: 0.2); 0 leaves the block untrained",
+        help="weight of the drafter's loss beside the trunk's (default: 0.2); 0 leaves the drafter untrained",
     )
     parser.add_argument(
         "--head-of",
         type=Path,
         metavar="DIR",
-        help="keep the trunk of the run in DIR as it is, and teach its MTP block what the trunk says (a new run in "
+        help="keep the trunk of the run in DIR as it is, and teach its drafter what the trunk says (a new run in "
         "--out); learning rate 1e-3 unless the run exists",
     )
-    parser.add_argument("--export", type=Path, metavar="FILE.gguf", help="write the model when training ends")
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FILE.gguf",
+        help="write the model when training ends; an assistant goes into FILE-assistant.gguf beside it",
+    )
     parser.add_argument(
         "--type",
         choices=["q8_0", "f16", "bf16", "f32"],
@@ -102,7 +119,6 @@ def run(args: argparse.Namespace) -> int:
     from specjax.training.corpus import standard_library
     from specjax.training.export import export_gguf
     from specjax.training.progress import Progress
-    from specjax.training.recipe import demo_config
     from specjax.training.run import run as run_recipe
     from specjax.training.run_folder import RunFolder
 
@@ -111,27 +127,44 @@ def run(args: argparse.Namespace) -> int:
     if args.minutes is not None and args.minutes <= 0:
         raise UsageError(f"--minutes is {args.minutes:g}; it must be positive")
     folder, progress = RunFolder(args.out), Progress()
-    recipe = chosen_recipe(args, folder)
     start = None if args.head_of is None else RunFolder(args.head_of)
-    outcome = run_recipe(folder, demo_config(), recipe, standard_library(), progress, start)
+    family = chosen_family(args, folder, start)
+    recipe = chosen_recipe(args, folder, family)
+    outcome = run_recipe(folder, family.demo_config, recipe, standard_library(), progress, start)
     if not outcome.finished:
         progress.say(f"stopped after step {int(outcome.state.step)}; the same command continues from there")
         return 130
     progress.say(f"finished; curves in {folder.loss_plot}, figures in {folder.report}")
     if args.export is not None:
-        export_gguf(folder, args.export, args.type.upper())
-        progress.say(f"wrote {args.export}")
+        for path in export_gguf(folder, args.export, args.type.upper()):
+            progress.say(f"wrote {path}")
     return 0
 
 
-def chosen_recipe(args: argparse.Namespace, folder: Any) -> Any:
-    """The recipe of the folder's run, or the default one, with the settings that the command line names.
+def chosen_family(args: argparse.Namespace, folder: Any, start: Any) -> Any:
+    """The family of the folder's run, else of the run that gives the trunk, else the one named or the default.
+
+    Raises:
+        UsageError: another one is named than the run has.
+    """
+    from specjax.training.families.registry import FAMILIES as families
+
+    previous = next((run for run in (folder, start) if run is not None and run.read_recipe() is not None), None)
+    if previous is None:
+        return families[args.family or DEFAULT_FAMILY]
+    family = previous.read_family()
+    if args.family not in (None, family.name):
+        raise UsageError(f"--family is {args.family}, but {previous.path} holds a run of a {family.name} model")
+    return family
+
+
+def chosen_recipe(args: argparse.Namespace, folder: Any, family: Any) -> Any:
+    """The recipe of the folder's run, or the family's, with the settings that the command line names.
 
     Raises:
         UsageError: `--minutes` for a run that exists already, or `--head-of` for one of a whole model.
         ValueError: a setting out of range.
     """
-    from specjax.training.recipe import Recipe, demo_config
     from specjax.training.trainer import steps_within
 
     previous = folder.read_recipe()
@@ -150,8 +183,9 @@ def chosen_recipe(args: argparse.Namespace, folder: Any) -> Any:
         "mtp_weight": args.mtp_weight,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    default = Recipe(steps=DEFAULT_STEPS)
+    default = family.recipe
     if args.head_of is not None:
-        default = Recipe(steps=DEFAULT_HEAD_STEPS, learning_rate=1e-3, mtp_sequences=default.batch_size, head_only=True)
+        head = {"steps": DEFAULT_HEAD_STEPS, "learning_rate": 1e-3, "mtp_sequences": default.batch_size}
+        default = replace(default, **head, head_only=True)
     recipe = replace(previous or default, **given)
-    return recipe if args.minutes is None else steps_within(args.minutes, demo_config(), recipe)
+    return recipe if args.minutes is None else steps_within(args.minutes, family.demo_config, recipe)

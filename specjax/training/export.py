@@ -11,9 +11,9 @@ from checkpoints import TextTokenizer, write_gguf
 from checkpoints.gguf_writer import WeightType
 from checkpoints.tokenizer_hf import from_backend
 from specjax.training.checkpointing import Checkpoints, TrainState
-from specjax.training.optimizer import from_trainable
+from specjax.training.families.registry import family_of
 from specjax.training.run_folder import RunFolder
-from specjax.training.trainer import initial_state
+from specjax.training.trainer import initial_state, model_params
 from specjax.training.vocabulary import end_of_text
 
 
@@ -33,7 +33,7 @@ def load_state(folder: RunFolder) -> TrainState:
 
 def load_params(folder: RunFolder) -> dict:
     """The parameters of the run's newest checkpoint, as the model runs them; raises what `load_state` does."""
-    return from_trainable(load_state(folder).params)
+    return model_params(folder.read_config(), load_state(folder).params)
 
 
 def text_tokenizer(tokenizer: Tokenizer) -> TextTokenizer:
@@ -42,19 +42,25 @@ def text_tokenizer(tokenizer: Tokenizer) -> TextTokenizer:
     return from_backend(tokenizer, {"bos": end, "eos": end, "padding": end})
 
 
-def export_gguf(folder: RunFolder, path: Path, weights: WeightType) -> None:
-    """Write the run's newest checkpoint, with its vocabulary and the licence of its text."""
-    write_gguf(
-        path,
-        folder.read_config(),
-        load_params(folder),
-        text_tokenizer(folder.read_tokenizer()),
-        weights=weights,
-        metadata={
-            "general.name": "specjax demo",
-            "general.description": "Qwen3.5-style model with an MTP block, trained on the Python standard library",
-            "general.license": "PSF-2.0",
-            "general.languages": ["en"],
-            "general.tags": ["python", "speculative-decoding"],
-        },
-    )
+def export_gguf(folder: RunFolder, path: Path, weights: WeightType) -> list[Path]:
+    """Write the run's newest checkpoint, with its vocabulary and the licence of its text. Returns the files' paths."""
+    config, tokenizer = folder.read_config(), text_tokenizer(folder.read_tokenizer())
+    family = family_of(config)
+    paths = []
+    for suffix, file_config, params in family.files(config, load_params(folder)):
+        paths.append(path.with_stem(path.stem + suffix))
+        write_gguf(
+            paths[-1],
+            file_config,
+            params,
+            tokenizer,
+            weights=weights,
+            metadata={
+                "general.name": f"specjax demo{suffix}",
+                "general.description": family.description,
+                "general.license": "PSF-2.0",
+                "general.languages": ["en"],
+                "general.tags": ["python", "speculative-decoding"],
+            },
+        )
+    return paths

@@ -1,64 +1,21 @@
-"""Next-token losses of the trunk and of the chained steps of its MTP block."""
+"""Next-token losses of the trunk and of the draft steps of its drafter."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.protocol import FeatureRequest
-from specjax.models.qwen3_5.config import Qwen35Config
-from specjax.models.qwen3_5.mtp import Qwen35MTP
-from specjax.models.qwen3_5.target import Qwen35Target
-from specjax.state import KVCache, KVTypes, SequenceState
-
-
-class Predictions(NamedTuple):
-    """Teacher-forced logits; those in row p predict the token at p + 1.
-
-    Attributes:
-        trunk: [B, T, V].
-        mtp: one [b, T, V] per draft step, of the first b sequences; of step j (1, 2, ...) rows p >= j mean something.
-    """
-
-    trunk: Float[Array, "B T V"]
-    mtp: tuple[Float[Array, "b T V"], ...]
+from specjax.training.families.base import Predictions, TrainingConfig
+from specjax.training.families.registry import family_of
 
 
 def predict(
-    config: Qwen35Config, params: dict, tokens: Int[Array, "B T"], mtp_steps: int, mtp_sequences: int
+    config: TrainingConfig, params: dict, tokens: Int[Array, "B T"], mtp_steps: int, mtp_sequences: int
 ) -> Predictions:
-    """Logits of the trunk, and of `mtp_steps` chained steps of the MTP block on the first `mtp_sequences` rows.
-
-    Step 1 pairs the token at p with the trunk's hidden row of p - 1; step j with the hidden row of step j - 1, as in
-    drafting. The block's loss reaches the trunk through the hidden rows only: the embedding table and the output head
-    that the block shares are constants to it.
-    """
-    batch, length = tokens.shape
-    zero = jnp.zeros((batch,), jnp.int32)
-    target, block = Qwen35Target(config), Qwen35MTP(config)
-    state = SequenceState(target.init_layers(batch, length, rows=1, chunk=length, rollback="replay"), None, zero)
-    output, _ = target.extend(
-        params, tokens, zero + length, state, request=FeatureRequest(final_hidden=True), rows="all"
-    )
-    assert output.logits is not None
-    if not mtp_steps:
-        return Predictions(output.logits, ())
-    assert output.features.final_hidden is not None
-    shared = {"target": jax.lax.stop_gradient(params["target"]), "mtp": params["mtp"]}
-    tokens, hidden = tokens[:mtp_sequences], output.features.final_hidden[:mtp_sequences]
-    positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-    valid = jnp.ones_like(tokens, bool)
-    logits = []
-    for _ in range(mtp_steps):
-        before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-        cache = KVCache.zeros(tokens.shape[0], length, config.num_kv_heads, config.head_width, KVTypes())
-        hidden, _ = block.run(shared, tokens, before, positions, valid, cache)
-        logits.append(block.logits(shared, hidden))
-    return Predictions(output.logits, tuple(logits))
+    """Logits of the trunk, and of `mtp_steps` draft steps on the first `mtp_sequences` rows, as the family drafts."""
+    return family_of(config).predict(config, params, tokens, mtp_steps, mtp_sequences)
 
 
 def meaningful(length: int, step: int) -> Bool[Array, " T-1"]:
@@ -103,7 +60,7 @@ def agreements(predictions: Predictions) -> tuple[Float[Array, ""], ...]:
 
 
 def head_loss(
-    config: Qwen35Config, params: dict, tokens: Int[Array, "B T"], *, mtp_steps: int, mtp_sequences: int
+    config: TrainingConfig, params: dict, tokens: Int[Array, "B T"], *, mtp_steps: int, mtp_sequences: int
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Mean distillation loss of the draft steps, with the trunk as a constant, and the parts by name for the log."""
     frozen = {**params, "target": jax.lax.stop_gradient(params["target"])}
@@ -111,11 +68,11 @@ def head_loss(
     losses = distillation_losses(predictions, tokens.shape[1])
     trunk, *mtp = cross_entropies(predictions, tokens)
     parts = {"loss": trunk, **{f"mtp_loss_{j}": loss for j, loss in enumerate(mtp, 1)}}
-    return sum(losses[1:], losses[0]) / len(losses), parts
+    return sum(losses[1:], losses[0]) / len(losses) + predictions.routing, parts
 
 
 def training_loss(
-    config: Qwen35Config,
+    config: TrainingConfig,
     params: dict,
     tokens: Int[Array, "B T"],
     *,
@@ -126,6 +83,6 @@ def training_loss(
     """Trunk loss + `mtp_weight` * mean loss of the draft steps, and the parts by name for the log."""
     predictions = predict(config, params, tokens, mtp_steps, mtp_sequences)
     trunk, *mtp = cross_entropies(predictions, tokens)
-    total = trunk + mtp_weight * sum(mtp) / len(mtp) if mtp else trunk
+    total = trunk + mtp_weight * (sum(mtp) / len(mtp) + predictions.routing) if mtp else trunk
     parts = {"loss": trunk, **{f"mtp_loss_{j}": loss for j, loss in enumerate(mtp, 1)}}
     return total, parts

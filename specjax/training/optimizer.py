@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import DictKey
 
 from specjax.training.recipe import Recipe
@@ -16,13 +17,20 @@ def is_decay_rate(path: tuple) -> bool:
 
 
 def to_trainable(params: dict) -> dict:
-    """Parameters with `a` replaced by log(-a): a rate of decay has to keep its sign, and trains well on a log scale."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: jnp.log(-x) if is_decay_rate(path) else x, params)
+    """What the optimizer moves: parameters but for integers, with `a` replaced by log(-a).
+
+    A rate of decay has to keep its sign, and trains well on a log scale.
+    """
+    floating = {path: x for path, x in flatten_dict(params).items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.log(-x) if is_decay_rate(path) else x, unflatten_dict(floating)
+    )
 
 
-def from_trainable(trainable: dict) -> dict:
-    """The inverse of `to_trainable`: parameters as the model runs them."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: -jnp.exp(x) if is_decay_rate(path) else x, trainable)
+def from_trainable(trainable: dict, fixed: dict | None = None) -> dict:
+    """The inverse of `to_trainable`: parameters as the model runs them, with those that are `fixed`."""
+    params = jax.tree_util.tree_map_with_path(lambda path, x: -jnp.exp(x) if is_decay_rate(path) else x, trainable)
+    return unflatten_dict(flatten_dict(params) | flatten_dict(fixed or {}))
 
 
 def is_matrix(path: tuple, value: jax.Array) -> bool:

@@ -1,36 +1,10 @@
-"""The bundled model's recipe: its size, and every setting of its training."""
+"""Every setting of a training run besides the model's size and the text."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
-
 OPTIMIZERS = ("muon", "adamw")
-
-
-def demo_config(vocab_size: int = 4096) -> Qwen35Config:
-    """About 6.4 M parameters: four gated delta nets, two full-attention layers, one MTP block."""
-    return Qwen35Config(
-        vocab_size=vocab_size,
-        width=256,
-        layer_types=hybrid_layer_types(6, full_attention_interval=3),
-        mlp_width=640,
-        num_heads=4,
-        num_kv_heads=2,
-        head_width=64,
-        rope_width=32,
-        rope_theta=10_000.0,
-        rope_sections=(6, 5, 5, 0),
-        conv_width=4,
-        linear_key_heads=2,
-        linear_value_heads=4,
-        linear_key_width=64,
-        linear_value_width=64,
-        context_length=2048,
-        tied_embeddings=True,
-        mtp_layers=1,
-    )
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from dataclasses import asdict
 
 import numpy as np
 
-from specjax.models.qwen3_5 import Qwen35Config
 from specjax.training.batches import Batches, consecutive_blocks
 from specjax.training.checkpointing import latest_step
 from specjax.training.corpus import Corpus
 from specjax.training.export import load_params, load_state
+from specjax.training.families.base import TrainingConfig
+from specjax.training.families.registry import family_of
 from specjax.training.optimizer import learning_rate
 from specjax.training.plots import plot_losses
 from specjax.training.progress import Progress
@@ -26,7 +27,7 @@ DECIDES_NOTHING = {"steps", "eval_every", "eval_batches", "save_every"}
 
 def run(
     folder: RunFolder,
-    config: Qwen35Config,
+    config: TrainingConfig,
     recipe: Recipe,
     corpus: Corpus,
     progress: Progress,
@@ -45,7 +46,7 @@ def run(
     if previous is not None:
         check_same(folder, previous, recipe, config, taken or 0)
     if taken == recipe.steps and folder.report.exists():
-        outcome = Outcome(load_state(folder), finished=True)
+        outcome = Outcome(config, load_state(folder), finished=True)
     else:
         if previous is not None:
             check_text(folder, corpus)
@@ -56,7 +57,7 @@ def run(
 
 def train_on(
     folder: RunFolder,
-    config: Qwen35Config,
+    config: TrainingConfig,
     recipe: Recipe,
     corpus: Corpus,
     progress: Progress,
@@ -87,10 +88,16 @@ def train_on(
     return outcome
 
 
-def check_same(folder: RunFolder, previous: Recipe, recipe: Recipe, config: Qwen35Config, taken: int) -> None:
+def check_same(folder: RunFolder, previous: Recipe, recipe: Recipe, config: TrainingConfig, taken: int) -> None:
     """Refuse to continue a run that has `taken` steps behind it with settings that it was not started with."""
-    was = previous.to_dict() | asdict(folder.read_config())
-    now = recipe.to_dict() | asdict(config)
+    was, now = (
+        {"family": family_of(c).name} | r.to_dict() | asdict(c)
+        for r, c in ((previous, folder.read_config()), (recipe, config))
+    )
+    if was["family"] != now["family"]:
+        raise ValueError(
+            f"{folder.path} holds a run of a {was['family']} model, not of a {now['family']} one; choose another folder"
+        )
     changes = [f"{name}: {was[name]} -> {now[name]}" for name in now.keys() - DECIDES_NOTHING if was[name] != now[name]]
     if changes:
         raise ValueError(

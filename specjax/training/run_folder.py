@@ -12,7 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from checkpoints.atomic import write_text
-from specjax.models.qwen3_5.config import Qwen35Config
+from specjax.training.families.base import Family, TrainingConfig
+from specjax.training.families.registry import FAMILIES, family_of
+from specjax.training.plain import from_plain
 from specjax.training.recipe import Recipe
 
 
@@ -50,13 +52,18 @@ class RunFolder:
 
     @property
     def description(self) -> Path:
-        """Recipe, config and provenance of the text."""
+        """Family, recipe, config and provenance of the text."""
         return self.path / "run.json"
 
-    def write(self, recipe: Recipe, config: Qwen35Config, provenance: dict, tokenizer: Tokenizer) -> None:
+    def write(self, recipe: Recipe, config: TrainingConfig, provenance: dict, tokenizer: Tokenizer) -> None:
         """Describe the run, so that it can be resumed, exported and reported on."""
         write_text(self.tokenizer, tokenizer.to_str(pretty=True))
-        fields = {"recipe": recipe.to_dict(), "config": asdict(config), "corpus": provenance}
+        fields = {
+            "family": family_of(config).name,
+            "recipe": recipe.to_dict(),
+            "config": asdict(config),
+            "corpus": provenance,
+        }
         write_text(self.description, json.dumps(fields, indent=2) + "\n")
 
     def write_report(self, figures: dict[str, Any]) -> None:
@@ -67,12 +74,13 @@ class RunFolder:
         """The recipe of the run in this folder, or None when there is no run yet."""
         return Recipe.from_dict(self._read()["recipe"]) if self.description.exists() else None
 
-    def read_config(self) -> Qwen35Config:
+    def read_family(self) -> Family:
+        """The model's family."""
+        return FAMILIES[self._read()["family"]]
+
+    def read_config(self) -> TrainingConfig:
         """The model's config."""
-        fields = self._read()["config"]
-        return Qwen35Config(
-            **{**fields, "layer_types": tuple(fields["layer_types"]), "rope_sections": tuple(fields["rope_sections"])}
-        )
+        return from_plain(self.read_family().config_type, self._read()["config"])
 
     def read_provenance(self) -> dict[str, Any]:
         """Where the text came from, see `Provenance`."""

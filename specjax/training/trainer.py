@@ -15,9 +15,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int
 
-from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.training.batches import Batches
 from specjax.training.checkpointing import Checkpoints, TrainState
+from specjax.training.families.base import TrainingConfig
+from specjax.training.families.registry import family_of
 from specjax.training.initial import initial_parameters
 from specjax.training.loss import agreements, cross_entropies, head_loss, predict, training_loss
 from specjax.training.optimizer import from_trainable, learning_rate, make_optimizer, to_trainable
@@ -28,18 +29,24 @@ from specjax.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its last state, and whether all steps of the recipe were taken."""
+    """How a run ended: its model and last state, and whether all steps of the recipe were taken."""
 
+    config: TrainingConfig
     state: TrainState
     finished: bool
 
     @property
     def params(self) -> dict:
         """The parameters, as the model runs them."""
-        return from_trainable(self.state.params)
+        return model_params(self.config, self.state.params)
 
 
-def initial_state(config: Qwen35Config, recipe: Recipe, params: dict | None = None) -> TrainState:
+def model_params(config: TrainingConfig, trainable: dict) -> dict:
+    """The parameters, as the model runs them, of those that the optimizer moves."""
+    return from_trainable(trainable, family_of(config).fixed(config))
+
+
+def initial_state(config: TrainingConfig, recipe: Recipe, params: dict | None = None) -> TrainState:
     """The state before the first step: a function of the seed alone, or `params` as the model runs them."""
     if params is None:
         params = initial_parameters(config, jax.random.key(recipe.seed))
@@ -49,12 +56,12 @@ def initial_state(config: Qwen35Config, recipe: Recipe, params: dict | None = No
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def train_step(
-    config: Qwen35Config, recipe: Recipe, state: TrainState, tokens: Int[Array, "B T"]
+    config: TrainingConfig, recipe: Recipe, state: TrainState, tokens: Int[Array, "B T"]
 ) -> tuple[TrainState, dict[str, Array]]:
     """One optimizer step; consumes the state that it is given. Returns the next one and what the log wants to know."""
 
     def loss(trainable: dict) -> tuple[Array, dict[str, Array]]:
-        params, sequences = from_trainable(trainable), recipe.mtp_sequences
+        params, sequences = model_params(config, trainable), recipe.mtp_sequences
         if recipe.head_only:
             return head_loss(config, params, tokens, mtp_steps=recipe.mtp_steps, mtp_sequences=sequences)
         steps = recipe.mtp_steps if config.mtp_layers and recipe.mtp_weight else 0
@@ -70,10 +77,10 @@ def train_step(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def measure(
-    config: Qwen35Config, mtp_steps: int, mtp_sequences: int, trainable: dict, tokens: Int[Array, "B T"]
+    config: TrainingConfig, mtp_steps: int, mtp_sequences: int, trainable: dict, tokens: Int[Array, "B T"]
 ) -> dict[str, Array]:
     """Losses of the trunk and of each draft step, and how often each draft step agrees with the trunk."""
-    predictions = predict(config, from_trainable(trainable), tokens, mtp_steps, mtp_sequences)
+    predictions = predict(config, model_params(config, trainable), tokens, mtp_steps, mtp_sequences)
     trunk, *mtp = cross_entropies(predictions, tokens)
     return {
         "loss": trunk,
@@ -83,7 +90,7 @@ def measure(
 
 
 def evaluate(
-    config: Qwen35Config, recipe: Recipe, trainable: dict, blocks: Int[np.ndarray, "n B T"], mtp_sequences: int
+    config: TrainingConfig, recipe: Recipe, trainable: dict, blocks: Int[np.ndarray, "n B T"], mtp_sequences: int
 ) -> dict[str, float]:
     """The means of `measure` over held-out blocks."""
     mtp_steps = recipe.mtp_steps if config.mtp_layers else 0
@@ -92,7 +99,7 @@ def evaluate(
 
 
 def train(
-    config: Qwen35Config,
+    config: TrainingConfig,
     recipe: Recipe,
     batches: Batches,
     held_out_blocks: Int[np.ndarray, "n B T"],
@@ -129,7 +136,7 @@ def train(
                     checkpoints.save(state)
                 if stop_requested():
                     break
-    return Outcome(state, finished=int(state.step) >= recipe.steps)
+    return Outcome(config, state, finished=int(state.step) >= recipe.steps)
 
 
 @contextmanager
@@ -149,7 +156,7 @@ def stop_request() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def steps_within(minutes: float, config: Qwen35Config, recipe: Recipe, timed_steps: int = 3) -> Recipe:
+def steps_within(minutes: float, config: TrainingConfig, recipe: Recipe, timed_steps: int = 3) -> Recipe:
     """The recipe with as many steps as should fit into `minutes`, by timing a few on random tokens.
 
     A tenth of the time is left to compilation, evaluation and checkpoints.

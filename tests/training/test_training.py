@@ -16,6 +16,7 @@ from specjax.cli.train import add_parser, chosen_recipe
 from specjax.models.qwen3_5 import Qwen35Config, hybrid_layer_types
 from specjax.training.corpus import Corpus, Document
 from specjax.training.export import export_gguf, load_params
+from specjax.training.families.qwen3_5 import FAMILY
 from specjax.training.initial import initial_parameters
 from specjax.training.loss import cross_entropies, head_loss, predict, training_loss
 from specjax.training.optimizer import from_trainable, learning_rate, to_trainable
@@ -238,13 +239,13 @@ def test_the_command_line_starts_from_the_runs_own_recipe(trained):
 
     folder, _ = trained
     parser = add_parser(argparse.ArgumentParser().add_subparsers())
-    assert chosen_recipe(parser.parse_args(["--out", str(folder.path)]), folder) == RECIPE
-    longer = chosen_recipe(parser.parse_args(["--out", str(folder.path), "--steps", "20"]), folder)
+    assert chosen_recipe(parser.parse_args(["--out", str(folder.path)]), folder, FAMILY) == RECIPE
+    longer = chosen_recipe(parser.parse_args(["--out", str(folder.path), "--steps", "20"]), folder, FAMILY)
     assert longer == replace(RECIPE, steps=20)
     with pytest.raises(ValueError, match="new runs"):
-        chosen_recipe(parser.parse_args(["--out", str(folder.path), "--minutes", "1"]), folder)
+        chosen_recipe(parser.parse_args(["--out", str(folder.path), "--minutes", "1"]), folder, FAMILY)
     with pytest.raises(ValueError, match="holds one of a whole model"):
-        chosen_recipe(parser.parse_args(["--out", str(folder.path), "--head-of", "elsewhere"]), folder)
+        chosen_recipe(parser.parse_args(["--out", str(folder.path), "--head-of", "elsewhere"]), folder, FAMILY)
 
 
 def test_a_head_run_that_died_before_its_first_checkpoint_starts_from_the_trunk_again(trained, tmp_path):
