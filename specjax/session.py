@@ -8,14 +8,14 @@ drafter's waiting rows, only be taken up where a copy was kept: after each promp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.batch import CAPACITY_STEP, Continuation
+from specjax.batch import CAPACITY_STEP, Continuation, Emission
 from specjax.errors import PromptError
 from specjax.generation import GenerateOptions, Generation
 from specjax.state import KVCache, SequenceState
@@ -83,12 +83,15 @@ class Session:
     snapshots: tuple[Snapshot, ...] = field(default=(), repr=False)
     reuse: Reuse | None = None
 
-    def generate(self, prompt: Prompt, max_tokens: int | None = None) -> tuple[Generation, Session]:
+    def generate(
+        self, prompt: Prompt, max_tokens: int | None = None, observe: Callable[[Emission], None] | None = None
+    ) -> tuple[Generation, Session]:
         """One turn.
 
         Args:
             prompt: the whole conversation, as text or token ids.
             max_tokens: tokens to emit at most, if not what the options say.
+            observe: called with tokens as they become known.
 
         Returns:
             The generation, and the session after it. Its tokens are those of a generation without a session.
@@ -111,8 +114,9 @@ class Session:
         options = self.options if max_tokens is None else replace(self.options, max_tokens=max_tokens)
         stream = self.model.stream(ids, options)
         stream.batch.continues = Continuation(state, reuse.reused, self.slots, keep)
-        for _ in stream.emissions():
-            pass
+        for emission in stream.emissions():
+            if observe is not None:
+                observe(emission)
         assert stream.batch.state is not None
         final = stream.batch.state.sequences
         tokens = (*ids, *stream.result.tokens)[: int(final.length[0])]
