@@ -10,6 +10,7 @@ from gguf import TokenType
 
 import checkpoints
 from checkpoints.mapping import Put, put_on_default_device
+from pallas_kernels.quant_matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.draft_model import DraftModel
@@ -50,6 +51,7 @@ def attach(
     built: Target,
     *,
     dtype: Any,
+    packed: Activations | None,
     progress: Any = None,
     put: Put = put_on_default_device,
 ) -> tuple[Drafter, Params]:
@@ -58,7 +60,7 @@ def attach(
     Args:
         drafter: made by `open_drafter`.
         target, built: the target's checkpoint, and what was built of it.
-        dtype, progress: as for `specjax.load`.
+        dtype, packed, progress: as for `specjax.load`.
         put: makes the parameter of a path.
 
     Raises:
@@ -67,16 +69,17 @@ def attach(
     """
     if isinstance(drafter, NGram):
         return drafter, {}
+
+    def load(put: Put) -> checkpoints.Checkpoint:
+        return drafter.load(dtype, need_tokenizer=False, progress=progress, put=put, packed=packed)
+
     if registry.is_assistant(drafter.config):
         try:
             assistant = registry.assistant(target.config, drafter.config)
         except ValueError as error:
             raise SpecjaxError(f"{drafter.path} cannot draft for {target.path}: {error}") from error
-        loaded = drafter.load(dtype, need_tokenizer=False, progress=progress, put=put)
-        return assistant, {"mtp": loaded.params["mtp"]}
-    loaded = drafter.load(
-        dtype, need_tokenizer=False, progress=progress, put=lambda path, values: put(f"{DRAFT}.{path}", values)
-    )
+        return assistant, {"mtp": load(put).params["mtp"]}
+    loaded = load(lambda path, values: put(f"{DRAFT}.{path}", values))
     check_vocabulary(loaded, target)
     small, _ = registry.build(loaded.config)
     return DraftModel(small, built.vocab_size), {DRAFT: {"target": loaded.params["target"]}}

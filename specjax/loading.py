@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import checkpoints
+from pallas_kernels.quant_matmul import Activations
 from specjax import drafters
 from specjax.drafters import DrafterSource
 from specjax.errors import SpecjaxError
@@ -35,6 +36,7 @@ def load(
     *,
     drafter: DrafterSource | None = None,
     dtype: Any = "float32",
+    packed: Activations | None = "a16",
     place: Sequence[str] = (),
     need_tokenizer: bool = False,
     progress: Any = None,
@@ -45,7 +47,10 @@ def load(
         path: FILE.gguf or a directory with config.json.
         drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or an
             `specjax.NGram`.
-        dtype: of the matrices ("float32", "bfloat16", "float16"); norms and recurrent parameters stay float32.
+        dtype: of matrices that are not quantized, or do not stay so ("float32", "bfloat16", "float16"); norms and
+            recurrent parameters are float32.
+        packed: quantized matrices stay as the file packs them. Where products are of integers, the other factor is
+            rounded to 16 bits ("a16") or to 8 ("a8": faster, and as llama.cpp does). None: decode them to `dtype`.
         place: where parameters go that are not to lie on the default device: rules "REGEX=PLACE", of which the first
             that matches a parameter's path decides, such as "mtp=pinned_host"; see `specjax.placement`.
         need_tokenizer: whether an absent or unusable tokenizer is an error; prompts must be token ids otherwise.
@@ -57,6 +62,7 @@ def load(
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
+        checkpoints.DecodedWarning: some types cannot stay packed, and are decoded.
     """
     opened = checkpoints.open_checkpoint(bundled_model() if path is None else path)
     if registry.is_assistant(opened.config):
@@ -68,11 +74,12 @@ def load(
     placement = Placement.parse(
         place, [*opened.parameter_paths, *([] if other is None else drafters.added_paths(other))]
     )
-    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, progress=progress, put=placement.put)
+    settings = {"dtype": dtype, "packed": packed, "progress": progress, "put": placement.put}
+    checkpoint = opened.load(need_tokenizer=need_tokenizer, **settings)
     target, built_in = registry.build(checkpoint.config)
     params = dict(checkpoint.params)
     if other is not None:
-        built_in, added = drafters.attach(other, checkpoint, target, dtype=dtype, progress=progress, put=placement.put)
+        built_in, added = drafters.attach(other, checkpoint, target, **settings)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),

@@ -16,20 +16,30 @@ if TYPE_CHECKING:
     from specjax.model import Model
 
 DTYPES = ("float32", "bfloat16", "float16")
+PACKED = ("a16", "a8", "off")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "turbo2", "turbo3", "turbo4")
 SAMPLING = ("top_k", "top_p", "min_p")
 DRAFTING = ("draft_n_min", "draft_p_min", "draft_skip_streak")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --dtype, --place."""
+    """--model, --dtype, --packed, --place."""
     parser.add_argument(
         "--model",
         type=Path,
         metavar="FILE|DIR",
         help="a GGUF file, or a folder with Hugging Face safetensors (default: the bundled model)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weight matrices (default: float32)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of weight matrices that are not packed (default: float32)"
+    )
+    parser.add_argument(
+        "--packed",
+        choices=PACKED,
+        default="a16",
+        help="quantized weights stay as the file packs them, and are multiplied with activations rounded to 16 bits or"
+        " to 8 (faster, less exact, as llama.cpp does); off decodes them to --dtype (default: a16)",
+    )
     parser.add_argument(
         "--place",
         action="append",
@@ -166,11 +176,35 @@ def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     from specjax.loading import load
     from specjax.placement import summary
 
-    drafter = getattr(args, "drafter", None)  # commands that do not decode have none
-    model = load(args.model, drafter=drafter, dtype=args.dtype, place=args.place, need_tokenizer=need_tokenizer)
-    if args.place and not getattr(args, "quiet", False):
-        say(f"placed {summary(model.params)}")
+    model = load(
+        args.model,
+        drafter=getattr(args, "drafter", None),  # commands that do not decode have none
+        dtype=args.dtype,
+        packed=None if args.packed == "off" else args.packed,
+        place=args.place,
+        need_tokenizer=need_tokenizer,
+    )
+    if not getattr(args, "quiet", False):
+        if args.place:
+            say(f"placed {summary(model.params)}")
+        if why := _slow_products(model):
+            say(f"quantized weights are decoded anew for every product, which is slow: {why} (--packed off: once)")
     return model
+
+
+def _slow_products(model: Model) -> str | None:
+    """Why there are no kernels for the model's packed weights; None if there are, or none are packed."""
+    import jax
+
+    from pallas_kernels import native
+    from pallas_kernels.quant_matmul import QTensor
+
+    leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
+    if not any(isinstance(leaf, QTensor) for leaf in leaves):
+        return None
+    if jax.default_backend() != "cpu":
+        return f"there are kernels for CPUs only, and this is {jax.default_backend()}"
+    return native.reason()
 
 
 def check_output(path: Path) -> None:
