@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from checkpoints.convert.source_model import FLOATS, SourceModel, Stored, moves_values
-from checkpoints.errors import CheckpointError
 from checkpoints.ggml_types import GGML_TYPES
 from checkpoints.mapping import Rule, RuleTable
-from checkpoints.safetensors_file import DTYPES
+from checkpoints.safetensors_file import DTYPES, TYPE_OF_DTYPE
 from checkpoints.source import TensorInfo
 
 Shape = tuple[int, ...]
@@ -72,25 +71,7 @@ def parameter(model: SourceModel, path: str, kind: str) -> PlannedTensor:
     info = TensorInfo(path, model.opened.rules.shapes[path], kind, tensor_bytes(kind, model.opened.rules.shapes[path]))
     sources = tuple(model.sources_of([path]))
     exact = model.type_of(path) == kind and {source.type for source in sources} == {kind}
-    return PlannedTensor(info, sources, lambda: cast(model.parameter(path), kind, path), exact)
-
-
-def cast(stored: Stored, kind: str, name: str) -> np.ndarray:
-    """An array in another type; packed rows stay as they are if the type is theirs.
-
-    Raises:
-        CheckpointError: a value is too large for the type.
-    """
-    if stored.packed and stored.type == kind:
-        return stored.array
-    values, dtype = stored.decoded(), np.dtype(DTYPES[kind])
-    if values.dtype == dtype:
-        return values
-    with np.errstate(over="ignore"):
-        out = values.astype(dtype)
-    if kind in FLOATS and not np.isfinite(out).all() and np.isfinite(values).all():
-        raise CheckpointError(f"{name}: values do not fit {kind}; choose another --dtype, such as bfloat16")
-    return out
+    return PlannedTensor(info, sources, lambda: _in_type(model.parameter(path), kind, path), exact)
 
 
 @dataclass(frozen=True)
@@ -103,24 +84,20 @@ class _Made:
     info: TensorInfo
 
     def __call__(self) -> np.ndarray:
+        kind, name = self.info.type, self.info.name
         parameters = [self.model.parameter(path) for path in self.rule.paths]
-        packed = self.info.type not in DTYPES
-        if packed:
-            arrays = [parameter.array for parameter in parameters]
-        else:
-            decoded = [parameter.decoded() for parameter in parameters]
-            same = len({array.dtype for array in decoded}) == 1 and moves_values(self.rule)
-            arrays = decoded if same else [array.astype(np.float32) for array in decoded]
-        for i, array in enumerate(self.rule.backward(arrays)):
-            if i == self.index:
-                kind = self.info.type if packed else ""
-                shaped = array.reshape((*self.info.shape[:-1], -1) if packed else self.info.shape)
-                return cast(Stored(kind or _type_of(array), shaped), self.info.type, self.info.name)
-        raise IndexError(self.index)
+        # Values that are only moved get their type before, others are computed in float32.
+        early = kind if moves_values(self.rule) else "F32"
+        arrays = [_in_type(parameter, early, name) for parameter in parameters]
+        tensor = next(array for i, array in enumerate(self.rule.backward(arrays)) if i == self.index)
+        if kind not in DTYPES:
+            return tensor.reshape(*self.info.shape[:-1], -1)
+        return Stored(TYPE_OF_DTYPE[tensor.dtype], tensor.reshape(self.info.shape)).values(kind, name)
 
 
-def _type_of(array: np.ndarray) -> str:
-    return next(name for name, dtype in DTYPES.items() if np.dtype(dtype) == array.dtype)
+def _in_type(stored: Stored, kind: str, name: str) -> np.ndarray:
+    """Values of a plain type, or packed rows of the type that they have."""
+    return stored.array if stored.type == kind else stored.values(kind, name)
 
 
 def _incoming(model: SourceModel, rule: Rule) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from checkpoints.source import TensorInfo, TensorSource
 from checkpoints.tokenizer import TextTokenizer
 
 FLOATS = ("F32", "F16", "BF16")
-_ROWS_PER_STEP = 256
+_VALUES_PER_STEP = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,49 @@ class Stored:
         """Whether the array holds packed rows."""
         return self.type not in DTYPES
 
-    def decoded(self) -> np.ndarray:
-        """The values; those of a block type as float32."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
         if not self.packed:
-            return self.array
+            return self.array.shape
         kind = GGML_TYPES[self.type]
-        rows = self.array.reshape(-1, self.array.shape[-1])
-        out = np.empty((len(rows), rows.shape[-1] // kind.num_bytes * kind.values), np.float32)
-        for start in range(0, len(rows), _ROWS_PER_STEP):
-            out[start : start + _ROWS_PER_STEP] = decode_rows(rows[start : start + _ROWS_PER_STEP], kind)
-        return out.reshape(*self.array.shape[:-1], -1)
+        return (*self.array.shape[:-1], self.array.shape[-1] // kind.num_bytes * kind.values)
+
+    def portions(self) -> Iterator[np.ndarray]:
+        """The values in portions, one-dimensional; those of a block type as float32."""
+        if not self.packed:
+            values = self.array.reshape(-1)
+            for start in range(0, len(values), _VALUES_PER_STEP):
+                yield values[start : start + _VALUES_PER_STEP]
+            return
+        kind, rows = GGML_TYPES[self.type], self.array.reshape(-1, self.array.shape[-1])
+        step = max(1, _VALUES_PER_STEP // self.shape[-1])
+        for start in range(0, len(rows), step):
+            yield decode_rows(rows[start : start + step], kind).reshape(-1)
+
+    def values(self, kind: str, name: str) -> np.ndarray:
+        """The values in a plain type.
+
+        Args:
+            kind: the type.
+            name: of the tensor, for the message.
+
+        Raises:
+            CheckpointError: a value is too large for the type.
+        """
+        dtype = np.dtype(DTYPES[kind])
+        if not self.packed and self.array.dtype == dtype:
+            return self.array
+        out, start = np.empty(self.shape, dtype), 0
+        flat = out.reshape(-1)
+        for portion in self.portions():
+            target = flat[start : start + len(portion)]
+            with np.errstate(over="ignore"):
+                target[...] = portion.astype(dtype)
+            if kind in FLOATS and not np.isfinite(target).all() and np.isfinite(portion).all():
+                raise CheckpointError(f"{name}: values do not fit {kind}; choose another --dtype, such as bfloat16")
+            start += len(portion)
+        return out
 
 
 @dataclass(frozen=True)
@@ -130,6 +163,10 @@ class SourceModel:
     def type_of(self, path: str) -> str:
         """The type in which `parameter` gives a parameter."""
         return self._type(self._rule_of[path])
+
+    def is_moved(self, path: str) -> bool:
+        """Whether a parameter's values are those of the file, wherever they lie there."""
+        return moves_values(self._rule_of[path])
 
     def sources_of(self, paths: Collection[str]) -> list[TensorInfo]:
         """The tensors of the file that parameters are made of."""
