@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from checkpoints.errors import CheckpointError
-from checkpoints.ggml_types import GGML_TYPES
+from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType, decode_rows
 from checkpoints.quantization import iq4, k_quants, legacy, weights
 from checkpoints.quantization.blocks import Encode
 from checkpoints.quantization.tq import tq
@@ -20,6 +20,8 @@ from pallas_kernels.quant_matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS
 
 CHUNK_VALUES = 1 << 16
 """Values that a thread encodes at a time: few enough for a core's cache."""
+
+_PLAIN = ("F32", "F16", "BF16")
 
 
 class EncodingError(CheckpointError):
@@ -68,33 +70,37 @@ ENCODERS: Mapping[str, Encoder] = {
 
 
 def encode(
-    values: Float[np.ndarray, "... N K"],
+    values: np.ndarray,
     format: str,
     importance: Float[np.ndarray, "... K"] | None = None,
     *,
     name: str = "values",
+    packed: GGMLType | None = None,
 ) -> UInt8[np.ndarray, "... N bytes"]:
     """Encode a matrix, or a stack of them.
 
     Args:
-        values: float32; K is a whole number of blocks.
-        format: one of `ENCODERS`.
+        values: [..., N, K] of a floating-point type, or packed rows [..., N, bytes] uint8.
+        format: one of `ENCODERS`; K is a whole number of its blocks. Or a floating-point type.
         importance: how much an error in each column counts: the mean square of what the column is multiplied with; for
             a stack one row per matrix. None counts values by rules of the format's own.
         name: of the tensor, for messages.
+        packed: the type of packed rows.
 
     Raises:
         EncodingError: an unknown format, rows that are no whole number of blocks, importance of another shape or that
             is negative or not finite, or values that are not finite or too large for the format's float16 scales.
     """
-    if format not in ENCODERS:
-        raise EncodingError(f"{name}: {format!r} cannot be written; formats that can are {', '.join(ENCODERS)}")
-    kind, lead, width = GGML_TYPES[format], values.shape[:-1], values.shape[-1]
+    if format not in (*ENCODERS, *_PLAIN):
+        accepted = ", ".join((*ENCODERS, *_PLAIN))
+        raise EncodingError(f"{name}: {format!r} cannot be written; formats that can are {accepted}")
+    kind, lead = GGML_TYPES[format], values.shape[:-1]
+    width = values.shape[-1] if packed is None else values.shape[-1] // packed.num_bytes * packed.values
     if width % kind.values:
         raise EncodingError(f"{name}: rows of {width} values; {format} comes in blocks of {kind.values}")
     if importance is not None:
         importance = _checked(importance, (*lead[:-1], width), name)
-    rows = values.reshape(-1, width)
+    rows = values.reshape(-1, values.shape[-1])
     by_row = None if importance is None else importance.reshape(-1, width)
     per_matrix = len(rows) if by_row is None else len(rows) // len(by_row)
     out = np.empty((len(rows), kind.row_bytes(width)), np.uint8)
@@ -108,11 +114,15 @@ def encode(
 
     def one(part: tuple[int, int]) -> None:
         start, stop = part
-        chunk = np.ascontiguousarray(rows[start:stop], np.float32)
+        chunk = np.ascontiguousarray(rows[start:stop] if packed is None else decode_rows(rows[start:stop], packed))
+        chunk = chunk.astype(np.float32, copy=False)
         _check_finite(chunk, start, name)
         with np.errstate(all="ignore"):  # scales beyond float16 are infinite here, and found below
-            out[start:stop] = ENCODERS[format](chunk, None if by_row is None else by_row[start // per_matrix])
-        _check_scales(out[start:stop], format, start, name)
+            if format in _PLAIN:
+                out[start:stop] = chunk.astype(PLAIN_TYPES[format]).view(np.uint8)
+            else:
+                out[start:stop] = ENCODERS[format](chunk, None if by_row is None else by_row[start // per_matrix])
+        _check_halves(out[start:stop], format, start, name)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(one, starts):
@@ -138,14 +148,15 @@ def _check_finite(chunk: Float[np.ndarray, "N K"], start: int, name: str) -> Non
         )
 
 
-def _check_scales(rows: UInt8[np.ndarray, "N bytes"], format: str, start: int, name: str) -> None:
+def _check_halves(rows: UInt8[np.ndarray, "N bytes"], format: str, start: int, name: str) -> None:
     kind = GGML_TYPES[format]
     blocks = rows.reshape(len(rows), -1, kind.num_bytes)
-    for at in ENCODERS[format].halves:
+    halves = ENCODERS[format].halves if format in ENCODERS else (0,) if format == "F16" else ()
+    for at in halves:
         finite = np.isfinite(np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0])
         if not finite.all():
             row, block = np.argwhere(~finite)[0]
             raise EncodingError(
                 f"{name}: the values at row {start + row} from column {block * kind.values} on are too large for the"
-                f" float16 scales of {format}; keep this tensor as F32 or BF16"
+                f" float16 numbers of {format}; keep this tensor as F32 or BF16"
             )

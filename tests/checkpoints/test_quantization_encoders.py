@@ -106,7 +106,7 @@ def test_values_beyond_the_scales_are_refused_with_their_place(name: str) -> Non
     x = CASES["normal"].copy()
     x[3, 256:] = np.linspace(-3e8, 3e8, 256)
     with pytest.raises(
-        EncodingError, match=rf"row 3 from column \d+ on are too large for the float16 scales of {name}"
+        EncodingError, match=rf"row 3 from column \d+ on are too large for the float16 numbers of {name}"
     ):
         encode(x, name)
 

@@ -1,0 +1,160 @@
+"""Quantizing a checkpoint into a GGUF file, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_VERSION, GGUFValueType
+
+from checkpoints.convert.plan import PlannedTensor
+from checkpoints.convert.source_model import SourceModel, open_model
+from checkpoints.convert.targets import Types, gguf_tensors, gguf_values
+from checkpoints.errors import CheckpointError
+from checkpoints.families import family_of_config
+from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES
+from checkpoints.gguf_stream import TensorEntry, write_stream
+from checkpoints.gguf_values import GGUFValue
+from checkpoints.mapping import Progress
+from checkpoints.quantization.encode import encode
+from checkpoints.quantization.imatrix import ImportanceMatrix
+from checkpoints.quantization.mixes import file_type
+from checkpoints.quantization.plan import PLAIN, QuantizeOptions, TensorPlan, choose_types
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A quantization that is planned, and can be run.
+
+    Attributes:
+        source, destination: paths.
+        tensors: what becomes of every tensor, in the order of the file.
+        options: see `QuantizeOptions`.
+    """
+
+    source: Path
+    destination: Path
+    tensors: tuple[TensorPlan, ...] = field(repr=False)
+    options: QuantizeOptions
+    _values: Mapping[str, GGUFValue] = field(repr=False)
+    _made: tuple[PlannedTensor, ...] = field(repr=False)
+    _importance: ImportanceMatrix | None = field(repr=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors that are written."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def requantized(self) -> tuple[TensorPlan, ...]:
+        """Tensors that were packed already and are packed in another way: their errors add up."""
+        return tuple(t for t in self.tensors if t.type != t.source.type and t.source.type not in PLAIN)
+
+    @property
+    def without_importance(self) -> tuple[TensorPlan, ...]:
+        """Tensors that are quantized although the importance matrix, which there is, knows nothing of them."""
+        if self._importance is None:
+            return ()
+        packed = [t for t in self.tensors if t.type != t.source.type and t.type not in PLAIN]
+        return tuple(t for t in packed if t.source.name not in self._importance.entries)
+
+    def run(self, progress: Progress | None = None) -> Path:
+        """Write the file; it is there when it is complete.
+
+        Args:
+            progress: called with bytes written and bytes in all.
+
+        Raises:
+            CheckpointError: the destination exists, there is no room, or values cannot be quantized; nothing is left
+                behind then.
+        """
+        check_destination(self.source, self.destination, self.options.force)
+        entries = [TensorEntry(t.source.name, t.source.shape, GGML_TYPES[t.type]) for t in self.tensors]
+        write_stream(self.destination, self._values, entries, self._data(), progress=progress)
+        return self.destination
+
+    def _data(self) -> Iterator[np.ndarray]:
+        for plan, made in zip(self.tensors, self._made, strict=True):
+            name, old = plan.source.name, plan.source.type
+            if plan.type == old:
+                yield made.make()
+                continue
+            known = None if self._importance is None else self._importance.of(name, plan.source.shape)
+            if old in PLAIN:
+                values = made.make().view(PLAIN_TYPES[old]).reshape(plan.source.shape)
+                yield encode(values, plan.type, known, name=name)
+            else:
+                yield encode(made.make(), plan.type, known, name=name, packed=GGML_TYPES[old])
+
+
+def prepare(
+    source: str | Path, destination: str | Path, options: QuantizeOptions, importance: ImportanceMatrix | None = None
+) -> Quantization:
+    """Plan a quantization. Reads no more than metadata, and writes nothing.
+
+    Args:
+        source: a GGUF file (any part of a split one), a Hugging Face folder, or an Orbax folder.
+        destination: the GGUF file to make.
+        options: what is asked for.
+        importance: how much the columns of the matrices count.
+
+    Raises:
+        CheckpointError: the source is damaged, incomplete or of an unknown kind, or is the destination, which exists
+            or cannot be made; the importance is that of another model.
+    """
+    source, destination = Path(source), Path(destination)
+    check_destination(source, destination, options.force)
+    model = open_model(source, drop_mtp=options.drop_mtp)
+    made = tuple(gguf_tensors(model, Types()))
+    values = dict(gguf_values(model, Types(), model.tokenizer()))
+    plan = choose_types(
+        [tensor.info for tensor in made],
+        options,
+        _head(model),
+        heads_per_kv=_heads_per_kv(values),
+        importance=importance is not None,
+    )
+    if importance is not None:
+        importance.check({t.source.name: t.source.shape for t in plan})
+    values["general.file_type"] = GGUFValue(file_type(options.mix), GGUFValueType.UINT32)
+    values["general.quantization_version"] = GGUFValue(GGML_QUANT_VERSION, GGUFValueType.UINT32)
+    if importance is not None:
+        values |= importance.provenance()
+    return Quantization(source, destination, tuple(plan), options, values, made, importance)
+
+
+def check_destination(source: Path, destination: Path, force: bool) -> None:
+    """
+    Raises:
+        CheckpointError: the destination exists and is not to be replaced, is no file, or is the source.
+    """
+    if not destination.exists():
+        return
+    if destination.is_dir():
+        raise CheckpointError(f"{destination} is a folder; name the GGUF file to make")
+    if source.exists() and destination.samefile(source):
+        raise CheckpointError(f"{destination} is the source itself; give another destination")
+    if not force:
+        raise CheckpointError(f"{destination}: exists; give --force to replace it")
+
+
+def _head(model: SourceModel) -> frozenset[str]:
+    """Names, in a GGUF, of the tensors that draft: those that make no parameter of the target."""
+    rules = model.origin_rules if model.origin == "gguf" else None
+    if rules is None:
+        rules = family_of_config(model.opened.config).gguf_rules(model.opened.config, ())
+    of_head = (rule for rule in rules.rules if rule.paths and all(path.startswith("mtp.") for path in rule.paths))
+    return frozenset(name for rule in of_head for name in rule.sources)
+
+
+def _heads_per_kv(values: Mapping[str, GGUFValue]) -> int:
+    """The fewest query heads that share a KV head, by the metadata; 1 if they do not say."""
+    attention = f"{values['general.architecture'].value}.attention."
+    heads, kv_heads = (
+        np.atleast_1d(values[attention + key].value if attention + key in values else 1)
+        for key in ("head_count", "head_count_kv")
+    )
+    heads, kv_heads = np.broadcast_arrays(heads, kv_heads)
+    return int(min(heads[kv_heads > 0] // kv_heads[kv_heads > 0], default=1))
