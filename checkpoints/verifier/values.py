@@ -1,0 +1,82 @@
+"""Invariants of the values: finite, not all zero, an ordering that is one, tied heads that are equal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from checkpoints.convert.source_model import SourceModel
+from checkpoints.load import OpenedCheckpoint
+from checkpoints.mapping import Progress, is_matrix
+from checkpoints.verifier.findings import Report
+
+_HEAD = "lm_head.weight"
+
+
+def check(opened: OpenedCheckpoint, report: Report, progress: Progress | None = None) -> None:
+    """Read every parameter, one at a time, and add what is wrong to the report."""
+    model, source = SourceModel(opened), opened.source
+    paths = [path for rule in opened.rules.rules if rule.sources for path in rule.paths]
+    total, done = sum(info.num_bytes for info in model.sources_of(paths)), 0
+    before = len(report.errors)
+    for rule in opened.rules.rules:
+        if not rule.sources:
+            continue
+        for path in rule.paths:
+            _values(model, path, report)
+        done += sum(source.tensors[name].num_bytes for name in rule.sources)
+        if progress is not None:
+            progress(min(done, total), total)
+    _tied_head_is_equal(opened, report)
+    if len(report.errors) == before:
+        report.checked.append(f"all values of {len(paths)} parameters are finite, scales of packed blocks included")
+
+
+def _values(model: SourceModel, path: str, report: Report) -> None:
+    stored = model.parameter(path)
+    names = ", ".join(info.name for info in model.sources_of([path])[:2])
+    if path in model.opened.rules.integers:
+        _is_a_permutation(stored.array, names, report)
+        return
+    bad, zeros, count = 0, True, 0
+    for portion in stored.portions():
+        count += portion.size
+        bad += int(portion.size - np.count_nonzero(np.isfinite(portion)))
+        zeros = zeros and not portion.any()
+    if bad:
+        kind = "scales of blocks are not finite" if stored.packed else "values are not finite"
+        report.error(
+            f"{names} ({stored.type}): {kind}: {bad} of {count} values are infinite or no numbers",
+            "the file is damaged or was quantized from a damaged one: download or convert it again",
+        )
+    elif zeros and is_matrix(path, stored.shape) and count > 1:
+        report.error(
+            f"{names}: every value is zero",
+            "so look files whose download was interrupted after the space was reserved: download it again",
+        )
+
+
+def _is_a_permutation(ids: np.ndarray, name: str, report: Report) -> None:
+    seen = np.bincount(np.clip(ids.reshape(-1), 0, ids.size), minlength=ids.size + 1)
+    if ids.min() < 0 or not np.array_equal(seen[: ids.size], np.ones(ids.size)):
+        twice, missing = int((seen[: ids.size] > 1).sum()), int((seen[: ids.size] == 0).sum())
+        report.error(
+            f"{name}: not an ordering of {ids.size} tokens: {missing} are missing, {twice} occur more than once",
+            "the ordering was quantized, cut or made for another vocabulary: convert the original again",
+        )
+    else:
+        report.checked.append(f"{name} is an ordering of all {ids.size} tokens")
+
+
+def _tied_head_is_equal(opened: OpenedCheckpoint, report: Report) -> None:
+    """A second copy of a tied table is ignored when the model is loaded; one that differs is a contradiction."""
+    source = opened.source
+    if not getattr(opened.config, "tied_embeddings", False) or _HEAD not in source.tensors:
+        return
+    (embedding,) = [rule.sources[0] for rule in opened.rules.rules if rule.paths == ("target.embed.weight",)]
+    if np.array_equal(source.read_blocks(_HEAD), source.read_blocks(embedding)):
+        report.checked.append(f"{_HEAD} repeats the tied embedding table")
+    else:
+        report.error(
+            f"tie_word_embeddings is true, but {_HEAD} is not the embedding table",
+            "set tie_word_embeddings to false if the head was trained apart; else remove it from the file",
+        )
