@@ -75,6 +75,11 @@ class RopeDivisors:
         """No parameter."""
         return ()
 
+    @property
+    def keeps_rows(self) -> bool:
+        """No row of it goes anywhere."""
+        return False
+
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """A divisor for each pair of a head."""
         del shapes
