@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from tiny_models import relative_rms
 
 import checkpoints
+from specjax.decoding.acceptance import Rule, propose_token
+from specjax.decoding.sampling import SamplerConfig
 from specjax.models.gemma4 import (
     Gemma4Assistant,
     Gemma4AssistantConfig,
@@ -209,3 +214,59 @@ def test_a_file_of_the_time_before_assistants_could_be_run_says_how_to_convert_i
     writer.close()
     with pytest.raises(checkpoints.ConfigError, match=r"convert_hf_to_gguf\.py"):
         checkpoints.load(tmp_path / "old.gguf", need_tokenizer=False)
+
+
+def arrays_of(jaxpr: Any) -> Iterator[Any]:
+    """What every operation of a program makes, those of inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval for variable in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from arrays_of(inner)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampler", "full_rows"),
+    [
+        ("rejection", SamplerConfig(), False),
+        ("coupled", SamplerConfig(temperature=0.8), False),
+        ("rejection", SamplerConfig(temperature=0.8), True),
+    ],
+    ids=["greedy", "coupled", "rejection"],
+)
+def test_a_centroid_head_makes_full_rows_only_for_probabilities(
+    rule: Rule, sampler: SamplerConfig, full_rows: bool
+) -> None:
+    drafter, params, state = drafting_state("edge")
+    program = jax.make_jaxpr(partial(propose_as_the_loop, drafter, rule, sampler))(params, state)
+    vocab = drafter.config.vocab_size
+    assert any(aval.shape[-1:] == (vocab,) for aval in arrays_of(program.jaxpr)) == full_rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_greedy_step_hands_one_int32_per_row_to_the_next(name: str) -> None:
+    """Beside the confidence and the hidden state, which stay on the device too."""
+    drafter, params, state = drafting_state(name)
+    program = jax.make_jaxpr(partial(propose_as_the_loop, drafter, "rejection", SamplerConfig()))(params, state)
+    (loop,) = (equation for equation in program.jaxpr.eqns if equation.primitive.name == "while")
+    carried = sorted(str(variable.aval) for variable in loop.outvars)
+    width = drafter.config.target_width
+    assert carried == sorted(["int32[]", "bool[1]", "int32[3,1]", "float32[3,1]", f"float32[1,{width}]"])
+
+
+def drafting_state(name: str) -> tuple[Gemma4Assistant, Params, SequenceState]:
+    target_config, config, params = load(name)
+    drafter = Gemma4Assistant(target_config, config)
+    return drafter, params, start(drafter, params, reference(name)[0][:PIECE], 4)
+
+
+def propose_as_the_loop(
+    drafter: Gemma4Assistant, rule: Rule, sampler: SamplerConfig, params: Params, state: SequenceState
+) -> Proposal:
+    """Three drafts, chosen as decoding chooses them."""
+    one = jnp.ones((1,), jnp.int32)
+
+    def choose(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
+        settings: dict[str, Any] = {"rule": rule, "config": sampler, "seed": 0, "sequence": one, "position": position}
+        return propose_token(logits, tokens, vocab_size=drafter.config.vocab_size, **settings)
+
+    return drafter.propose(params, one, state, num_drafts=3, choose=choose, keep_going=lambda c: c > 0)
