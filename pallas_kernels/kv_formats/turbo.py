@@ -22,7 +22,7 @@ from jaxtyping import Float, UInt8
 from pallas_kernels.hadamard import walsh_hadamard
 from pallas_kernels.kv_formats.blocks import to_half
 from pallas_kernels.kv_formats.format import KVFormat, Parts, pad
-from pallas_kernels.kv_formats.packing import pack, unpack
+from pallas_kernels.kv_formats.packing import pack, pack_bits, unpack, unpack_bits
 
 GROUP, SMALL_GROUP = 128, 64
 
@@ -114,13 +114,13 @@ class Turbo(KVFormat):
         """Three bits are kept as two and one, the low bits of all values first."""
         if self.bits != 3:
             return pack(codes, self.bits)
-        return jnp.concatenate([pack(codes & 3, 2), pack(codes >> 2, 1)], axis=-1)
+        return jnp.concatenate([pack(codes & 3, 2), pack_bits(codes >> 2)], axis=-1)
 
     def _unpack(self, packed: UInt8[Array, "... group*bits/8"]) -> UInt8[Array, "... group"]:
         if self.bits != 3:
             return unpack(packed, self.bits)
         low = packed.shape[-1] * 2 // 3
-        return unpack(packed[..., :low], 2) | unpack(packed[..., low:], 1) << 2
+        return unpack(packed[..., :low], 2) | unpack_bits(packed[..., low:]) << 2
 
 
 TURBO2, TURBO3, TURBO4 = (Turbo(f"turbo{bits}", bits) for bits in (2, 3, 4))

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import ANYWHERE, Dims, Implementation
 from pallas_kernels.kv_formats import KVStore, format_named
-from pallas_kernels.verify_attention import reference, xla_floats, xla_tiles
+from pallas_kernels.verify_attention import cpu_native, reference, xla_floats, xla_tiles
 
 
 def _quantized(dims: Dims) -> str | None:
@@ -19,6 +19,7 @@ def _quantized(dims: Dims) -> str | None:
 
 
 IMPLEMENTATIONS = (
+    Implementation("cpu_native", cpu_native.attend, frozenset({"cpu"}), cpu_native.unfit),
     Implementation("xla_floats", xla_floats.attend, ANYWHERE, _quantized),
     Implementation("xla_tiles", xla_tiles.attend, ANYWHERE),
     Implementation("reference", reference.attend),

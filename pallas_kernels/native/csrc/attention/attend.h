@@ -1,0 +1,175 @@
+// Attention of a few query rows over one chunk of slots. What is computed for a row does not depend on the other rows:
+// slots that only others see have a weight of zero in its sums.
+#ifndef SPECJAX_ATTENTION_ATTEND_H_
+#define SPECJAX_ATTENTION_ATTEND_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "attention/decode.h"
+
+namespace specjax {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+inline void Fill(float* begin, float* end, float value) {
+  for (; begin < end; ++begin) *begin = value;
+}
+
+// exp of x <= 0 to about two units in the last place; below -87, where it is less than 1.7e-38, as of -87.
+// Reduction and polynomial: S. Moshier, Cephes, single/expf.c.
+template <typename Isa>
+inline typename Isa::Floats Exp(typename Isa::Floats x) {
+  x = Isa::Max(x, Isa::Set(-87.0f));
+  const auto n = Isa::Round(Isa::Multiply(x, Isa::Set(1.44269504088896341f)));
+  auto r = Isa::Fma(n, Isa::Set(-0.693359375f), x);
+  r = Isa::Fma(n, Isa::Set(2.12194440e-4f), r);
+  auto p = Isa::Set(1.9875691500e-4f);
+  for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = Isa::Fma(p, r, Isa::Set(c));
+  p = Isa::Add(Isa::Fma(p, Isa::Multiply(r, r), r), Isa::Set(1.0f));
+  return Isa::Multiply(p, Isa::PowerOfTwo(n));
+}
+
+// Whether a row of any token sees a slot in [begin, end), or with `all`, every one of them.
+inline bool SeenBySome(const ChunkTask& task, int64_t begin, int64_t end, bool all) {
+  for (int64_t t = 0; t < task.tokens; ++t) {
+    for (int i = 0; i < 2; ++i) {
+      const int64_t from = task.seen[t].begin[i], to = task.seen[t].end[i];
+      if (all ? from <= begin && end <= to : std::max(begin, from) < std::min(end, to)) return true;
+    }
+  }
+  return false;
+}
+
+// Pointers to the vectors of a tile; slots that no row sees are not read, and have zeros.
+template <typename Isa>
+void DecodeTile(const ChunkTask& task, const KvArray& array, int64_t padded, int64_t slot, const float* zeros,
+                const float** vectors) {
+  const bool all = SeenBySome(task, slot, slot + kTile, true);
+  for (int64_t i = 0; i < kTile; ++i) {
+    vectors[i] = all || SeenBySome(task, slot + i, slot + i + 1, false)
+                     ? Decode<Isa>(array, (slot + i) * task.heads + task.head, task.memory + i * padded)
+                     : zeros;
+  }
+}
+
+template <typename Isa>
+void ScoreTile(const ChunkTask& task, const float* const* keys, float* scores) {
+  constexpr int L = Isa::kLanes;
+  for (int64_t m = 0; m < task.rows(); ++m) {
+    const float* q = task.q + m / task.per_token * task.q_stride + m % task.per_token * task.k_width;
+    for (int64_t first = 0; first < kTile; first += L) {
+      typename Isa::Floats sums[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) sums[i] = Isa::Set(0.0f);
+      for (int64_t n = 0; n < task.k_width; n += L) {
+        const auto x = Isa::Load(q + n);
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) sums[i] = Isa::Fma(Isa::Load(keys[first + i] + n), x, sums[i]);
+      }
+      Isa::Store(scores + m * kChunk + first, Isa::Multiply(Isa::SumEach(sums), Isa::Set(task.scale)));
+    }
+  }
+}
+
+template <typename Isa, int rows>
+inline void AddRows(const float* const* values, const float* weights, int64_t width, float* sums) {
+  constexpr int L = Isa::kLanes, kVectors = 16 / L > 4 ? 16 / L : 4;
+  for (int64_t n = 0; n < width;) {
+    const auto some = [&](auto count) __attribute__((always_inline)) {
+      constexpr int kCount = decltype(count)::value;
+      typename Isa::Floats acc[rows][kCount];
+      for (int r = 0; r < rows; ++r)
+        for (int j = 0; j < kCount; ++j) acc[r][j] = Isa::Load(sums + r * width + n + j * L);
+      for (int64_t i = 0; i < kTile; ++i) {
+        typename Isa::Floats v[kCount];
+        for (int j = 0; j < kCount; ++j) v[j] = Isa::Load(values[i] + n + j * L);
+        for (int r = 0; r < rows; ++r) {
+          const auto w = Isa::Set(weights[r * kChunk + i]);
+          for (int j = 0; j < kCount; ++j) acc[r][j] = Isa::Fma(v[j], w, acc[r][j]);
+        }
+      }
+      for (int r = 0; r < rows; ++r)
+        for (int j = 0; j < kCount; ++j) Isa::Store(sums + r * width + n + j * L, acc[r][j]);
+      n += kCount * L;
+    };
+    if (width - n >= kVectors * L) some(std::integral_constant<int, kVectors>());
+    else some(std::integral_constant<int, 16 / L>());
+  }
+}
+
+// Scores of a row, of which those of the slots that it does not see become `value`.
+inline void Hide(const ChunkTask& task, const Seen& seen, float value, float* scores) {
+  int64_t at = task.begin;
+  const int64_t last = task.begin + kChunk;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t begin = std::max(at, std::min(seen.begin[i], last));
+    Fill(scores + (at - task.begin), scores + (begin - task.begin), value);
+    at = std::max(begin, std::min(seen.end[i], last));
+  }
+  Fill(scores + (at - task.begin), scores + kChunk, value);
+}
+
+// Scores to weights, of which the largest is 1.
+template <typename Isa>
+void Softmax(const ChunkTask& task, int64_t m, float* scores) {
+  constexpr int L = Isa::kLanes;
+  const Seen& seen = task.seen[m / task.per_token];
+  float lanes[L], highest = kNothing, sum = 0;
+  Hide(task, seen, kNothing, scores);
+  auto most = Isa::Set(kNothing);
+  for (int64_t i = 0; i < kChunk; i += L) most = Isa::Max(most, Isa::Load(scores + i));
+  Isa::Store(lanes, most);
+  for (const float lane : lanes) highest = std::max(highest, lane);
+  if (highest > kNothing) {
+    for (int64_t i = 0; i < kChunk; i += L)
+      Isa::Store(scores + i, Exp<Isa>(Isa::Subtract(Isa::Load(scores + i), Isa::Set(highest))));
+  }
+  Hide(task, seen, 0.0f, scores);
+  auto total = Isa::Set(0.0f);
+  for (int64_t i = 0; i < kChunk; i += L) total = Isa::Add(total, Isa::Load(scores + i));
+  Isa::Store(lanes, total);
+  for (const float lane : lanes) sum += lane;
+  task.highest[m] = highest;
+  task.total[m] = sum;
+}
+
+template <typename Isa>
+void AttendChunk(const ChunkTask& task) {
+  const int64_t rows = task.rows(), widest = std::max(task.k_width, task.v_width);
+  const float* const zeros = task.memory + kTile * widest;
+  float* const scores = task.memory + (kTile + 1) * widest;
+  const float* vectors[kTile];
+  const auto for_tiles = [&](const auto& body) __attribute__((always_inline)) {
+    Fill(task.memory, scores, 0.0f);  // what decoding leaves between a width and the padded one
+    for (int64_t slot = task.begin; slot < task.end; slot += kTile)
+      if (SeenBySome(task, slot, slot + kTile, false)) body(slot, slot - task.begin);
+  };
+  Fill(task.sums, task.sums + rows * task.v_width, 0.0f);
+  for_tiles([&](int64_t slot, int64_t at) {
+    DecodeTile<Isa>(task, task.k, task.k_width, slot, zeros, vectors);
+    ScoreTile<Isa>(task, vectors, scores + at);
+  });
+  for (int64_t m = 0; m < rows; ++m) Softmax<Isa>(task, m, scores + m * kChunk);
+  for_tiles([&](int64_t slot, int64_t at) {
+    DecodeTile<Isa>(task, task.v, task.v_width, slot, zeros, vectors);
+    int64_t m = 0;
+    for (; m + 2 <= rows; m += 2)
+      AddRows<Isa, 2>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
+    if (m < rows) AddRows<Isa, 1>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
+  });
+}
+
+template <typename Isa>
+constexpr AttentionKernels AttentionKernelsOf() {
+  return {AttendChunk<Isa>};
+}
+
+}  // namespace
+}  // namespace specjax
+
+#endif  // SPECJAX_ATTENTION_ATTEND_H_

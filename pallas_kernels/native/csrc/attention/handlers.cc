@@ -1,0 +1,189 @@
+// Calls from XLA: attention over a cache.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/kernels.h"
+#include "cpu.h"
+#include "parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace specjax {
+namespace {
+
+namespace ffi = xla::ffi;
+
+const AttentionKernels* FindKernels(std::string_view isa) {
+  if (!IsaSupported(isa)) return nullptr;
+#if defined(__x86_64__)
+  if (isa == "avx512vnni") return &Avx512AttentionKernels();
+  if (isa == "avx2") return &Avx2AttentionKernels();
+#elif defined(__aarch64__)
+  if (isa == "neon") return &NeonAttentionKernels();
+#endif
+  return &PortableAttentionKernels();
+}
+
+ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
+
+// The slots that a row at a position sees, see pallas_kernels/verify_attention/visibility.py; window 0 for none.
+Seen SeenFrom(int64_t position, int64_t slots, int64_t window) {
+  if (position < 0) return {{0, 0}, {0, 0}};
+  if (window == 0) return {{0, 0}, {std::min(position + 1, slots), 0}};
+  const int64_t count = std::min({window, position + 1, slots}), last = position % slots;
+  if (last + 1 >= count) return {{last + 1 - count, 0}, {last + 1, 0}};
+  return {{0, slots - (count - last - 1)}, {last + 1, slots}};
+}
+
+ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer scales, int64_t padded,
+                    KvArray* array) {
+  const auto* info = std::find_if(std::begin(kKvTypes), std::end(kKvTypes),
+                                  [&](const KvTypeInfo& each) { return each.name == name; });
+  if (info == std::end(kKvTypes)) return Wrong("no type " + std::string(name));
+  const auto dims = codes.dimensions(), scale_dims = scales.dimensions();
+  if (dims.size() != 4 || (info->scaled && scale_dims.size() != 4)) return Wrong("caches have four axes");
+  array->type = info->type;
+  array->codes = static_cast<const uint8_t*>(codes.untyped_data());
+  array->scales = info->scaled ? static_cast<const uint16_t*>(scales.untyped_data()) : nullptr;
+  array->code_bytes = dims[3] * static_cast<int64_t>(ffi::ByteWidth(codes.element_type()));
+  array->width = array->code_bytes * 8 / info->bits;
+  array->groups = info->scaled ? scale_dims[3] : 0;
+  const int64_t group = array->groups ? array->width / array->groups : 0;
+  if (info->scaled && (array->groups == 0 || group * array->groups != array->width || group % 32 ||
+                       scale_dims[0] != dims[0] || scale_dims[1] != dims[1] || scale_dims[2] != dims[2]))
+    return Wrong("scales do not fit codes");
+  if (array->width > padded || padded % kPad) return Wrong("widths do not fit");
+  return ffi::Error::Success();
+}
+
+struct Delete {
+  void operator()(float* floats) const { ::operator delete[](floats, std::align_val_t{64}); }
+};
+
+// Memory of this thread, kept from call to call.
+float* ThreadMemory(int64_t floats) {
+  thread_local std::unique_ptr<float[], Delete> memory;
+  thread_local int64_t size = 0;
+  if (size < floats) {
+    memory.reset(new (std::align_val_t{64}) float[floats]);
+    size = floats;
+  }
+  return memory.get();
+}
+
+// q [B, T, H, padded] over k and v [B, S, G, ...], to out [B, T, H, padded]. Chunks of slots are the same whatever the
+// rows and the threads, and are merged in their order.
+ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::S32> positions,
+                  ffi::AnyBuffer k_codes, ffi::AnyBuffer k_scales, ffi::AnyBuffer v_codes, ffi::AnyBuffer v_scales,
+                  ffi::ResultBuffer<ffi::F32> out, std::string_view k_type, std::string_view v_type,
+                  std::string_view isa, float scale, int64_t window) {
+  const AttentionKernels* kernels = FindKernels(isa);
+  if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
+  const auto q_dims = q.dimensions(), out_dims = out->dimensions(), dims = k_codes.dimensions();
+  const auto v_dims = v_codes.dimensions();
+  if (q_dims.size() != 4 || out_dims.size() != 4) return Wrong("queries and results have four axes");
+  KvArray k, v;
+  if (ffi::Error error = Describe(k_type, k_codes, k_scales, q_dims[3], &k); error.failure()) return error;
+  if (ffi::Error error = Describe(v_type, v_codes, v_scales, out_dims[3], &v); error.failure()) return error;
+  const int64_t batch = q_dims[0], rows = q_dims[1], query_heads = q_dims[2], slots = dims[1], heads = dims[2];
+  if (dims[0] != batch || v_dims[0] != batch || v_dims[1] != slots || v_dims[2] != heads || out_dims[0] != batch ||
+      out_dims[1] != rows || out_dims[2] != query_heads || heads == 0 || query_heads % heads ||
+      static_cast<int64_t>(positions.element_count()) != batch * rows)
+    return Wrong("arrays do not fit together");
+  const int64_t k_width = q_dims[3], v_width = out_dims[3], per_head = query_heads / heads, group = rows * per_head;
+  if (batch * group == 0) return ffi::Error::Success();
+
+  std::vector<Seen> seen(batch * rows);
+  int64_t used = 0;  // slots that any row may see
+  for (int64_t i = 0; i < batch * rows; ++i) {
+    seen[i] = SeenFrom(positions.typed_data()[i], slots, window);
+    used = std::max({used, seen[i].end[0], seen[i].end[1]});
+  }
+  const int64_t chunks = std::max<int64_t>(1, (used + kChunk - 1) / kChunk);
+  const int64_t tasks = batch * chunks * heads;
+  // For each task and row: the largest score, the sum of weights, and the weighted values.
+  const std::unique_ptr<float[]> partial(new float[tasks * group * (2 + v_width)]);
+  float* const highest = partial.get();
+  float* const total = highest + tasks * group;
+  float* const sums = total + tasks * group;
+
+  ParallelFor(pool, tasks, [&](int64_t i) {
+    const int64_t head = i % heads, chunk = i / heads % chunks, b = i / heads / chunks;
+    ChunkTask task;
+    task.k = k;
+    task.v = v;
+    for (KvArray* array : {&task.k, &task.v}) {
+      array->codes += b * slots * heads * array->code_bytes;
+      if (array->groups) array->scales += b * slots * heads * array->groups;
+    }
+    task.head = head;
+    task.heads = heads;
+    task.begin = chunk * kChunk;
+    task.end = std::min(slots, task.begin + kChunk);
+    task.q = q.typed_data() + (b * rows * query_heads + head * per_head) * k_width;
+    task.q_stride = query_heads * k_width;
+    task.seen = seen.data() + b * rows;
+    task.tokens = rows;
+    task.per_token = per_head;
+    task.k_width = k_width;
+    task.v_width = v_width;
+    task.scale = scale;
+    task.memory = ThreadMemory(MemoryFloats(group, std::max(k_width, v_width)));
+    task.highest = highest + i * group;
+    task.total = total + i * group;
+    task.sums = sums + i * group * v_width;
+    kernels->chunk(task);
+  });
+
+  ParallelFor(pool, batch * heads, [&](int64_t i) {
+    const int64_t head = i % heads, b = i / heads;
+    for (int64_t m = 0; m < group; ++m) {
+      const auto at = [&](int64_t chunk) { return ((b * chunks + chunk) * heads + head) * group + m; };
+      float* to = out->typed_data() +
+                  ((b * rows + m / per_head) * query_heads + head * per_head + m % per_head) * v_width;
+      float top = -std::numeric_limits<float>::infinity(), weight = 0;
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) top = std::max(top, highest[at(chunk)]);
+      std::fill(to, to + v_width, 0.0f);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        if (std::isinf(highest[at(chunk)]) && highest[at(chunk)] < 0) continue;
+        const float factor = std::exp(highest[at(chunk)] - top);
+        const float* from = sums + at(chunk) * v_width;
+        weight += total[at(chunk)] * factor;
+        for (int64_t n = 0; n < v_width; ++n) to[n] += from[n] * factor;
+      }
+      if (weight > 0) {
+        for (int64_t n = 0; n < v_width; ++n) to[n] /= weight;
+      }
+    }
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace specjax
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_attend, specjax::Attend,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<std::string_view>("k_type")
+                                  .Attr<std::string_view>("v_type")
+                                  .Attr<std::string_view>("isa")
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("window"));
+
+#pragma GCC visibility pop

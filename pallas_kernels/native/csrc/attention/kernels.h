@@ -1,0 +1,54 @@
+// What a translation unit compiled for one instruction set offers.
+#ifndef SPECJAX_ATTENTION_KERNELS_H_
+#define SPECJAX_ATTENTION_KERNELS_H_
+
+#include <cstdint>
+
+#include "attention/types.h"
+
+namespace specjax {
+
+inline constexpr int64_t kChunk = 256;  // slots that are added up before they are merged with others
+inline constexpr int64_t kTile = 16;    // slots decoded at a time
+inline constexpr int64_t kPad = 16;     // widths of queries and sums are multiples of it
+
+// The slots that a row sees: [begin[0], end[0]) and [begin[1], end[1]), the second after the first.
+struct Seen {
+  int64_t begin[2];
+  int64_t end[2];
+};
+
+// The query rows of one sequence that read one KV head, over one chunk of slots: for each token `per_token` rows.
+struct ChunkTask {
+  KvArray k, v;              // of the sequence
+  int64_t head, heads;       // the KV head, of how many
+  int64_t begin, end;        // slots
+  const float* q;            // rows of a token stand together, each padded with zeros to k_width
+  int64_t q_stride;          // floats from a token to the next
+  const Seen* seen;          // [tokens]
+  int64_t tokens, per_token;
+  int64_t k_width, v_width;  // padded
+  float scale;
+  float* memory;             // [MemoryFloats(...)], aligned to 64 bytes, for whatever it is needed for
+  float* highest;            // [rows]: the largest score, -inf where nothing is seen
+  float* total;              // [rows]: sum of exp(score - highest)
+  float* sums;               // [rows, v_width]: of the values times these
+
+  int64_t rows() const { return tokens * per_token; }
+};
+
+// A tile of vectors, a vector of zeros, and the scores of all rows.
+constexpr int64_t MemoryFloats(int64_t rows, int64_t widest) { return (kTile + 1) * widest + rows * kChunk; }
+
+struct AttentionKernels {
+  void (*chunk)(const ChunkTask& task);
+};
+
+const AttentionKernels& PortableAttentionKernels();
+const AttentionKernels& Avx2AttentionKernels();
+const AttentionKernels& Avx512AttentionKernels();
+const AttentionKernels& NeonAttentionKernels();
+
+}  // namespace specjax
+
+#endif  // SPECJAX_ATTENTION_KERNELS_H_
