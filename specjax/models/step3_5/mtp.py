@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.models.apply import apply
+from specjax.models.apply import apply, in_device_memory
 from specjax.models.mtp import MTPState, MTPWindow, Pairs
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.step3_5.config import Step35Config
@@ -162,6 +162,7 @@ class Step35MTP:
         going: Array,
     ) -> Choice:
         """What a head drafts; zeros, at no cost, if no row keeps going."""
+        params = jax.tree.map(in_device_memory, params)  # XLA fails on host memory that a conditional reads
 
         def draft() -> Choice:
             choice = choose(self.logits(params, index, hidden), position)
