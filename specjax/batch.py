@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.context_shift import Cut
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode, decode_chunk
 from specjax.decoding.prefill import beside, chunks, prefill, prefill_chunk, start_decoding
 from specjax.decoding.sampling import top2_margin
+from specjax.decoding.shift import shift_context
 from specjax.errors import PromptError
 from specjax.generation import FinishReason, Timings
 from specjax.models.protocol import Params, Target
@@ -93,12 +95,16 @@ class Continuation:
         done: the tokens of each prompt that it holds; less than the shortest prompt.
         slots: positions that it has room for.
         prefilled: called with the state after the prompts, which is consumed afterwards.
+        when_full: what a row whose slots are full drops to go on; None: it ends.
+        dropped: tokens that have been dropped from each prompt's text before.
     """
 
     state: SequenceState
     done: int
     slots: int
     prefilled: Callable[[SequenceState], None]
+    when_full: Cut | None = None
+    dropped: int = 0
 
 
 @dataclass
@@ -116,6 +122,7 @@ class Batch:
         continues: where the prompts begin; None for an empty state.
         timings: filled in as it runs.
         state: where the rows stand after the last round; set when `run` is exhausted.
+        cuts: how often each row has dropped tokens to go on.
     """
 
     decoder: Decoder
@@ -129,13 +136,17 @@ class Batch:
     continues: Continuation | None = None
     timings: Timings = field(default_factory=Timings)
     state: DecodeState | None = None
+    cuts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         check_prompts(self.decoder.target, self.prompts)
+        self.cuts = [0] * len(self.prompts)
 
     @property
     def budgets(self) -> list[int]:
         """Tokens that each row may emit."""
+        if self.continues is not None and self.continues.when_full is not None:
+            return [self.max_tokens] * len(self.prompts)
         budgets = [token_budget(self.decoder.target, prompt, self.max_tokens) for prompt in self.prompts]
         if self.continues is None:
             return budgets
@@ -171,6 +182,7 @@ class Batch:
             jnp.asarray(self.budgets, jnp.int32),
             jnp.asarray(self.sequence, jnp.int32),
             jnp.uint32(self.seed),
+            continues.dropped if continues else 0,
         )
         jax.block_until_ready(state.pending)
         self.timings.compile = compiled - begin
@@ -193,6 +205,11 @@ class Batch:
 
         sizes = [size for size in sorted(chunk_sizes) if first_time("prefill", size)]
         new_loop = first_time("decode", self.rounds_per_chunk)
+        longest = max(len(prompt) for prompt in self.prompts)
+        may_shift = self.continues and self.continues.when_full and longest + self.max_tokens > self.capacity
+        if may_shift and first_time("shift"):
+            zero = jnp.zeros((batch,), jnp.int32)
+            jax.block_until_ready(self._shift(decoder.init_state(batch, self.capacity), zero, zero))
         if not sizes and not new_loop:
             return
         state = warm_up_prefill(decoder, self.params, batch, self.capacity, sizes)
@@ -207,16 +224,44 @@ class Batch:
         first_margins = None if margins is None else [[float(margin)] for margin in np.asarray(margins)]
         yield Emission([[int(token)] for token in first], first_margins, None)
         begin = time.perf_counter()
-        rounds = decode(self.decoder, self.params, state, rounds_per_chunk=self.rounds_per_chunk)
-        while True:
-            try:
-                record = next(rounds)
-            except StopIteration as finished:
-                self.state = finished.value
-                return
-            self.timings.decode = time.perf_counter() - begin
-            tokens = rows_of(record, record.rounds.tokens)
-            yield Emission(tokens, rows_of(record, record.rounds.margin) if recorded else None, record)
+        emitted = np.ones(len(self.prompts), np.int32)
+        going: DecodeState | None = state
+        while going is not None:
+            rounds = decode(self.decoder, self.params, going, rounds_per_chunk=self.rounds_per_chunk)
+            while True:
+                try:
+                    record = next(rounds)
+                except StopIteration as finished:
+                    self.state = finished.value
+                    break
+                self.timings.decode = time.perf_counter() - begin
+                tokens = rows_of(record, record.rounds.tokens)
+                emitted += [len(row) for row in tokens]
+                yield Emission(tokens, rows_of(record, record.rounds.margin) if recorded else None, record)
+            going = self._make_room(emitted)
+
+    def _make_room(self, emitted: np.ndarray) -> DecodeState | None:
+        """Let rows that stopped for want of slots drop tokens; None if no row goes on."""
+        state, cut = self.state, self.continues.when_full if self.continues else None
+        if state is None or cut is None:
+            return None
+        left = self.max_tokens - emitted
+        full = (left > 0) & ~np.isin(np.asarray(state.pending), self.decoder.eos_ids)
+        if not full.any():
+            return None
+        self.cuts = [count + int(cuts) for count, cuts in zip(self.cuts, full, strict=True)]
+        drop = jnp.asarray(np.where(full, cut.drop, 0), jnp.int32)
+        sequences = self._shift(state.sequences, jnp.full_like(drop, cut.keep), drop)
+        budget = jnp.asarray(np.where(full, left, 0), jnp.int32)
+        return replace(
+            state,
+            sequences=sequences,
+            budget=jnp.minimum(budget, self.capacity - sequences.length),
+            dropped=state.dropped + drop,
+        )
+
+    def _shift(self, state: SequenceState, keep: jax.Array, drop: jax.Array) -> SequenceState:
+        return shift_context(self.decoder.target, self.decoder.active_drafter, self.params, state, keep, drop)
 
 
 def rows_of(record: ChunkRecord, values: Any) -> list[list]:

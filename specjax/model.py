@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from checkpoints import TextTokenizer
 from specjax.batch import Batch, Emission, check_prompts, finish_reason
+from specjax.context_shift import DEFAULT_KEEP, WhenFull
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill
@@ -166,7 +167,15 @@ class Model:
         """Iterate over pieces of text as they come; afterwards `.result` is the `Generation`. See `generate`."""
         return TextStream(self, [prompt], replace(options or GenerateOptions(), **changes))
 
-    def session(self, options: GenerateOptions | None = None, *, slots: int | None = None, **changes: Any) -> Session:
+    def session(
+        self,
+        options: GenerateOptions | None = None,
+        *,
+        slots: int | None = None,
+        when_full: WhenFull = "error",
+        keep: int = DEFAULT_KEEP,
+        **changes: Any,
+    ) -> Session:
         """A conversation whose turns reuse what the turns before computed.
 
         >>> chat = model.session(draft=3)
@@ -175,12 +184,15 @@ class Model:
         Args:
             options: see `generate`.
             slots: tokens that the conversation can hold; at most the model's context. Default: 4096, or the context.
+            when_full: what happens when they are full: "error", or "shift" to drop the oldest tokens and go on, within
+                a reply as well as between turns (see `Session.generate`).
+            keep: tokens at the start that "shift" does not drop: the system prompt, say.
 
         Raises:
-            ValueError: an option or `slots` is out of its range.
-            SpecjaxError: as `generate`.
+            ValueError: an option, `slots` or `keep` is out of its range.
+            SpecjaxError: as `generate`; or the model cannot drop tokens, and says why.
         """
-        return open_session(self, replace(options or GenerateOptions(), **changes), slots)
+        return open_session(self, replace(options or GenerateOptions(), **changes), slots, when_full, keep)
 
     def logits(self, tokens: Sequence[int] | str) -> np.ndarray:
         """The target's logits of every position, [T, V] float32: row p predicts the token after tokens[p].

@@ -1,0 +1,153 @@
+"""What comes after a context shift, against llama.cpp, and against caches that keep keys without any position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from test_gemma4 import table_gelu
+from tiny_models import relative_rms
+
+import specjax
+from specjax.decoding.shift import shift_context
+from specjax.layers.rope import apply_rope
+from specjax.models.apply import apply
+from specjax.models.gemma4 import modules as gemma4_modules
+from specjax.models.protocol import Params, Target
+from specjax.state import SequenceState
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SLOTS = 512
+Steps = list[np.ndarray | tuple[int, int]]
+"""Tokens to be fed, and (keep, drop)."""
+
+
+@struct.dataclass
+class Positionless:
+    """The law: all keys, unrotated, each where its token stands now. To drop tokens is to leave them out."""
+
+    unrotated: jax.Array
+    v: jax.Array
+    frequencies: jax.Array
+    window: int | None = struct.field(pytree_node=False)
+
+    @property
+    def capacity(self) -> int:
+        return self.v.shape[1]
+
+    def append(self, k: jax.Array, v: jax.Array, positions: jax.Array, valid: jax.Array) -> Positionless:
+        del valid
+        unrotated = self.unrotated.at[0, positions[0]].set(apply_rope(k, -positions, self.frequencies)[0])
+        return replace(self, unrotated=unrotated, v=self.v.at[0, positions[0]].set(v[0]))
+
+    def attend(self, q: jax.Array, positions: jax.Array, *, scale: float) -> jax.Array:
+        k = apply_rope(self.unrotated, jnp.arange(self.capacity)[None], self.frequencies)
+        back = positions[:, :, None] - jnp.arange(self.capacity)
+        seen = (back >= 0) & ((self.window is None) | (back < (self.window or 0)))
+        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+        scores = jnp.einsum("btgrn,bsgn->bgrts", grouped, k) * scale
+        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+        return jnp.einsum("bgrts,bsgn->btgrn", weights, self.v).reshape(q.shape)
+
+    def without(self, keep: int, drop: int) -> Positionless:
+        def left(entries: jax.Array) -> jax.Array:
+            return jnp.concatenate([entries[:, :keep], entries[:, keep + drop :], entries[:, :drop]], axis=1)
+
+        return replace(self, unrotated=left(self.unrotated), v=left(self.v))
+
+
+def law(model: specjax.Model, steps: Steps) -> np.ndarray:
+    """The logits of all tokens that are fed, with `Positionless` caches."""
+    layers = model.target.init_layers(1, SLOTS, rows=1, chunk=SLOTS, rollback="replay")
+    frequencies = apply(model.target.trunk, model.params["target"], method="key_frequencies")
+    caches: Any = tuple(
+        Positionless(cache.keys, cache.values, jnp.asarray(own), cache.window)
+        for cache, own in zip(layers, frequencies, strict=True)
+    )
+    state, logits = SequenceState(caches, None, jnp.zeros((1,), jnp.int32)), []
+    for step in steps:
+        if isinstance(step, tuple):
+            left = tuple(cache.without(*step) for cache in state.layers)
+            state = SequenceState(left, None, state.length - step[1])
+        else:
+            some, state = feed_pieces(model, state, step)
+            logits += some
+    return np.concatenate(logits)
+
+
+@partial(jax.jit, static_argnames="target")
+def feed(target: Target, params: Params, tokens: jax.Array, state: SequenceState) -> tuple[jax.Array, SequenceState]:
+    """Logits of every token [T, V], and the state after them."""
+    count = jnp.asarray([tokens.shape[0]], jnp.int32)
+    output, state = target.extend(params, tokens[None], count, state, rows="all")
+    assert output.logits is not None
+    return output.logits[0], state
+
+
+def feed_pieces(
+    model: specjax.Model, state: SequenceState, tokens: np.ndarray
+) -> tuple[list[np.ndarray], SequenceState]:
+    """Some at a time, for the rings' sake."""
+    logits = []
+    for piece in np.split(tokens, range(100, len(tokens), 100)):
+        some, state = feed(model.target, model.params, jnp.asarray(piece), state)
+        logits.append(np.asarray(some))
+    return logits, state
+
+
+def feed_and_shift(model: specjax.Model, steps: Steps) -> np.ndarray:
+    """The logits of all tokens that are fed, [T, V]."""
+    state, logits = model.decoder(specjax.GenerateOptions(draft=0)).init_state(1, SLOTS), []
+    for step in steps:
+        if isinstance(step, tuple):
+            keep, drop = (jnp.asarray([count], jnp.int32) for count in step)
+            state = shift_context(model.target, None, model.params, state, keep, drop)
+        else:
+            some, state = feed_pieces(model, state, step)
+            logits += some
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("name", ["gemma4/dense", "gemma4/edge", "step3_5/flash"])
+def test_logits_after_shifts_are_those_of_caches_that_know_no_positions(name: str) -> None:
+    """Rings go round before the first shift, and again before the last."""
+    tokens = np.random.default_rng(1).integers(0, 300, 700, dtype=np.int32)
+    first, second, third, last = np.split(tokens, [300, 400, 600])
+    steps = [first, (6, 120), second, (0, 70), third, (40, 300), last]
+    model = specjax.load(FIXTURES / name / "hf")
+    assert relative_rms(feed_and_shift(model, steps), law(model, steps)) < 1e-5
+
+
+@pytest.fixture
+def gelu_of_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs that were compiled with one GELU must not run with the other."""
+    feed.clear_cache()
+    monkeypatch.setattr(gemma4_modules, "gelu", table_gelu)
+    yield
+    feed.clear_cache()
+
+
+@pytest.mark.usefixtures("gelu_of_llama_cpp")
+@pytest.mark.parametrize("name", ["dense/qwen3", "dense/llama", "gemma4/dense"])
+def test_logits_after_shifts_match_llama_cpp(name: str) -> None:
+    """Gemma 4: up to numbers that fall to the other side of a border of llama.cpp's table, as without shifts."""
+    want = np.load(FIXTURES / name / "shift.npz")
+    first, *pieces = np.split(want["tokens"], np.cumsum(want["fed"])[:-1])
+    steps: Steps = [first]
+    for (keep, drop), piece in zip(want["shifts"].tolist(), pieces, strict=True):
+        steps += [(keep, drop), piece]
+    got = feed_and_shift(specjax.load(FIXTURES / name / "model.gguf"), steps)[want["rows"]]
+    errors = sorted(relative_rms(ours, theirs) for ours, theirs in zip(got, want["logits"], strict=True))
+    if name == "gemma4/dense":
+        assert errors[2] < 1e-5
+        assert errors[-1] < 1e-3
+    else:
+        assert errors[-1] < 1e-5
