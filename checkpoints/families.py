@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoints.errors import UnknownArchitectureError
+from checkpoints.errors import ConfigError, UnknownArchitectureError
 from checkpoints.mapping import RuleTable
 from checkpoints.rules import (
     dense,
@@ -126,9 +127,59 @@ def family_of_hf(model_type: str | None, where: str) -> Family:
     return _find(model_type, "model_type", lambda family: family.hf_model_types, where)
 
 
+def model_of_gguf(
+    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str
+) -> tuple[Config, RuleTable]:
+    """The model that a GGUF describes, and the rules for its tensors.
+
+    Args:
+        metadata: every key of the file.
+        tensors: its tensor table.
+        where: its name, for messages.
+
+    Raises:
+        UnknownArchitectureError: none of those that are known.
+        ConfigError: the metadata describe no model.
+
+    Warns:
+        MissingMTPWarning: a head is declared, and absent.
+    """
+    architecture = metadata.get("general.architecture")
+    family = family_of_gguf(architecture, where)
+    with _no_model(where):
+        _check_layers(metadata.get(f"{architecture}.block_count"), tensors)
+        config = family.config_from_gguf(metadata, tensors, where)
+        return config, family.gguf_rules(config, tensors.keys())
+
+
+def model_of_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> tuple[Config, RuleTable]:
+    """The model that a config.json describes, and the rules for its tensors; see `model_of_gguf`."""
+    family = family_of_hf(document.get("model_type"), where)
+    with _no_model(where):
+        text = document.get("text_config")
+        _check_layers((text if isinstance(text, Mapping) else document).get("num_hidden_layers"), tensors)
+        config = family.config_from_hf(document, tensors, where)
+        return config, family.hf_rules(config, tensors.keys())
+
+
 def family_of_config(config: Config) -> Family:
     """The family that a config object belongs to."""
     return next(family for family in FAMILIES if isinstance(config, family.config_type))
+
+
+@contextmanager
+def _no_model(where: str) -> Iterator[None]:
+    """Numbers of the wrong kind or size come to light at many places, up to the shapes of the parameters."""
+    try:
+        yield
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ConfigError(f"{where}: the metadata describe no model: {error}; download or convert it again") from error
+
+
+def _check_layers(count: Any, tensors: Mapping[str, TensorInfo]) -> None:
+    """A damaged count would fill the memory with layers."""
+    if isinstance(count, (int, float)) and count > len(tensors):
+        raise ValueError(f"{count} layers are declared, but there are only {len(tensors)} tensors")
 
 
 def _find(name: str | None, what: str, names_of: Callable[[Family], tuple[str, ...]], where: str) -> Family:

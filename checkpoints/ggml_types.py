@@ -76,7 +76,8 @@ def decode_rows(raw: np.ndarray, kind: GGMLType) -> np.ndarray:
         NotImplementedError: the type is not of floating-point numbers, or nobody has written a decoder for it.
     """
     if kind.code in _CODES_OF_GGUF:
-        return quants.dequantize(raw, GGMLQuantizationType(kind.code))
+        with np.errstate(all="ignore"):  # damaged scales are infinite; what becomes of them is not for NumPy to say
+            return quants.dequantize(raw, GGMLQuantizationType(kind.code))
     blocks = jnp.asarray(raw.reshape(len(raw), -1, kind.num_bytes))
     return np.asarray(FORMATS[kind.name].decode(blocks)).reshape(len(raw), -1)
 

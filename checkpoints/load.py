@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints import tokenizer_gguf, tokenizer_hf
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
-from checkpoints.families import Config, family_of_gguf, family_of_hf
+from checkpoints.families import Config, model_of_gguf, model_of_hf
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.mapping import Copy, Progress, Put, RuleTable, put_on_default_device
 from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
@@ -218,31 +218,18 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
-        return _open_orbax(OrbaxFolder(path))
+        folder = OrbaxFolder(path)
+        model_of = model_of_gguf if folder.origin == "gguf" else model_of_hf
+        config, origin = model_of(folder.metadata, folder.origin_tensors, str(path))
+        # Each parameter is a tensor by its own name there.
+        rules = RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)
+        return OpenedCheckpoint(config, folder, rules, path, "orbax", folder.metadata)
     if path.is_dir():
         directory = SafetensorsDirectory(path)
-        hf_family = family_of_hf(directory.document.get("model_type"), str(path))
-        config = hf_family.config_from_hf(directory.document, directory.tensors, str(path))
-        rules = hf_family.hf_rules(config, directory.tensors.keys())
+        config, rules = model_of_hf(directory.document, directory.tensors, str(path))
         return OpenedCheckpoint(config, directory, rules, path, "safetensors", directory.document)
     if not path.exists():
         raise FormatError(f"{path}: no such file or directory")
     file = GGUFFile(path)
-    family = family_of_gguf(file.metadata.get("general.architecture"), str(path))
-    config = family.config_from_gguf(file.metadata, file.tensors, str(path))
-    return OpenedCheckpoint(config, file, family.gguf_rules(config, file.tensors.keys()), path, "gguf", file.metadata)
-
-
-def _open_orbax(folder: OrbaxFolder) -> OpenedCheckpoint:
-    """The config follows from what the model was before; each parameter is a tensor by its own name."""
-    where, names = str(folder.path), folder.origin_tensors.keys()
-    if folder.origin == "gguf":
-        family = family_of_gguf(folder.metadata.get("general.architecture"), where)
-        config = family.config_from_gguf(folder.metadata, folder.origin_tensors, where)
-        origin = family.gguf_rules(config, names)
-    else:
-        family = family_of_hf(folder.metadata.get("model_type"), where)
-        config = family.config_from_hf(folder.metadata, folder.origin_tensors, where)
-        origin = family.hf_rules(config, names)
-    rules = RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)
-    return OpenedCheckpoint(config, folder, rules, folder.path, "orbax", folder.metadata)
+    config, rules = model_of_gguf(file.metadata, file.tensors, str(path))
+    return OpenedCheckpoint(config, file, rules, path, "gguf", file.metadata)

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints.convert.dropped_head import without_mtp_in_document, without_mtp_in_values
 from checkpoints.errors import CheckpointError, MissingMTPWarning
-from checkpoints.families import family_of_config
+from checkpoints.families import family_of_config, model_of_gguf, model_of_hf
 from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.gguf_values import GGUFValue
@@ -193,30 +193,28 @@ class SourceModel:
             raise CheckpointError(f"{self.opened.path}: --drop-mtp: an assistant is nothing but a head")
         self.origin_tensors = {name: info for name, info in self.origin_tensors.items() if name not in head}
         self.kept = Subset(self.kept, {n: info for n, info in self.kept.tensors.items() if n not in head})
-        family, where = family_of_config(self.opened.config), str(self.opened.path)
-        if self.values is not None:
-            self.values = without_mtp_in_values(self.values)
-            metadata: Mapping[str, Any] = {key: value.value for key, value in self.values.items()}
-            config = family.config_from_gguf(metadata, self.origin_tensors, where)
-        else:
-            assert self.document is not None
-            self.document = metadata = without_mtp_in_document(self.document)
-            config = family.config_from_hf(metadata, self.origin_tensors, where)
+        where, metadata = str(self.opened.path), self._metadata_without_mtp()
+        model_of = model_of_gguf if self.origin == "gguf" else model_of_hf
+        config, origin = model_of(metadata, self.origin_tensors, where)
         old = self.opened.source
         if self.opened.format == "orbax":
             tensors = {name: info for name, info in old.tensors.items() if not name.startswith("mtp.")}
         else:
             tensors = dict(self.origin_tensors)
-        opened = replace(self.opened, config=config, metadata=metadata, source=Subset(old, tensors))
-        rules_of_origin = self._rules_for(opened)
-        self._use(replace(opened, rules=rules_of_origin))
+        chosen = origin
+        if self.opened.format == "orbax":
+            copies = tuple(Copy(path, path) for path in origin.shapes)
+            chosen = RuleTable(copies, {}, origin.shapes, origin.integers)
+        source = Subset(old, tensors)
+        self._use(replace(self.opened, config=config, metadata=metadata, source=source, rules=chosen))
 
-    def _rules_for(self, opened: OpenedCheckpoint) -> RuleTable:
-        self.opened = opened
-        rules = self.origin_rules
-        if opened.format != "orbax":
-            return rules
-        return RuleTable(tuple(Copy(path, path) for path in rules.shapes), {}, rules.shapes, rules.integers)
+    def _metadata_without_mtp(self) -> Mapping[str, Any]:
+        if self.values is not None:
+            self.values = without_mtp_in_values(self.values)
+            return {key: value.value for key, value in self.values.items()}
+        assert self.document is not None
+        self.document = without_mtp_in_document(self.document)
+        return self.document
 
     def _type(self, rule: Rule) -> str:
         types = {self.opened.source.tensors[name].type for name in rule.sources}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from checkpoints.convert.source_model import SourceModel
+from checkpoints.errors import CheckpointError
 from checkpoints.load import OpenedCheckpoint
 from checkpoints.mapping import Progress, is_matrix
 from checkpoints.verifier.findings import Report
@@ -21,8 +22,11 @@ def check(opened: OpenedCheckpoint, report: Report, progress: Progress | None = 
     for rule in opened.rules.rules:
         if not rule.sources:
             continue
-        for path in rule.paths:
-            _values(model, path, report)
+        try:
+            for path in rule.paths:
+                _values(model, path, report)
+        except CheckpointError as error:
+            report.error(str(error), "the file is damaged: download or convert it again")
         done += sum(source.tensors[name].num_bytes for name in rule.sources)
         if progress is not None:
             progress(min(done, total), total)

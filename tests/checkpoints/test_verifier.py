@@ -1,0 +1,218 @@
+"""Each violation of a family's invariants is found, named and explained; bad bytes never end in a traceback."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from safetensors.numpy import load_file, save_file
+from tiny_checkpoints import edit_gguf, make_config, make_params, make_tokenizer, write_tiny_gguf
+
+import checkpoints
+from checkpoints import CheckpointError
+from checkpoints.convert import ConvertOptions, prepare
+from checkpoints.gguf_file import GGUFFile
+from checkpoints.verifier import verify
+from specjax.loading import bundled_model
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ASSISTANT = FIXTURES / "gemma4/edge/assistant"
+
+
+def errors(path: Path, **options: Any) -> str:
+    return "\n".join(f"{finding.what} | {finding.fix}" for finding in verify(path, **options).errors)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("good") / "good.gguf", make_config(), weights="Q8_0")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dense/llama/hf", "gemma4/moe/hf", "gemma4/edge/assistant", "gemma4/dense/assistant.gguf", "step3_5/flash/hf"],
+)
+def test_good_models_have_no_findings(name: str) -> None:
+    assert not verify(FIXTURES / name).findings
+
+
+def test_the_bundled_model_has_no_findings() -> None:
+    report = verify(bundled_model())
+    assert not report.findings
+    assert any("finite" in line for line in report.checked)
+
+
+def test_an_orbax_folder_is_verified_too(good: Path, tmp_path: Path) -> None:
+    prepare(good, tmp_path / "m.orbax").run()
+    assert not verify(tmp_path / "m.orbax").findings
+    next((tmp_path / "m.orbax" / "ocdbt.process_0" / "d").iterdir()).write_bytes(b"")
+    assert "cannot be read" in errors(tmp_path / "m.orbax")
+
+
+def _edit(**changes: Any) -> Callable[[Path, Path], Path]:
+    return lambda source, target: edit_gguf(source, target, **changes)
+
+
+def _f32(shape: tuple[int, ...], value: float = 0.5) -> tuple[np.ndarray, GGMLQuantizationType]:
+    return np.full(shape, value, np.float32), GGMLQuantizationType.F32
+
+
+HEAD = ("blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight")
+INFINITE = np.tile(np.frombuffer(np.float16(np.inf).tobytes() + bytes(range(32)), np.uint8), (96, 2))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_edit(drop=HEAD), "the MTP head is incomplete: tensor blk.3"),
+        (_edit(drop=[f"blk.3.{n}" for n in ("x",)], drop_keys=["qwen35.nextn_predict_layers"]), "lack a declaration"),
+        (_edit(drop=["output_norm.weight"]), "tensor output_norm.weight (64,) is missing"),
+        (_edit(retype={"blk.2.attn_k.weight": _f32((64, 32))}), "expected (32, 64), got (64, 32)"),
+        (_edit(retype={"blk.1.ffn_up.weight": (np.zeros((96, 64), np.int32), GGMLQuantizationType.I32)}), "not a type"),
+        (_edit(retype={"blk.1.ffn_up.weight": _f32((96, 64), np.nan)}), "values are not finite: 6144 of 6144"),
+        (
+            _edit(retype={"blk.1.ffn_up.weight": (INFINITE, GGMLQuantizationType.Q8_0)}),
+            "scales of blocks are not finite",
+        ),
+        (
+            _edit(retype={"blk.1.ffn_up.weight": _f32((96, 64), 0)}),
+            "every value is zero | so look files whose download",
+        ),
+        (_edit(keys={"general.architecture": "mamba"}), "'mamba' is not known"),
+        (_edit(keys={"qwen35.block_count": "four"}), "describe no model"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_damage_to_a_gguf_is_explained(
+    damage: Callable[[Path, Path], Path], message: str, good: Path, tmp_path: Path
+) -> None:
+    assert message in errors(damage(good, tmp_path / "bad.gguf"))
+
+
+def test_values_are_left_unread_when_fast(good: Path, tmp_path: Path) -> None:
+    bad = edit_gguf(good, tmp_path / "bad.gguf", retype={"blk.1.ffn_up.weight": _f32((96, 64), np.nan)})
+    assert not verify(bad, fast=True).errors
+
+
+def test_a_declared_head_that_is_absent_is_an_error(good: Path, tmp_path: Path) -> None:
+    head = [name for name in GGUFFile(good).tensors if name.startswith("blk.3.")]
+    assert "--drop-mtp" in errors(edit_gguf(good, tmp_path / "bad.gguf", drop=head))
+
+
+def test_small_tensors_that_llama_cpp_wants_in_f32_are_noted(good: Path, tmp_path: Path) -> None:
+    half = np.ones(64, np.float16), GGMLQuantizationType.F16
+    report = verify(edit_gguf(good, tmp_path / "bad.gguf", retype={"output_norm.weight": half}))
+    assert not report.errors
+    assert "output_norm.weight (F16)" in report.findings[0].what
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(ASSISTANT, tmp_path / "assistant")
+    return tmp_path / "assistant"
+
+
+def _change(folder: Path, **tensors: np.ndarray) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {name.replace("__", "."): x for name, x in tensors.items()}, path)
+
+
+def test_an_ordering_must_be_a_permutation(folder: Path) -> None:
+    ordering = load_file(folder / "model.safetensors")["masked_embedding.token_ordering"].copy()
+    ordering[0] = ordering[1]
+    _change(folder, masked_embedding__token_ordering=ordering)
+    assert "1 are missing, 1 occur more than once" in errors(folder)
+
+
+def test_centroids_must_share_the_vocabulary(folder: Path) -> None:
+    document = json.loads((folder / "config.json").read_text())
+    count = document["num_centroids"] + 1
+    (folder / "config.json").write_text(json.dumps(document | {"num_centroids": count}))
+    assert f"{count}" in errors(folder)
+
+
+def test_older_assistants_are_explained(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "old.gguf", "gemma4_assistant")
+    writer.add_tensor("mtp.pre_projection.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert "before llama.cpp could run it" in errors(tmp_path / "old.gguf")
+
+
+def test_tokens_beyond_the_table_and_a_head_that_is_not_tied(tmp_path: Path) -> None:
+    config = make_config(vocab_size=260, tied_embeddings=True)
+    checkpoints.write_hf(tmp_path / "hf", config, make_params(config), make_tokenizer())
+    _change(tmp_path / "hf", lm_head__weight=np.ones((260, 64), np.float32))
+    found = errors(tmp_path / "hf")
+    assert "the tokenizer has 265 tokens, but the embedding table 260 rows" in found
+    assert "special tokens are outside the vocabulary of 260: [262" in found
+    assert "lm_head.weight is not the embedding table" in found
+
+
+@pytest.mark.parametrize("path", ["absent.gguf", "."])
+def test_what_is_no_model_is_said(path: str, tmp_path: Path) -> None:
+    assert errors(tmp_path / path)
+
+
+def _mutate(value: Any, rng: random.Random) -> Any:
+    """A JSON document with one value that is something else."""
+    if isinstance(value, dict) and value:
+        key = rng.choice(list(value))
+        return value | {key: _mutate(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        i = rng.randrange(len(value))
+        return [*value[:i], _mutate(value[i], rng), *value[i + 1 :]]
+    return rng.choice([None, -1, 0, 1e300, "x", [], {}, True, [1], 2**70, 1.5])
+
+
+def _damage(file: Path, rng: random.Random) -> None:
+    if file.suffix == ".json" and rng.random() < 0.7:
+        file.write_text(json.dumps(_mutate(json.loads(file.read_text()), rng)))
+        return
+    raw = bytearray(file.read_bytes())
+    for _ in range(rng.choice([1, 1, 1, 4, 20])):
+        at = rng.randrange(min(len(raw), 20_000)) if raw else 0
+        match rng.randrange(5):
+            case 0 | 1 if raw:
+                raw[at] = rng.randrange(256)
+            case 2:
+                del raw[rng.randrange(len(raw) + 1) :]
+            case 3:
+                del raw[at : at + rng.randrange(1, 64)]
+            case _:
+                raw[at:at] = rng.randbytes(rng.randrange(1, 16))
+    file.write_bytes(raw)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["qwen3_5/moe/model.gguf", "step3_5/flash/hf", "gemma4/edge/assistant", "orbax"])
+def test_random_damage_ends_in_an_explanation_or_in_a_model(name: str, seed: int, good: Path, tmp_path: Path) -> None:
+    """Bytes are changed, cut out and put in; JSON values are replaced. Only the package's own errors may come of it."""
+    rng, source = random.Random(f"{name} {seed}"), FIXTURES / name
+    if name == "orbax":
+        source = tmp_path / "source.orbax"
+        prepare(good, source).run()
+    for round_number in range(8):
+        path = tmp_path / f"{round_number}{source.suffix}"
+        if source.is_file():
+            shutil.copy(source, path)
+            _damage(path, rng)
+        else:
+            shutil.copytree(source, path)
+            _damage(rng.choice(sorted(file for file in path.rglob("*") if file.is_file())), rng)
+        verify(path)
+        try:
+            prepare(path, tmp_path / "out.gguf", ConvertOptions("gguf", force=True)).run()
+        except CheckpointError as error:
+            assert str(error)
