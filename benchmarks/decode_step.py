@@ -1,0 +1,101 @@
+"""A whole step of decoding from a quantized GGUF: milliseconds here and in llama.cpp, on the same file and threads.
+
+    python benchmarks/decode_step.py --llama-bench path/to/llama-bench
+
+Random weights in the shape of Qwen3.5-0.8B, written to a temporary folder. A step of one row is plain decoding, one of
+four rows verifies three drafts; llama.cpp computes them as `tg` and `pp4` of llama-bench, the latter with the logits of
+the last row only. `read` is the share of the rate at which this machine reads memory, measured in the same run, that
+one row reaches. Programs take turns and the best of each counts; without --llama-bench its columns stay empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from machine import description, read_rate
+from random_model import write_random_model
+from verify_cost import shape_of_0_8b
+
+import specjax
+from specjax.batch import warm_up_prefill
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.draft_control import DraftConfig
+from specjax.model import Model
+from specjax.profiling import round_cost
+
+ROWS = (1, 4)
+FILES = (("Q8_0", "Q8_0"), ("Q4_0", "Q6_K"), ("Q4_K", "Q6_K"))
+"""Block formats of the layers and of the embedding table, as files named Q8_0, Q4_0 and Q4_K_S have them."""
+
+
+def ours(model: Model, context: int) -> dict[int, float]:
+    """Seconds of a step by rows."""
+    seconds = {}
+    for rows in ROWS:
+        decoder = Decoder(model.target, model.drafter if rows > 1 else None, draft=DraftConfig(n_max=rows - 1))
+        state = warm_up_prefill(decoder, model.params, 1, context, [])
+        seconds[rows] = round_cost(decoder, model.params, state).verify
+    return seconds
+
+
+def theirs(program: Path, model: Path, threads: int) -> dict[int, float]:
+    """Seconds of a step by rows, in llama.cpp."""
+    command = [program, "-m", model, "-t", threads, "-p", max(ROWS), "-n", 16, "-r", 5, "-o", "json"]
+    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+    return {
+        run["n_prompt"] or 1: min(run["samples_ns"]) / 1e9 / (1 if run["n_prompt"] else run["n_gen"])
+        for run in json.loads(done.stdout)
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM")
+    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; XLA takes all cores")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocab", type=int, default=65536)
+    parser.add_argument("--context", type=int, default=128, help="slots of the KV caches")
+    parser.add_argument("--turns", type=int, default=2)
+    args = parser.parse_args()
+
+    print(
+        f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}; ms, x: times as fast as llama.cpp"
+    )
+    print(
+        f"{'file':<12} {'GB':>5} {'':>4} {'read':>5} {'1 row':>7} {'llama':>7} {'x':>5} {'4 rows':>7} {'llama':>7} {'x':>5}"
+    )
+    pieces = jnp.split(jnp.ones((8 << 20, 8), jnp.float32), 8)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, head in FILES:
+            path = Path(folder) / f"{kind}.gguf"
+            write_random_model(path, shape_of_0_8b(args.layers, args.vocab), kind, head)
+            models = {act: specjax.load(path, packed=act) for act in ("a16", "a8")}
+            trunk_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(models["a16"].params["target"]))
+            best: dict[tuple[str, int], float] = {}
+            for _ in range(args.turns):
+                measured = {act: ours(model, args.context) for act, model in models.items()}
+                if args.llama_bench is not None:
+                    measured["llama"] = theirs(args.llama_bench, path, args.threads)
+                for name, seconds in measured.items():
+                    for rows, value in seconds.items():
+                        best[name, rows] = min(value, best.get((name, rows), value))
+            limit = trunk_bytes / max(read_rate(pieces) for _ in range(args.turns))
+            for act in models:
+                cells = [f"{kind:<12} {path.stat().st_size / 1e9:>5.2f} {act:>4} {limit / best[act, 1]:>5.2f}"]
+                for rows in ROWS:
+                    other = best.get(("llama", rows))
+                    cells.append(f"{best[act, rows] * 1e3:>7.1f} {other * 1e3 if other else float('nan'):>7.1f}")
+                    cells.append(f"{other / best[act, rows] if other else float('nan'):>5.2f}")
+                print(" ".join(cells), flush=True)
+            path.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Write a GGUF with random weights in the shape of a released model: what it says is noise, what it costs is not.
+
+    python benchmarks/random_model.py /tmp/q4.gguf --type Q4_K --layers 24
+
+The packed bytes are drawn directly, with scales that give every matrix a standard deviation of about 0.02; nothing is
+quantized, so a gigabyte takes seconds. Vectors and convolutions are those of a fresh initialisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from verify_cost import shape_of_0_8b
+
+import checkpoints
+from checkpoints.families import family_of_config
+from checkpoints.ggml_types import GGML_TYPES
+from checkpoints.gguf_stream import TensorEntry, write_stream
+from checkpoints.gguf_values import typed
+from checkpoints.mapping import is_matrix
+from checkpoints.tokenizer_gguf import to_metadata
+from pallas_kernels.quant_matmul import FORMATS
+from specjax.loading import bundled_model
+from specjax.models.qwen3_5.config import Qwen35Config
+
+DEVIATION = 0.02
+SCALES = {
+    # (byte of a float16, its value over the standard deviation of the matrix)
+    "Q8_0": ((0, 1 / 74),),
+    "Q4_0": ((0, 1 / 4.6),),
+    "Q4_K": ((0, 1 / 180), (2, 7.5 / 180)),
+    "Q5_K": ((0, 1 / 360), (2, 15.5 / 360)),
+    "Q6_K": ((208, 1 / 1350),),
+    "IQ4_XS": ((0, 1 / 1200),),
+}
+"""Where the scales of a block lie whose other bytes are random."""
+SMALL = ("ssm_alpha.weight", "ssm_beta.weight")
+"""Matrices that quantizers leave alone."""
+
+
+def random_blocks(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The bytes of a random matrix in a block format, [..., bytes of a row]."""
+    kind = FORMATS[name]
+    blocks = rng.integers(0, 256, (math.prod(shape) // kind.values, kind.num_bytes), np.uint8)
+    for at, value in SCALES[name]:
+        blocks[:, at : at + 2] = np.array([DEVIATION * value], np.float16).view(np.uint8)
+    return blocks.reshape(*shape[:-1], kind.row_bytes(shape[-1]))
+
+
+def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | None = None) -> int:
+    """Write the file; returns how many bytes its tensors have.
+
+    Args:
+        path: the file.
+        config: its hyper-parameters.
+        kind: block format of the matrices.
+        head: block format of the embedding table and the output head, if it is another.
+    """
+    rng = np.random.default_rng(0)
+    family = family_of_config(config)
+    table = family.gguf_rules(config, ())
+    entries: list[TensorEntry] = []
+    for rule in table.rules:
+        matrix = all(is_matrix(path, table.shapes[path]) for path in rule.paths)
+        stored = rule.source_shapes([table.shapes[path] for path in rule.paths])
+        for name, shape in zip(rule.sources, stored, strict=True):
+            own = head if head and name in ("token_embd.weight", "output.weight") else kind
+            packed = matrix and shape[-1] % FORMATS[own].values == 0 and not name.endswith(SMALL)
+            entries.append(TensorEntry(name, shape, GGML_TYPES[own if packed else "F32"]))
+
+    def data() -> Iterator[np.ndarray]:
+        for entry in entries:
+            if entry.type.name in FORMATS:
+                yield random_blocks(rng, entry.type.name, entry.shape)
+            elif entry.name.endswith("norm.weight"):
+                yield np.ones(entry.shape, np.float32)
+            elif entry.name.endswith("ssm_a"):
+                yield -rng.uniform(1, 16, entry.shape).astype(np.float32)
+            else:
+                yield (DEVIATION * rng.standard_normal(entry.shape)).astype(np.float32)
+
+    tokenizer = checkpoints.open_checkpoint(bundled_model()).tokenizer(required=True)
+    assert tokenizer is not None
+    keys = {
+        "general.architecture": config.architecture,
+        "general.name": f"random weights, {kind}",
+        **family.config_to_gguf(config),
+        **to_metadata(tokenizer, config.vocab_size),
+    }
+    write_stream(path, {key: typed(key, value) for key, value in keys.items()}, entries, data())
+    return sum(entry.num_bytes for entry in entries)
+
+
+def main() -> None:
+    """Write one file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--type", choices=list(SCALES), default="Q8_0")
+    parser.add_argument("--head", choices=list(SCALES), help="of the embedding table (default: as the others)")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocab", type=int, default=65536)
+    args = parser.parse_args()
+    size = write_random_model(args.path, shape_of_0_8b(args.layers, args.vocab), args.type, args.head)
+    print(f"{args.path}: {size / 1e9:.2f} GB of tensors")
+
+
+if __name__ == "__main__":
+    main()
