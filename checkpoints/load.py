@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from checkpoints import tokenizer_gguf, tokenizer_hf
+from checkpoints import heap, tokenizer_gguf, tokenizer_hf
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
 from checkpoints.families import Config, model_of_gguf, model_of_hf
 from checkpoints.gguf_file import GGUFFile
@@ -131,6 +132,8 @@ class OpenedCheckpoint:
         kind = _matrix_dtype(dtype)
         tokenizer = self.tokenizer(required=need_tokenizer)
         params = self.rules.load(self.source, str(self.path), kind, progress, put, packed)
+        jax.block_until_ready(params)
+        heap.release()
         return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata)
 
 

@@ -268,10 +268,11 @@ class RuleTable:
             self._warn_of_decoding(source, where, dtype)
         for rule in self.rules:
             format = self._format(rule, source) if packed is not None else None
-            if packed is not None and format is not None:
-                parameters = self._read_packed(rule, source, format, packed)
-            else:
-                parameters = self._read(rule, source, self._kind(rule, dtype))
+            parameters: Iterator[tuple[str, Parameter]] = (
+                self._read(rule, source, self._kind(rule, dtype))
+                if packed is None or format is None
+                else self._read_packed(rule, source, format, packed)
+            )
             for path, parameter in parameters:
                 flat[path] = put(path, parameter)
             done += sum(source.tensors[name].num_bytes for name in rule.sources)
@@ -300,7 +301,7 @@ class RuleTable:
             for i, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
                 yield name, shape, _Tensor(rule, i, shape, tuple(flat[path] for path in rule.paths))
 
-    def _read(self, rule: Rule, source: TensorSource, kind: DTypeLike) -> Iterator[tuple[str, np.ndarray]]:
+    def _read(self, rule: Rule, source: TensorSource, kind: DTypeLike) -> Iterator[tuple[str, Parameter]]:
         tensors = (
             source.read(name, kind).reshape(shape)
             for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
@@ -310,7 +311,7 @@ class RuleTable:
 
     def _read_packed(
         self, rule: Rule, source: TensorSource, format: str, act: Activations
-    ) -> Iterator[tuple[str, QTensor]]:
+    ) -> Iterator[tuple[str, Parameter]]:
         tensors = (
             source.read_blocks(name).reshape(*shape[:-1], -1)
             for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from checkpoints import TextTokenizer
+from pallas_kernels.quant_matmul import QTensor
 from specjax.batch import Batch, Emission, check_prompts, finish_reason
 from specjax.context_shift import DEFAULT_KEEP, WhenFull
 from specjax.decoding.decoder import Decoder
@@ -54,11 +55,13 @@ class Model:
     _compiled: set[tuple] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
+        size, num_bytes = sum(leaf.size for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
         drafter = f"drafted for by {type(self.drafter).__name__}" if self.drafter else "without drafter"
         c = self.config
         return (
-            f"Model({self.path.name}: {c.architecture}, {size / 1e6:.1f} M parameters, {c.num_layers} layers,"
+            f"Model({self.path.name}: {c.architecture}, {size / 1e6:.1f} M parameters in"
+            f" {num_bytes / 1e6:.1f} MB, {c.num_layers} layers,"
             f" {drafter}, V={c.vocab_size}, context {c.context_length})"
         )
 

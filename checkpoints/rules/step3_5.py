@@ -85,6 +85,11 @@ class RopeFactors:
         """See `checkpoints.mapping.Rule`."""
         return (self.path,)
 
+    @property
+    def keeps_rows(self) -> bool:
+        """See `checkpoints.mapping.Rule`."""
+        return False
+
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """See `checkpoints.mapping.Rule`."""
         return [(self.stored,)]

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from pallas_kernels.quant_matmul.formats import FORMATS, BlockFormat
@@ -32,7 +33,7 @@ class QTensor:
         act: how kernels of integers round the other factor.
     """
 
-    parts: dict[str, Array]
+    parts: dict[str, Any]
     format: str = field(metadata={"static": True})
     rows: int = field(metadata={"static": True})
     width: int = field(metadata={"static": True})
@@ -77,7 +78,7 @@ class QTensor:
         return f"QTensor({self.format} {list(self.shape)}, {self.layout}, {self.act})"
 
 
-def from_blocks(blocks: Array, format: str, act: Activations = "a16") -> QTensor:
+def from_blocks(blocks: Array | np.ndarray, format: str, act: Activations = "a16") -> QTensor:
     """A QTensor of the bytes of a file.
 
     Args:
