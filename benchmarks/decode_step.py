@@ -65,12 +65,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
 
-    print(
-        f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}; ms, x: times as fast as llama.cpp"
-    )
-    print(
-        f"{'file':<12} {'GB':>5} {'':>4} {'read':>5} {'1 row':>7} {'llama':>7} {'x':>5} {'4 rows':>7} {'llama':>7} {'x':>5}"
-    )
+    print(f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}")
+    print("milliseconds; x: how many times as fast as llama.cpp")
+    columns = " ".join(f"{name:>7} {'llama':>7} {'x':>5}" for name in ("1 row", "4 rows"))
+    print(f"{'file':<12} {'GB':>5} {'':>4} {'read':>5} {columns}")
     pieces = jnp.split(jnp.ones((8 << 20, 8), jnp.float32), 8)
     with tempfile.TemporaryDirectory() as folder:
         for kind, head in FILES:
