@@ -134,13 +134,14 @@ def _remove_abandoned(path: Path) -> None:
 def _disk_full_said(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        if error.errno not in _FULL:
+    except (OSError, CheckpointError) as error:
+        cause = error.__cause__ if isinstance(error, CheckpointError) else error  # of a file in a folder, or its own
+        if not isinstance(cause, OSError) or cause.errno not in _FULL:
             raise
         raise CheckpointError(
-            f"{path}: cannot be written: {error.strerror}. What was written of it is removed; make room, or choose"
+            f"{path}: cannot be written: {cause.strerror}. What was written of it is removed; make room, or choose"
             " another place"
-        ) from error
+        ) from cause
 
 
 def _sync(path: Path) -> None:

@@ -1,0 +1,114 @@
+"""A model file of some size, and conversions of it in a process of their own: measured, or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tiny_checkpoints import make_config, make_tokenizer, write_tiny_gguf
+
+from checkpoints.convert import ConvertOptions, prepare
+from checkpoints.ggml_types import GGML_TYPES
+from checkpoints.gguf_stream import TensorEntry, write_stream
+from checkpoints.gguf_values import typed
+from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
+from checkpoints.rules.qwen3_5 import gguf_rules
+from specjax.models.qwen3_5 import hybrid_layer_types
+
+MB = 1 << 20
+
+
+def write_large(path: Path, vocab_size: int, layers: int) -> int:
+    """A Q8_0 model of width 512 with random bytes for weights; returns the bytes of its largest tensor."""
+    config = make_config(
+        vocab_size=vocab_size, width=512, mlp_width=1536, layer_types=hybrid_layer_types(layers, 4), head_width=64
+    )
+    table = gguf_rules(config)
+    entries = []
+    for rule in table.rules:
+        for name, shape in zip(rule.sources, rule.source_shapes([table.shapes[p] for p in rule.paths]), strict=True):
+            kind = "F32" if stays_f32(name, shape) else "Q8_0"
+            entries.append(TensorEntry(name, shape, GGML_TYPES[kind]))
+
+    def data() -> Iterator[np.ndarray]:
+        rng = np.random.default_rng(0)
+        for entry in entries:
+            if entry.type.name == "F32":
+                yield -np.abs(rng.standard_normal(entry.shape, np.float32)) - 0.1
+                continue
+            blocks = rng.integers(0, 256, (entry.num_bytes // 34, 34), np.uint8)
+            blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+            yield blocks
+
+    keys = gguf_metadata(config, make_tokenizer(), FILE_TYPES["Q8_0"])
+    write_stream(path, {key: typed(key, value) for key, value in keys.items()}, entries, data())
+    return max(entry.num_bytes for entry in entries)
+
+
+def convert(source: Path, destination: Path, kind: str, split_bytes: int | None = None) -> None:
+    options = ConvertOptions(kind, force=True, split_bytes=split_bytes)  # type: ignore[arg-type]
+    prepare(source, destination, options).run()
+
+
+def measure(folder: Path) -> dict[str, float]:
+    """Peak memory of conversions, over what the process had before, in bytes of the largest tensor."""
+    write_tiny_gguf(folder / "tiny.gguf", make_config())
+    ways = (("gguf", "orbax"), ("orbax", "gguf"), ("gguf", "hf"), ("hf", "gguf"))
+    for source, kind in ways:  # what is imported and started once is no matter of the model's size
+        convert(folder / f"tiny.{source}", folder / f"tiny.{kind}", kind)
+    largest = 2 * write_large(folder / "large.gguf", 24_000, 32)  # as BF16, which it becomes in safetensors
+    peaks = {}
+    for source, kind in ways:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _memory("VmRSS")
+        convert(folder / f"large.{source}", folder / f"large.{kind}", kind)
+        peaks[f"{source} to {kind}"] = (_memory("VmHWM") - before) / largest
+    return peaks
+
+
+def _memory(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def kill(source: Path, destination: Path, kind: str, split_bytes: int, times: int) -> None:
+    """Kill conversions after random times; after each, print the names in the destination's folder."""
+    rng, started = random.Random(0), time.monotonic()
+    child = _start(source, destination, kind, split_bytes)
+    os.waitpid(child, 0)
+    seconds = time.monotonic() - started
+    for path in list(destination.parent.iterdir()):
+        path.rename(destination.parent.parent / f"whole-{path.name}")
+    for i in range(times):
+        child = _start(source, destination, kind, split_bytes)
+        time.sleep(seconds * 1.1 * (i + rng.random()) / times)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print(json.dumps(sorted(path.name for path in destination.parent.iterdir())), flush=True)
+        sys.stdin.readline()
+
+
+def _start(source: Path, destination: Path, kind: str, split_bytes: int) -> int:
+    child = os.fork()  # what is imported need not be imported again
+    if child:
+        return child
+    try:
+        convert(source, destination, kind, split_bytes or None)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "measure":
+        print(json.dumps(measure(Path(sys.argv[2]))))
+    else:
+        kill(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))

@@ -1,0 +1,136 @@
+"""Conversions of what is larger than memory, on disks that are full, and of processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from large_model import write_large
+from tiny_checkpoints import make_config, write_tiny_gguf
+
+import checkpoints
+from checkpoints import CheckpointError
+from checkpoints.convert import ConvertOptions, prepare, remove
+from checkpoints.gguf_file import GGUFFile
+
+SCRIPT = Path(__file__).with_name("large_model.py")
+PATHS = os.pathsep.join([str(SCRIPT.parents[2]), str(SCRIPT.parent)])
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_memory_follows_the_largest_tensor_not_the_model(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "measure", str(tmp_path)]
+    ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    peaks = json.loads(ran.stdout.splitlines()[-1])
+    assert len(peaks) == 4
+    assert all(peak < 3 for peak in peaks.values()), peaks
+
+
+SPLIT = 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "times"),
+    [
+        ("gguf", 0, 3),
+        ("orbax", 0, 3),
+        *(pytest.param(*case, 20, marks=pytest.mark.slow) for case in (("gguf", SPLIT), ("hf", SPLIT), ("orbax", 0))),
+    ],
+)
+def test_a_killed_conversion_leaves_a_whole_model_or_none(kind: str, split: int, times: int, tmp_path: Path) -> None:
+    """After every kill, whatever has a name is the whole result; and then the conversion can be run again."""
+    source, folder = tmp_path / "source.gguf", tmp_path / "out"
+    write_large(source, 4000, 4)
+    folder.mkdir()
+    destination = folder / ("model.gguf" if kind == "gguf" else "model")
+    command = [sys.executable, str(SCRIPT), "kill", *map(str, (source, destination, kind, split, times))]
+    states = []
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            states.append(_state(source, folder, json.loads(line)))
+            process.stdin.write("\n")
+            process.stdin.flush()
+    assert len(states) == times
+    assert "none" in states
+    prepare(source, destination, ConvertOptions(kind, force=True, split_bytes=split or None)).run()  # type: ignore[arg-type]
+    left = [path.name for path in folder.iterdir()]
+    assert not [name for name in left if name.startswith(".")]
+    assert _state(source, folder, left) == "whole"
+
+
+def _state(source: Path, folder: Path, names: list[str]) -> str:
+    """Whether a model is there; fails on anything between none and the whole. What is there is removed."""
+    visible = sorted(folder / name for name in names if not name.startswith("."))
+    if not visible:
+        return "none"
+    if "-of-" in visible[0].name and "-00001-of-" not in visible[0].name:
+        for path in visible:
+            with pytest.raises(CheckpointError, match="no such file"):
+                GGUFFile(path)
+        state = "none"
+    else:
+        assert not prepare(source, folder / "unused.gguf").compare(visible).wrong
+        state = "whole"
+    remove(visible)
+    return state
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """Files cannot grow beyond some bytes: the error of a full disk, without one."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("kind", ["gguf", "hf", "orbax"])
+def test_a_full_disk_is_said_and_keeps_nothing(kind: str, tmp_path: Path) -> None:
+    source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
+    conversion = prepare(source, tmp_path / "model", ConvertOptions(kind))  # type: ignore[arg-type]
+    with full_disk(20_000), pytest.raises(CheckpointError, match=r"model: cannot be written: .*make room"):
+        conversion.run()
+    assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
+    conversion.run()
+    assert checkpoints.describe(tmp_path / "model").problems is None
+
+
+@pytest.mark.parametrize("kind", ["gguf", "hf", "orbax"])
+def test_an_interrupt_keeps_what_was_there(kind: str, tmp_path: Path) -> None:
+    source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
+    older = write_tiny_gguf(tmp_path / "older.gguf", make_config(moe=True))
+    prepare(older, tmp_path / "model", ConvertOptions(kind)).run()  # type: ignore[arg-type]
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    conversion = prepare(source, tmp_path / "model", ConvertOptions(kind, force=True))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        conversion.run(interrupt)
+    assert checkpoints.describe(tmp_path / "model").config == make_config(moe=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "older.gguf", "source.gguf"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error of the system, which names the place; root may write everywhere, so the place is no folder."""
+    source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
+    for kind in ("gguf", "hf", "orbax"):
+        conversion = prepare(source, source / "model", ConvertOptions(kind))  # type: ignore[arg-type]
+        with pytest.raises(OSError, match=r"source\.gguf"):
+            conversion.run()
