@@ -75,32 +75,30 @@ struct Avx2 {
     return _mm256_set1_epi32(bits);
   }
 
-  template <int R, bool wide, int begin, int end>
-  static inline __attribute__((always_inline)) void Dot(const uint8_t* codes, const uint8_t* x, int64_t stride,
-                                                        Ints* sums) {
-    const auto record = [=](int r) { return reinterpret_cast<const Record*>(x + stride * r); };
+  template <int R, bool wide, int begin, int end, typename Values>
+  static inline __attribute__((always_inline)) void Dot(const Values& values, const uint8_t* x, Ints* sums) {
+    const auto* records = reinterpret_cast<const Record*>(x);
     for (int r = 0; r < R; ++r) {
-      sums[r].half[0] = sums[r].half[1] = _mm256_set1_epi32(record(r)->rounded.bias[begin > 0]);
+      sums[r].half[0] = sums[r].half[1] = _mm256_set1_epi32(records[r].rounded.bias[begin > 0]);
     }
-#pragma GCC unroll 8
-    for (int quad = begin; quad < end; ++quad) {
-      __m256i even[2], odd[2];
+    ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
+      const Bytes codes = values(quad);
+      __m256i w[2], even[2], odd[2];
+      std::memcpy(w, &codes, sizeof w);
       for (int half = 0; half < 2; ++half) {
-        const auto* at = reinterpret_cast<const __m256i*>(codes + kVector * quad) + half;
-        const __m256i w = _mm256_loadu_si256(at);
-        even[half] = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
-        odd[half] = _mm256_srli_epi16(w, 8);
+        even[half] = _mm256_and_si256(w[half], _mm256_set1_epi16(0xff));
+        odd[half] = _mm256_srli_epi16(w[half], 8);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        const __m256i x_even = Pair(record(r)->codes[quad][0]), x_odd = Pair(record(r)->codes[quad][1]);
+        const __m256i x_even = Pair(records[r].codes[quad][0]), x_odd = Pair(records[r].codes[quad][1]);
         for (int half = 0; half < 2; ++half) {
           const __m256i products =
               _mm256_add_epi32(_mm256_madd_epi16(even[half], x_even), _mm256_madd_epi16(odd[half], x_odd));
           sums[r].half[half] = _mm256_add_epi32(sums[r].half[half], products);
         }
       }
-    }
+    });
   }
 };
 

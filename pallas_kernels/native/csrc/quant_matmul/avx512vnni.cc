@@ -40,27 +40,31 @@ struct Avx512Vnni : BytePlanes {
     return _mm512_set1_epi32(bits);
   }
 
-  template <int R, bool wide, int begin, int end>
-  static inline __attribute__((always_inline)) void Dot(const uint8_t* codes, const uint8_t* x, int64_t stride,
-                                                        Ints* sums) {
-    const auto record = [=](int r) { return reinterpret_cast<const Record<wide>*>(x + stride * r); };
+  template <int R, bool wide, int begin, int end, typename Values>
+  static inline __attribute__((always_inline)) void Dot(const Values& values, const uint8_t* x, Ints* sums) {
+    const auto* records = reinterpret_cast<const Record<wide>*>(x);
+    Ints w[end - begin];
+    ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
+      w[quad - begin] = reinterpret_cast<Ints>(values(quad));
+    });
     const auto pass = [&](int plane) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int quad = begin; quad < end; ++quad) {
-        const Ints w = _mm512_loadu_si512(codes + kVector * quad);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) sums[r] = _mm512_dpbusd_epi32(sums[r], w, Quad(record(r)->codes[plane] + 4 * quad));
+        for (int r = 0; r < R; ++r) {
+          sums[r] = _mm512_dpbusd_epi32(sums[r], w[quad - begin], Quad(records[r].codes[plane] + 4 * quad));
+        }
       }
     };
     if constexpr (wide) {
       for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_si512();
       pass(0);
       for (int r = 0; r < R; ++r) {
-        sums[r] = _mm512_add_epi32(_mm512_slli_epi32(sums[r], 8), _mm512_set1_epi32(record(r)->rounded.bias[begin > 0]));
+        sums[r] = _mm512_add_epi32(_mm512_slli_epi32(sums[r], 8), _mm512_set1_epi32(records[r].rounded.bias[begin > 0]));
       }
       pass(1);
     } else {
-      for (int r = 0; r < R; ++r) sums[r] = _mm512_set1_epi32(record(r)->rounded.bias[begin > 0]);
+      for (int r = 0; r < R; ++r) sums[r] = _mm512_set1_epi32(records[r].rounded.bias[begin > 0]);
       pass(0);
     }
   }

@@ -1,10 +1,11 @@
-// A few groups of a panel to plain bytes and float scales. Included by translation units of one instruction set each,
+// The codes of a panel as bytes, its scales as floats. Included by translation units of one instruction set each,
 // hence the anonymous namespace: nothing here may be shared between them.
 #ifndef SPECJAX_QUANT_MATMUL_DECODE_H_
 #define SPECJAX_QUANT_MATMUL_DECODE_H_
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "quant_matmul/panels.h"
 
@@ -17,6 +18,7 @@ using Shorts = uint16_t __attribute__((vector_size(kVector)));
 // Bits [from, from + width) of each byte, moved to bit `to`.
 template <int from, int width, int to>
 inline __attribute__((always_inline)) Bytes Field(Bytes packed) {
+  if constexpr (width == 8) return packed;
   constexpr uint16_t kMask = static_cast<uint16_t>(((1 << width) - 1) << to) * 0x0101;
   Shorts shifted = reinterpret_cast<Shorts>(packed);
   if constexpr (from > to) shifted = shifted >> (from - to);
@@ -24,14 +26,12 @@ inline __attribute__((always_inline)) Bytes Field(Bytes packed) {
   return reinterpret_cast<Bytes>(shifted & kMask);
 }
 
-// Codes of quads j.. of a group whose planes have P0 and P1 bits, to `store(j, codes)`.
-template <int P0, int P1, int j = 0, typename Store>
-inline __attribute__((always_inline)) void Quads(const Bytes* planes, const Store& store) {
-  if constexpr (j < kQuads) {
-    Bytes codes = Field<j / P0 * P0, P0, 0>(planes[j % P0]);
-    if constexpr (P1 > 0) codes |= Field<j / P1 * P1, P1, P0>(planes[P0 + j % P1]);
-    store(j, codes);
-    Quads<P0, P1, j + 1>(planes, store);
+// Calls each(j) for j = begin .. end - 1, as constants.
+template <int begin, int end, typename Each>
+inline __attribute__((always_inline)) void ForEach(const Each& each) {
+  if constexpr (begin < end) {
+    each(std::integral_constant<int, begin>{});
+    ForEach<begin + 1, end>(each);
   }
 }
 
@@ -65,56 +65,42 @@ constexpr float kTq4Centroids[] = {-2.732590f, -2.069017f, -1.618046f, -1.256231
 constexpr Tables kTq3Tables = CentroidTables(kTq3Centroids, 8, 1.996684f);
 constexpr Tables kTq4Tables = CentroidTables(kTq4Centroids, 16, 2.732590f);
 
-// Up to kStep groups, decoded.
+// How the codes of a format are read: widths of its planes, and what they stand for.
+template <int plane0, int plane1 = 0, Codebook book = Codebook::kNone>
+struct Coding {
+  static constexpr int kBytes = kVector * (plane0 + plane1);  // of a group
+
+  template <int quad>
+  static inline __attribute__((always_inline)) Bytes Codes(const uint8_t* group) {
+    Bytes codes = Field<quad / plane0 * plane0, plane0, 0>(Vector(group, quad % plane0));
+    if constexpr (plane1 > 0)
+      codes |= Field<quad / plane1 * plane1, plane1, plane0>(Vector(group, plane0 + quad % plane1));
+    return codes;
+  }
+
+  // What is multiplied: codes less the format's offset, or the upper (0) and lower (1) bytes of centroids, less 128.
+  template <typename Isa, int quad, int byte>
+  static inline __attribute__((always_inline)) Bytes Values(const uint8_t* group) {
+    constexpr const Tables& kTables = book == Codebook::kTq3   ? kTq3Tables
+                                      : book == Codebook::kTq4 ? kTq4Tables
+                                                               : kIq4Tables;
+    if constexpr (book == Codebook::kNone) return Codes<quad>(group);
+    else return Isa::Lookup(byte == 0 ? kTables.high : kTables.low, Codes<quad>(group));
+  }
+
+ private:
+  static inline __attribute__((always_inline)) Bytes Vector(const uint8_t* group, int i) {
+    Bytes vector;
+    std::memcpy(&vector, group + kVector * i, kVector);
+    return vector;
+  }
+};
+
+// The scales of up to kStep groups, as floats.
 struct Step {
-  const uint8_t* high;  // [group][quad][64]: the codes, or the upper bytes of centroids
-  const uint8_t* low;   // the lower bytes of centroids
-  alignas(64) uint8_t high_bytes[kStep * kPlain];
-  alignas(64) uint8_t low_bytes[kStep * kPlain];
   alignas(64) float scale[kStep][2][kLanes];  // of the group, or of its halves
   alignas(64) float minimum[kStep][kLanes];   // what is added to every value of the group
 };
-
-template <typename Isa, int P0, int P1, Codebook book>
-void DecodePlanes(const uint8_t* in, int groups, Step* step) {
-  constexpr const Tables& kTables = book == Codebook::kTq3   ? kTq3Tables
-                                    : book == Codebook::kTq4 ? kTq4Tables
-                                                             : kIq4Tables;
-  for (int group = 0; group < groups; ++group, in += kVector * (P0 + P1)) {
-    Bytes planes[P0 + P1];
-    std::memcpy(planes, in, sizeof planes);
-    Quads<P0, P1>(planes, [&](int j, Bytes codes) __attribute__((always_inline)) {
-      const int at = kPlain * group + kVector * j;
-      if constexpr (book == Codebook::kTq3 || book == Codebook::kTq4) {
-        const Bytes low = Isa::Lookup(kTables.low, codes);
-        std::memcpy(step->low_bytes + at, &low, kVector);
-      }
-      if constexpr (book != Codebook::kNone) codes = Isa::Lookup(kTables.high, codes);
-      std::memcpy(step->high_bytes + at, &codes, kVector);
-    });
-  }
-}
-
-template <typename Isa>
-void DecodeCodes(const Format& format, const uint8_t* in, int groups, Step* step) {
-  step->high = step->high_bytes;
-  step->low = step->low_bytes;
-  if (format.plane0 == 8) {
-    step->high = in;
-  } else if (format.codebook == Codebook::kIq4) {
-    DecodePlanes<Isa, 4, 0, Codebook::kIq4>(in, groups, step);
-  } else if (format.codebook == Codebook::kTq3) {
-    DecodePlanes<Isa, 2, 1, Codebook::kTq3>(in, groups, step);
-  } else if (format.codebook == Codebook::kTq4) {
-    DecodePlanes<Isa, 4, 0, Codebook::kTq4>(in, groups, step);
-  } else if (format.plane1 == 1) {
-    DecodePlanes<Isa, 4, 1, Codebook::kNone>(in, groups, step);
-  } else if (format.plane1 == 2) {
-    DecodePlanes<Isa, 4, 2, Codebook::kNone>(in, groups, step);
-  } else {
-    DecodePlanes<Isa, 4, 0, Codebook::kNone>(in, groups, step);
-  }
-}
 
 template <typename Isa>
 void DecodeScales(const Format& format, const uint8_t* in, int groups, Step* step) {

@@ -68,25 +68,22 @@ struct Neon : BytePlanes {
     return index;
   }
 
-  template <int R, bool wide, int begin, int end>
-  static inline __attribute__((always_inline)) void Dot(const uint8_t* codes, const uint8_t* x, int64_t stride,
-                                                        Ints* sums) {
-    const auto record = [=](int r) { return reinterpret_cast<const Record<wide>*>(x + stride * r); };
+  template <int R, bool wide, int begin, int end, typename Values>
+  static inline __attribute__((always_inline)) void Dot(const Values& values, const uint8_t* x, Ints* sums) {
+    const auto* records = reinterpret_cast<const Record<wide>*>(x);
     const auto pass = [&](int plane) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-      for (int quad = begin; quad < end; ++quad) {
+      ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
+        const Bytes codes = values(quad) ^ static_cast<uint8_t>(0x80);
         int8x16_t w[4];
-        for (int i = 0; i < 4; ++i) {
-          w[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(codes + kVector * quad + 16 * i), vdupq_n_u8(0x80)));
-        }
+        std::memcpy(w, &codes, sizeof w);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           int32_t four;
-          std::memcpy(&four, record(r)->codes[plane] + 4 * quad, 4);
+          std::memcpy(&four, records[r].codes[plane] + 4 * quad, 4);
           const int8x16_t y = vreinterpretq_s8_s32(vdupq_n_s32(four));
           for (int i = 0; i < 4; ++i) sums[r].val[i] = vdotq_s32(sums[r].val[i], w[i], y);
         }
-      }
+      });
     };
     if constexpr (wide) {
       for (int r = 0; r < R; ++r) {
@@ -94,13 +91,13 @@ struct Neon : BytePlanes {
       }
       pass(0);
       for (int r = 0; r < R; ++r) {
-        const int32x4_t bias = vdupq_n_s32(record(r)->rounded.bias[begin > 0]);
+        const int32x4_t bias = vdupq_n_s32(records[r].rounded.bias[begin > 0]);
         for (int i = 0; i < 4; ++i) sums[r].val[i] = vaddq_s32(vshlq_n_s32(sums[r].val[i], 8), bias);
       }
       pass(1);
     } else {
       for (int r = 0; r < R; ++r) {
-        for (int i = 0; i < 4; ++i) sums[r].val[i] = vdupq_n_s32(record(r)->rounded.bias[begin > 0]);
+        for (int i = 0; i < 4; ++i) sums[r].val[i] = vdupq_n_s32(records[r].rounded.bias[begin > 0]);
       }
       pass(0);
     }

@@ -82,19 +82,22 @@ struct Portable {
     return index;
   }
 
-  template <int R, bool wide, int begin, int end>
-  static void Dot(const uint8_t* codes, const uint8_t* x, int64_t stride, Ints* sums) {
+  template <int R, bool wide, int begin, int end, typename Values>
+  static void Dot(const Values& values, const uint8_t* x, Ints* sums) {
+    const auto* records = reinterpret_cast<const Record*>(x);
     for (int r = 0; r < R; ++r) {
-      const auto* record = reinterpret_cast<const Record*>(x + stride * r);
-      for (int lane = 0; lane < kLanes; ++lane) sums[r].lane[lane] = record->rounded.bias[begin > 0];
-      for (int quad = begin; quad < end; ++quad) {
-        const uint8_t* w = codes + kVector * quad;
-        const int16_t* y = record->codes + 4 * quad;
-        for (int lane = 0; lane < kLanes; ++lane, w += 4) {
-          sums[r].lane[lane] += w[0] * y[0] + w[1] * y[1] + w[2] * y[2] + w[3] * y[3];
+      for (int lane = 0; lane < kLanes; ++lane) sums[r].lane[lane] = records[r].rounded.bias[begin > 0];
+    }
+    ForEach<begin, end>([&](auto quad) {
+      const Bytes w = values(quad);
+      for (int r = 0; r < R; ++r) {
+        const int16_t* y = records[r].codes + 4 * quad;
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const int at = 4 * lane;
+          sums[r].lane[lane] += w[at] * y[0] + w[at + 1] * y[1] + w[at + 2] * y[2] + w[at + 3] * y[3];
         }
       }
-    }
+    });
   }
 };
 

@@ -1,0 +1,116 @@
+"""Products with quantized matrices on this machine's CPU, as fractions of the rate at which memory can be read.
+
+A chain of matrices, larger together than the caches, is multiplied with a few rows. The limit is how fast these bytes
+could be read; it is taken in the same run, in turns with the products, as the best rate at which sums over floats are
+formed. The last columns give how many times longer the same chain takes with float32 weights in XLA.
+
+    python benchmarks/cpu_quant.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from machine import description, read_rate
+
+from pallas_kernels import native
+from pallas_kernels.quant_matmul import FORMATS, QTensor, explain, from_blocks, prepare, quant_matmul
+from specjax.layers.linear import matmul_transposed
+
+ROWS = (1, 2, 4, 8, 16)
+LIMIT_BYTES = 1 << 28
+
+
+def random_matrix(name: str, size: int, seed: int) -> QTensor:
+    """A matrix [size, size] of random bytes below 64, which are small finite numbers wherever scales stand."""
+    shape = (size, FORMATS[name].row_bytes(size))
+    blocks = np.random.default_rng(seed).integers(0, 64, shape, np.uint8)
+    return prepare(from_blocks(jnp.asarray(blocks), name))
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Of one call, its result awaited."""
+    begin = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - begin
+
+
+def chain_times(
+    product: Callable[[jax.Array, object], jax.Array], chain: list, size: int, repetitions: int, limit: Limit
+) -> dict[int, float]:
+    """Shortest time for each number of rows."""
+
+    def step(x: jax.Array, chain: list) -> jax.Array:
+        for weight in chain:
+            x = product(x, weight) * jnp.float32(1e-3)
+        return x
+
+    step = jax.jit(step)
+    inputs = {rows: jax.random.normal(jax.random.key(rows), (rows, size)) for rows in ROWS}
+    best = dict.fromkeys(ROWS, np.inf)
+    for x in inputs.values():
+        jax.block_until_ready(step(x, chain))
+    for _ in range(repetitions):
+        limit.measure()
+        for rows, x in inputs.items():
+            best[rows] = min(best[rows], seconds(lambda x=x: step(x, chain)))
+    return best
+
+
+class Limit:
+    """The best rate of reads so far, in bytes per second."""
+
+    def __init__(self) -> None:
+        floats = jnp.ones((LIMIT_BYTES // 4 // 4096, 4096), jnp.float32)
+        self.pieces = jnp.array_split(floats, os.cpu_count() or 1)
+        self.rate = 0.0
+
+    def measure(self) -> None:
+        """Look again."""
+        self.rate = max(self.rate, read_rate(self.pieces))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", default="Q8_0,Q4_0,Q4_K,Q6_K", help="comma-separated; default: %(default)s")
+    parser.add_argument("--size", type=int, default=4096, help="inputs and outputs of each matrix")
+    parser.add_argument("--matrices", type=int, default=12)
+    parser.add_argument("--repetitions", type=int, default=25)
+    args = parser.parse_args()
+
+    print(f"{description()}, {args.matrices} matrices {args.size} x {args.size}")
+    print(native.reason() or f"native kernels: {native.instruction_set()}")
+    limit = Limit()
+    floats = [jnp.ones((args.size, args.size), jnp.float32) / args.size for _ in range(args.matrices)]
+    xla = chain_times(matmul_transposed, floats, args.size, args.repetitions // 4 + 1, limit)
+    del floats
+    results = []
+    for name in args.formats.split(","):
+        chain = [random_matrix(name, args.size, seed) for seed in range(args.matrices)]
+        size = sum(weight.nbytes for weight in chain)
+        for act in ("a8", "a16"):
+            times = chain_times(
+                lambda x, weight, act=act: quant_matmul(x, weight, act=act), chain, args.size, args.repetitions, limit
+            )
+            results.append((f"{name} {act}", size, times))
+    print(explain(jnp.ones((1, args.size)), chain[0]))
+
+    print(f"\nread limit {limit.rate / 1e9:.1f} GB/s")
+    header = " ".join(f"{rows:>6}" for rows in ROWS)
+    print(f"{'':<12} fraction of it at rows {'':>12} over XLA float32 at rows")
+    print(f"{'':<12} {header}   {header}")
+    for name, size, times in results:
+        fractions = " ".join(f"{size / times[rows] / limit.rate:>6.2f}" for rows in ROWS)
+        ratios = " ".join(f"{xla[rows] / times[rows]:>6.1f}" for rows in ROWS)
+        print(f"{name:<12} {fractions}   {ratios}")
+
+
+if __name__ == "__main__":
+    main()
