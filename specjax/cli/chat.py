@@ -54,6 +54,7 @@ def add_parser(subparsers: Any) -> None:
     chat.add_argument(
         "--slots", type=int, metavar="N", help="tokens that the conversation can hold (default: 4096 or the context)"
     )
+    chat.add_argument("--shift", action="store_true", help="when it is full, drop the oldest tokens and go on")
     chat.add_argument("--quiet", action="store_true", help="replies only: no line about each turn")
     add_decoding_options(parser)
     parser.set_defaults(run=run)
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     from specjax.chat import open_chat
 
     model = load_model(args, need_tokenizer=True)
-    chat = open_chat(model.session(options, slots=args.slots), args.system)
+    session = model.session(options, slots=args.slots, when_full="shift" if args.shift else "error")
+    chat = open_chat(session, args.system)
     if args.max_tokens is None:
         args.max_tokens = REPLY_TOKENS if chat.has_template else LINE_TOKENS
     earlier: list[Chat] = []

@@ -115,6 +115,7 @@ def test_a_turn_that_cannot_be_taken_ends_a_pipe(say: Callable[..., Ran], gguf: 
     assert "has 151 tokens" in say("x" * 150, "--model", gguf).error
     assert "not that" in say("no\n", "--model", talkative).error
     assert "not UTF-8" in say(b"\xff\n", "--model", gguf).error
+    assert "cannot drop the oldest tokens" in say("a\n", "--model", gguf, "--shift").error
     assert "slots is 1000; give 2 to 128" in say("a\n", "--model", gguf, "--slots", 1000).error
 
 
