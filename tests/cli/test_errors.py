@@ -162,7 +162,7 @@ def test_no_command_prints_the_help(cli: Cli) -> None:
     assert "specjax generate" in ran.err
 
 
-@pytest.mark.parametrize("command", ["generate", "eval", "logits", "inspect", "train"])
+@pytest.mark.parametrize("command", ["generate", "eval", "logits", "inspect", "train", "convert", "verify"])
 def test_every_command_teaches_by_example(command: str, cli: Cli) -> None:
     ran = cli(command, "--help")
     assert ran.status == 0
