@@ -209,7 +209,8 @@ class Batch:
         may_shift = self.continues and self.continues.when_full and longest + self.max_tokens > self.capacity
         if may_shift and first_time("shift"):
             zero = jnp.zeros((batch,), jnp.int32)
-            jax.block_until_ready(self._shift(decoder.init_state(batch, self.capacity), zero, zero))
+            empty = beside(self.params, decoder.init_state(batch, self.capacity))
+            jax.block_until_ready(self._shift(empty, zero, zero))
         if not sizes and not new_loop:
             return
         state = warm_up_prefill(decoder, self.params, batch, self.capacity, sizes)
