@@ -53,7 +53,10 @@ def plain(drafter: str) -> tuple[specjax.Generation, Session]:
     return reply, chat
 
 
-@pytest.mark.parametrize(("drafter", "draft"), [("ngram", 4), ("itself", 1), ("assistant", 2), ("heads", 3)])
+@pytest.mark.parametrize(
+    ("drafter", "draft"),
+    [("ngram", 4), ("itself", 1), pytest.param("assistant", 2, marks=pytest.mark.slow), ("heads", 3)],
+)
 def test_a_reply_drops_tokens_as_often_as_it_must_with_drafts_as_without(drafter: str, draft: int) -> None:
     want, without = plain(drafter)
     got, chat = session(drafter, draft).generate(prompt_of(drafter))
