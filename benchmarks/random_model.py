@@ -21,8 +21,8 @@ from checkpoints.families import family_of_config
 from checkpoints.ggml_types import GGML_TYPES
 from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import typed
-from checkpoints.mapping import is_matrix
 from checkpoints.tokenizer_gguf import to_metadata
+from checkpoints.tree import is_matrix
 from pallas_kernels.quant_matmul import FORMATS
 from specjax.loading import bundled_model
 from specjax.models.qwen3_5.config import Qwen35Config

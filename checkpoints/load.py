@@ -15,8 +15,9 @@ from checkpoints import heap, tokenizer_gguf, tokenizer_hf
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
 from checkpoints.families import Config, model_of_gguf, model_of_hf
 from checkpoints.gguf_file import GGUFFile
-from checkpoints.mapping import Copy, Progress, Put, RuleTable, put_on_default_device
+from checkpoints.mapping import Progress, Put, RuleTable, put_on_default_device
 from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
+from checkpoints.rule import Copy
 from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.source import TensorInfo, TensorSource
 from checkpoints.tokenizer import TextTokenizer

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import DecodedWarning, TensorMismatchError
-from checkpoints.source import TensorSource, aligned_empty
-from checkpoints.transforms import IDENTITY, Shape, Transform
+from checkpoints.rule import Rule
+from checkpoints.source import TensorSource
+from checkpoints.transforms import Shape
+from checkpoints.tree import flatten, is_matrix, unflatten
 from pallas_kernels.quant_matmul import FORMATS, Activations, QTensor, dequantize, from_blocks, prepare
-
-SEPARATOR = "."
-"""Between the parts of a parameter path, as in `target.layers_0.attn_norm.weight`."""
 
 _INTEGERS = ("I32", "I64")
 _PLAIN = (*_INTEGERS, "F64", "F32", "F16", "BF16")
@@ -36,154 +35,6 @@ def put_on_default_device(path: str, values: Parameter) -> Any:
     """Where parameters lie unless something else is asked for."""
     del path
     return jax.device_put(values)
-
-
-class Rule(Protocol):
-    """Some tensors of a file that together are some parameters of the model."""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Tensor names in the file."""
-        ...
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Parameter paths."""
-        ...
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether rows of the tensors are moved as wholes, so that the rule also applies to rows of packed bytes."""
-        ...
-
-    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Shapes in the file, given those of the parameters."""
-        ...
-
-    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        """Parameters from tensors; the tensors come one at a time, in the order of `sources`."""
-        ...
-
-    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        """Tensors from parameters: the inverse of `forward`."""
-        ...
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One tensor is one parameter."""
-
-    source: str
-    path: str
-    transform: Transform = IDENTITY
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return self.transform.keeps_rows
-
-    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        return [self.transform.stored_shape(shapes[0])]
-
-    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        return [self.transform.forward(next(tensors))]
-
-    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        yield self.transform.backward(parameters[0])
-
-
-@dataclass(frozen=True)
-class Split:
-    """One tensor is several parameters of equal shape, one after the other along an axis that is not the last."""
-
-    source: str
-    paths: tuple[str, ...]
-    axis: int
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return True
-
-    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        shape = list(shapes[0])
-        shape[self.axis] = sum(s[self.axis] for s in shapes)
-        return [tuple(shape)]
-
-    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        return np.split(next(tensors), len(self.paths), self.axis)
-
-    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        yield np.concatenate(parameters, self.axis)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Several tensors of equal shape are one parameter, stacked along a new first axis."""
-
-    sources: tuple[str, ...]
-    path: str
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return True
-
-    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        return [shapes[0][1:]] * len(self.sources)
-
-    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        first = next(tensors)
-        stacked = aligned_empty((len(self.sources), *first.shape), first.dtype)
-        stacked[0] = first
-        for i, tensor in enumerate(tensors, start=1):
-            stacked[i] = tensor
-        return [stacked]
-
-    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        yield from parameters[0]
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A parameter that follows from the config; the file has no tensor for it."""
-
-    path: str
-    values: tuple[float, ...]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return False
-
-    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        return []
-
-    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        return [np.array(self.values, np.float32)]
-
-    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        return iter(())
 
 
 @dataclass(frozen=True)
@@ -377,36 +228,6 @@ class _Tensor:
             if i == self.index:
                 return np.ascontiguousarray(tensor).reshape(self.shape)
         raise IndexError(self.index)
-
-
-def is_matrix(path: str, shape: Shape) -> bool:
-    """Whether a parameter may be stored in few bits: everything but vectors and convolution taps."""
-    return len(shape) > 1 and f"{SEPARATOR}conv{SEPARATOR}" not in path
-
-
-def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts -> {path: leaf}."""
-
-    def walk(node: Any, prefix: str) -> Iterable[tuple[str, Any]]:
-        if isinstance(node, Mapping):
-            for key, child in node.items():
-                yield from walk(child, f"{prefix}{SEPARATOR}{key}" if prefix else key)
-        else:
-            yield prefix, node
-
-    return dict(walk(tree, ""))
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{path: leaf} -> nested dicts."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *parents, last = path.split(SEPARATOR)
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
 
 
 def _without_units(shape: Shape) -> Shape:

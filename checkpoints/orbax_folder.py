@@ -22,9 +22,9 @@ from checkpoints.errors import CheckpointError, FormatError
 from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows, is_decodable
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.json_file import read_object
-from checkpoints.mapping import unflatten
 from checkpoints.safetensors_file import SafetensorsFiles
 from checkpoints.source import TensorInfo, TensorSource, aligned_empty
+from checkpoints.tree import unflatten
 from pallas_kernels.quant_matmul import FORMATS, QTensor
 from pallas_kernels.quant_matmul.qtensor import BLOCKS
 

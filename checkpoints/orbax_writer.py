@@ -17,7 +17,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from checkpoints.mapping import Progress, unflatten
+from checkpoints.mapping import Progress
+from checkpoints.tree import unflatten
 
 _CHUNK_BYTES = 1 << 26
 """Arrays are stored in chunks of this size: what a device does not hold of one, it hardly reads."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import specjax
-from checkpoints.mapping import flatten
+from checkpoints.tree import flatten
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import prefill_chunk
 from specjax.placement import Placement, summary

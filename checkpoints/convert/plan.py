@@ -9,7 +9,8 @@ import numpy as np
 
 from checkpoints.convert.source_model import FLOATS, SourceModel, Stored, moves_values
 from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.mapping import Rule, RuleTable
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Rule
 from checkpoints.safetensors_file import DTYPES, TYPE_OF_DTYPE
 from checkpoints.source import TensorInfo
 

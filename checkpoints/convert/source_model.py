@@ -18,8 +18,9 @@ from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.gguf_values import GGUFValue
 from checkpoints.load import OpenedCheckpoint, open_checkpoint
-from checkpoints.mapping import Copy, Rule, RuleTable, Split, Stack
+from checkpoints.mapping import RuleTable
 from checkpoints.orbax_folder import HF_FOLDER, OrbaxFolder, Origin
+from checkpoints.rule import Copy, Rule, Split, Stack
 from checkpoints.safetensors_file import DTYPES
 from checkpoints.source import TensorInfo, TensorSource
 from checkpoints.tokenizer import TextTokenizer

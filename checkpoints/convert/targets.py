@@ -16,9 +16,10 @@ from checkpoints.errors import CheckpointError
 from checkpoints.families import family_of_config
 from checkpoints.gguf_values import GGUFValue, typed
 from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
-from checkpoints.mapping import RuleTable, is_matrix
+from checkpoints.mapping import RuleTable
 from checkpoints.safetensors_file import DTYPES
 from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tree import is_matrix
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 

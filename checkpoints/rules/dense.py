@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from checkpoints.errors import ConfigError
-from checkpoints.mapping import Computed, Copy, Rule, RuleTable, flatten
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Computed, Copy, Rule
 from checkpoints.transforms import IDENTITY, Shape, Transform
+from checkpoints.tree import flatten
 from specjax.models.dense import DenseConfig, parameter_shapes
 
 _GGUF = {

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkpoints.errors import ConfigError
-from checkpoints.mapping import Copy, Rule, RuleTable, Split, flatten
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Copy, Rule, Split
 from checkpoints.transforms import Shape
+from checkpoints.tree import flatten
 from specjax.models.gemma4 import AttentionConfig, Gemma4Config, parameter_shapes
 from specjax.models.gemma4.config import LayerConfig
 

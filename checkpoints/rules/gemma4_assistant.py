@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
-from checkpoints.mapping import Copy, Rule, RuleTable, flatten
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Copy, Rule
 from checkpoints.rules import gemma4, gemma4_gguf, gemma4_hf
 from checkpoints.source import TensorInfo
 from checkpoints.transforms import Shape
+from checkpoints.tree import flatten
 from specjax.models.gemma4 import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Mapping
 
-from checkpoints.mapping import Copy, Rule, RuleTable, Split, Stack, flatten
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Copy, Rule, Split, Stack
 from checkpoints.transforms import IDENTITY, NEGATIVE_EXP, PLUS_ONE, Shape, Transform, tile_heads
+from checkpoints.tree import flatten
 from specjax.models.qwen3_5 import FULL_ATTENTION, Qwen35Config, parameter_shapes
 
 _Names = tuple[tuple[str, str, Transform], ...]

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkpoints.errors import ConfigError, MissingMTPWarning
-from checkpoints.mapping import Computed, Copy, Rule, RuleTable, flatten
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Computed, Copy, Rule
 from checkpoints.transforms import IDENTITY, PLUS_ONE, Shape, Transform
+from checkpoints.tree import flatten
 from specjax.models.step3_5 import HeadConfig, LayerConfig, Step35Config, parameter_shapes
 
 _Names = tuple[tuple[str, str, Transform], ...]
@@ -77,29 +79,29 @@ class RopeFactors:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """See `checkpoints.mapping.Rule`."""
+        """See `checkpoints.rule.Rule`."""
         return (self.source,)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """See `checkpoints.mapping.Rule`."""
+        """See `checkpoints.rule.Rule`."""
         return (self.path,)
 
     @property
     def keeps_rows(self) -> bool:
-        """See `checkpoints.mapping.Rule`."""
+        """See `checkpoints.rule.Rule`."""
         return False
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """See `checkpoints.mapping.Rule`."""
+        """See `checkpoints.rule.Rule`."""
         return [(self.stored,)]
 
     def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        """See `checkpoints.mapping.Rule`."""
+        """See `checkpoints.rule.Rule`."""
         return [next(tensors)[: self.used]]
 
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        """See `checkpoints.mapping.Rule`."""
+        """See `checkpoints.rule.Rule`."""
         yield np.pad(parameters[0], (0, self.stored - self.used), constant_values=1)
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from checkpoints.convert.source_model import SourceModel
 from checkpoints.errors import CheckpointError
 from checkpoints.load import OpenedCheckpoint
-from checkpoints.mapping import Progress, is_matrix
+from checkpoints.mapping import Progress
+from checkpoints.tree import is_matrix
 from checkpoints.verifier.findings import Report
 
 _HEAD = "lm_head.weight"

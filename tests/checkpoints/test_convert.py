@@ -19,9 +19,9 @@ import checkpoints
 from checkpoints import CheckpointError, ConfigError
 from checkpoints.convert import Conversion, ConvertOptions, prepare
 from checkpoints.gguf_file import GGUFFile
-from checkpoints.mapping import flatten, unflatten
 from checkpoints.rules import dense
 from checkpoints.safetensors_file import SafetensorsDirectory
+from checkpoints.tree import flatten, unflatten
 from pallas_kernels.quant_matmul import QTensor
 from specjax.loading import bundled_model
 from specjax.models.dense import DenseConfig
@@ -278,7 +278,7 @@ def test_a_comparison_finds_a_changed_value(tiny: Path, tmp_path: Path) -> None:
 SHARDED = """
 import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from checkpoints.mapping import flatten
+from checkpoints.tree import flatten
 from checkpoints.orbax_folder import OrbaxFolder, restore
 import orbax.checkpoint as ocp
 

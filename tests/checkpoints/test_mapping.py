@@ -14,8 +14,10 @@ import pytest
 from tiny_checkpoints import make_config, make_params, make_tokenizer
 
 import checkpoints
-from checkpoints.mapping import Copy, RuleTable, flatten, unflatten
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Copy
 from checkpoints.rules.qwen3_5 import gguf_rules, hf_rules
+from checkpoints.tree import flatten, unflatten
 from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types
 
 

@@ -14,7 +14,7 @@ from tiny_checkpoints import make_config, make_params, make_tokenizer
 
 import checkpoints
 from checkpoints.errors import DecodedWarning
-from checkpoints.mapping import flatten
+from checkpoints.tree import flatten
 from pallas_kernels.quant_matmul import QTensor, dequantize
 
 

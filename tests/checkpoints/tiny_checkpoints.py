@@ -15,8 +15,8 @@ from gguf import GGMLQuantizationType, TokenType
 
 import checkpoints
 from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
-from checkpoints.mapping import flatten, unflatten
 from checkpoints.rules.qwen3_5 import gguf_rules
+from checkpoints.tree import flatten, unflatten
 from checkpoints.vocabulary import BYTE_ALPHABET
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, hybrid_layer_types
 

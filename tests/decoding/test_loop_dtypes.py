@@ -11,7 +11,7 @@ import pytest
 from scripted import CAPACITY, ScriptedMTP, ragged_prompts, script
 from tiny_models import DENSE, make_params
 
-from checkpoints.mapping import flatten, is_matrix, unflatten
+from checkpoints.tree import flatten, is_matrix, unflatten
 from specjax.divergence import find_divergence
 from specjax.generation import GenerateOptions, Generation
 from specjax.model import Model
