@@ -50,7 +50,8 @@ class Quantization:
     @property
     def requantized(self) -> tuple[TensorPlan, ...]:
         """Tensors that were packed already and are packed in another way: their errors add up."""
-        return tuple(t for t in self.tensors if t.type != t.source.type and t.source.type not in PLAIN)
+        changed = [t for t in self.tensors if t.type != t.source.type]
+        return tuple(t for t in changed if t.source.type not in PLAIN and t.type not in PLAIN)
 
     @property
     def without_importance(self) -> tuple[TensorPlan, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specjax import __version__
-from specjax.cli import chat, convert, evaluate, generate, inspect, logits, quantize, train, verify
+from specjax.cli import chat, convert, evaluate, generate, imatrix, inspect, logits, quantize, train, verify
 from specjax.cli.runtime import DEBUG_VARIABLE, UsageError, message_of, one_line_warnings, say, use_compilation_cache
 
 DESCRIPTION = """\
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in (generate, chat, inspect, verify, convert, quantize, logits, evaluate, train):
+    for command in (generate, chat, inspect, verify, convert, quantize, imatrix, logits, evaluate, train):
         command.add_parser(commands)
     return parser
 

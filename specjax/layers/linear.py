@@ -11,9 +11,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.quant_matmul import QTensor, quant_matmul, take_rows
+from specjax.layers.observed import Observed
 
 Weight = Array | QTensor
-"""A matrix [N, K] or a stack of them [E, N, K]; quantized ones come from files only."""
+"""A matrix [N, K] or a stack of them [E, N, K]; quantized ones come from files only. Statistics over activations pass
+an `Observed` one wherever layers expect it."""
 
 FEW_ROWS = 16
 """At most so many rows take the memory-bound form below; above it the matmul is bound by arithmetic."""
@@ -26,7 +28,7 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
         ValueError: a quantized parameter has another shape.
     """
     given = module.get_variable("params", name) if module.has_variable("params", name) else None
-    if not isinstance(given, QTensor):
+    if not isinstance(given, (QTensor, Observed)):
         return module.param(name, nn.initializers.normal(0.02), shape, jnp.float32)
     if given.shape != shape:
         raise ValueError(f"parameter {name} of {type(module).__name__} is {given}; its shape must be {list(shape)}")
@@ -34,7 +36,7 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
 
 
 def matmul_transposed(
-    x: Float[Array, "... K"], weight: Weight, dtype: DTypeLike | None = None
+    x: Float[Array, "... K"], weight: Weight | Observed, dtype: DTypeLike | None = None
 ) -> Float[Array, "... N"]:
     """x @ weight.T for a matrix [N, K], accumulated in float32, rounded to `dtype` (default: that of x).
 
@@ -43,6 +45,9 @@ def matmul_transposed(
     `benchmarks/few_row_matmul.py` measures both forms.
     """
     dtype = x.dtype if dtype is None else dtype
+    if isinstance(weight, Observed):
+        weight.multiplies(x)
+        weight = weight.weight
     if isinstance(weight, QTensor):
         return quant_matmul(x, weight, dtype=dtype)
     rows = math.prod(x.shape[:-1])

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.layers.linear import Linear, Weight, matmul_transposed, weight_of
 from specjax.layers.mlp import SwiGLU, swiglu
+from specjax.layers.observed import Observed, sum_of_squares
 
 BLOCK_ROWS = 32
 """Rows that share one read of an expert's weights in prefill."""
@@ -20,9 +21,9 @@ def apply_experts(
     x: Float[Array, "M D"],
     expert: Int[Array, "M k"],
     weight: Float[Array, "M k"],
-    gate: Weight,
-    up: Weight,
-    down: Weight,
+    gate: Weight | Observed,
+    up: Weight | Observed,
+    down: Weight | Observed,
     *,
     activation: Callable[[Array, Array], Array] = swiglu,
 ) -> Float[Array, "M D"]:
@@ -51,16 +52,43 @@ def apply_experts(
     padded = jnp.zeros((num_blocks * block, x.shape[1]), x.dtype).at[slot].set(x[order // top_k])
     block_expert = jnp.searchsorted(jnp.cumsum(blocks_of), jnp.arange(num_blocks), side="right")
     block_expert = jnp.minimum(block_expert, num_experts - 1)  # surplus blocks are all zeros
+    blocks = (block_expert, padded.reshape(num_blocks, block, -1))
+    if isinstance(gate, Observed):
+        assert isinstance(up, Observed)
+        assert isinstance(down, Observed)
+        _record(gate, up, down, blocks, counts, activation)
+    gate, up, down = (w.weight if isinstance(w, Observed) else w for w in (gate, up, down))
 
     def one_block(_: None, block_input: tuple[Array, Array]) -> tuple[None, Array]:
         index, rows_in = block_input
         hidden = activation(matmul_transposed(rows_in, gate[index]), matmul_transposed(rows_in, up[index]))
         return None, matmul_transposed(hidden, down[index])
 
-    _, out = jax.lax.scan(one_block, None, (block_expert, padded.reshape(num_blocks, block, -1)))
+    _, out = jax.lax.scan(one_block, None, blocks)
     out = out.reshape(num_blocks * block, -1)[slot]
     per_assignment = jnp.zeros((assignments, x.shape[1]), x.dtype).at[order].set(out)
     return jnp.einsum("mkd,mk->md", per_assignment.reshape(rows, top_k, -1), weight.astype(x.dtype))
+
+
+def _record(
+    gate: Observed,
+    up: Observed,
+    down: Observed,
+    blocks: tuple[Int[Array, "n"], Float[Array, "n rows D"]],
+    counts: Int[Array, "E"],
+    activation: Callable[[Array, Array], Array],
+) -> None:
+    """Tell the observers what each expert is multiplied with; its hidden values are computed for that once more."""
+
+    def one_block(_: None, block: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        index, rows = block
+        hidden = activation(matmul_transposed(rows, gate.weight[index]), matmul_transposed(rows, up.weight[index]))
+        return None, (sum_of_squares(rows), sum_of_squares(hidden))
+
+    _, (of_inputs, of_hidden) = jax.lax.scan(one_block, None, blocks)
+    of_inputs, of_hidden = (jax.ops.segment_sum(x, blocks[0], len(counts)) for x in (of_inputs, of_hidden))
+    for weight, sums in ((gate, of_inputs), (up, of_inputs), (down, of_hidden)):
+        weight.record(weight.path, sums, counts)
 
 
 class MoE(nn.Module):

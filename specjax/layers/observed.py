@@ -1,0 +1,48 @@
+"""A weight that tells what it is multiplied with, for statistics over a model's activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.quant_matmul import QTensor
+
+Record = Callable[[str, Float[Array, "E K"], Int[Array, "E"]], None]
+"""Called while a program is traced: with the parameter's path, the sums of the squares of each column of what it is
+multiplied with, and how many rows were summed; for each of E experts, one if the weight is a matrix."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Observed:
+    """A parameter that stands where a matrix or a stack of them stands.
+
+    Attributes:
+        weight: the matrix, or the stack.
+        path: of the parameter.
+        record: where the statistics go. It is called once per use, outside of loops, so that it may keep what it gets
+            and let the traced program return it.
+    """
+
+    weight: Array | QTensor
+    path: str = field(metadata={"static": True})
+    record: Record = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return self.weight.shape
+
+    def multiplies(self, x: Float[Array, "... K"]) -> None:
+        """Record the rows that a matrix is multiplied with."""
+        rows = x.reshape(-1, x.shape[-1])
+        self.record(self.path, sum_of_squares(rows)[None], jnp.full(1, len(rows)))
+
+
+def sum_of_squares(rows: Float[Array, "M K"]) -> Float[Array, "K"]:
+    """Of each column, in float32."""
+    return jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=0)
