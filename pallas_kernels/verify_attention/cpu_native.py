@@ -1,8 +1,9 @@
 """Attention of few rows by the native CPU kernels, from caches of any type, in float32.
 
 What is computed for one row does not depend on the other rows, on how many there are, or on the number of threads:
-slots are added up in chunks of fixed places, which are merged in order. Only slots that a row sees are read. Derivatives are
-those of the XLA forms.
+slots are added up in chunks of fixed places, which are merged in order. Only slots that a row sees are read.
+
+Derivatives are those of the XLA forms.
 """
 
 from __future__ import annotations

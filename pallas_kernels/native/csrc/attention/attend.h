@@ -50,6 +50,12 @@ template <typename Isa>
 void DecodeTile(const ChunkTask& task, const KvArray& array, int64_t padded, int64_t slot, const float* zeros,
                 const float** vectors) {
   const bool all = SeenBySome(task, slot, slot + kTile, true);
+  const int64_t stride = task.heads * array.code_bytes;
+  const uint8_t* ahead = array.codes + (slot + kTile) * stride + task.head * array.code_bytes;
+  if (slot + 2 * kTile <= task.end) {
+    for (int64_t i = 0; i < kTile; ++i)
+      for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(ahead + i * stride + at, 0, 3);
+  }
   for (int64_t i = 0; i < kTile; ++i) {
     vectors[i] = all || SeenBySome(task, slot + i, slot + i + 1, false)
                      ? Decode<Isa>(array, (slot + i) * task.heads + task.head, task.memory + i * padded)
@@ -57,28 +63,46 @@ void DecodeTile(const ChunkTask& task, const KvArray& array, int64_t padded, int
   }
 }
 
+// Scores of `rows` rows from row m on with the slots of a tile. Each is summed up in the same order, whichever way they
+// are grouped: as many at a time as there are lanes.
+template <typename Isa, int rows>
+inline void ScoreRows(const ChunkTask& task, const float* const* keys, int64_t m, float* scores) {
+  constexpr int L = Isa::kLanes, kSlots = L / rows;
+  const float* q[rows];
+  for (int r = 0; r < rows; ++r)
+    q[r] = task.q + (m + r) / task.per_token * task.q_stride + (m + r) % task.per_token * task.k_width;
+  for (int64_t first = 0; first < kTile; first += kSlots) {
+    typename Isa::Floats sums[L];
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) sums[i] = Isa::Set(0.0f);
+    for (int64_t n = 0; n < task.k_width; n += L) {
+      typename Isa::Floats x[rows];
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) x[r] = Isa::Load(q[r] + n);
+#pragma GCC unroll 16
+      for (int i = 0; i < kSlots; ++i) {
+        const auto key = Isa::Load(keys[first + i] + n);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; ++r) sums[r * kSlots + i] = Isa::Fma(key, x[r], sums[r * kSlots + i]);
+      }
+    }
+    float each[L];
+    Isa::Store(each, Isa::Multiply(Isa::SumEach(sums), Isa::Set(task.scale)));
+    for (int r = 0; r < rows; ++r)
+      for (int i = 0; i < kSlots; ++i) scores[(m + r) * kChunk + first + i] = each[r * kSlots + i];
+  }
+}
+
 template <typename Isa>
 void ScoreTile(const ChunkTask& task, const float* const* keys, float* scores) {
-  constexpr int L = Isa::kLanes;
-  for (int64_t m = 0; m < task.rows(); ++m) {
-    const float* q = task.q + m / task.per_token * task.q_stride + m % task.per_token * task.k_width;
-    for (int64_t first = 0; first < kTile; first += L) {
-      typename Isa::Floats sums[L];
-#pragma GCC unroll 16
-      for (int i = 0; i < L; ++i) sums[i] = Isa::Set(0.0f);
-      for (int64_t n = 0; n < task.k_width; n += L) {
-        const auto x = Isa::Load(q + n);
-#pragma GCC unroll 16
-        for (int i = 0; i < L; ++i) sums[i] = Isa::Fma(Isa::Load(keys[first + i] + n), x, sums[i]);
-      }
-      Isa::Store(scores + m * kChunk + first, Isa::Multiply(Isa::SumEach(sums), Isa::Set(task.scale)));
-    }
-  }
+  int64_t m = 0;
+  for (; m + 4 <= task.rows(); m += 4) ScoreRows<Isa, 4>(task, keys, m, scores);
+  for (; m < task.rows(); ++m) ScoreRows<Isa, 1>(task, keys, m, scores);
 }
 
 template <typename Isa, int rows>
 inline void AddRows(const float* const* values, const float* weights, int64_t width, float* sums) {
-  constexpr int L = Isa::kLanes, kVectors = 16 / L > 4 ? 16 / L : 4;
+  constexpr int L = Isa::kLanes, kVectors = Isa::kManyRegisters ? 4 : 2;
   for (int64_t n = 0; n < width;) {
     const auto some = [&](auto count) __attribute__((always_inline)) {
       constexpr int kCount = decltype(count)::value;
@@ -98,7 +122,7 @@ inline void AddRows(const float* const* values, const float* weights, int64_t wi
       n += kCount * L;
     };
     if (width - n >= kVectors * L) some(std::integral_constant<int, kVectors>());
-    else some(std::integral_constant<int, 16 / L>());
+    else some(std::integral_constant<int, 1>());
   }
 }
 
@@ -158,9 +182,9 @@ void AttendChunk(const ChunkTask& task) {
   for_tiles([&](int64_t slot, int64_t at) {
     DecodeTile<Isa>(task, task.v, task.v_width, slot, zeros, vectors);
     int64_t m = 0;
-    for (; m + 2 <= rows; m += 2)
-      AddRows<Isa, 2>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
-    if (m < rows) AddRows<Isa, 1>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
+    for (; m + 4 <= rows; m += 4)
+      AddRows<Isa, 4>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
+    for (; m < rows; ++m) AddRows<Isa, 1>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
   });
 }
 

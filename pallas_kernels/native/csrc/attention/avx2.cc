@@ -16,6 +16,7 @@ struct Avx2 {
     __m256 low, high;
   };
   static constexpr int kLanes = 8;
+  static constexpr bool kManyRegisters = false;
 
   static Floats Load(const float* in) { return _mm256_loadu_ps(in); }
   static void Store(float* out, Floats x) { _mm256_storeu_ps(out, x); }

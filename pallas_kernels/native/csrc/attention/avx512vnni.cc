@@ -14,6 +14,7 @@ struct Avx512 {
   using Ints = __m512i;
   using Table = __m512;
   static constexpr int kLanes = 16;
+  static constexpr bool kManyRegisters = true;
 
   static Floats Load(const float* in) { return _mm512_loadu_ps(in); }
   static void Store(float* out, Floats x) { _mm512_storeu_ps(out, x); }

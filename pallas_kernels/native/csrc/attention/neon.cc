@@ -14,6 +14,7 @@ struct Neon {
   using Ints = int32x4_t;
   using Table = const float*;
   static constexpr int kLanes = 4;
+  static constexpr bool kManyRegisters = true;
 
   static Floats Load(const float* in) { return vld1q_f32(in); }
   static void Store(float* out, Floats x) { vst1q_f32(out, x); }

@@ -10,6 +10,7 @@ namespace {
 
 struct Portable {
   static constexpr int kLanes = 4;
+  static constexpr bool kManyRegisters = false;
   struct Floats {
     float lane[kLanes];
   };

@@ -1,0 +1,107 @@
+"""Attention of one and of four tokens over long KV caches of every type on this machine's CPU.
+
+Some layers' caches, larger together than the processor's, are attended over one after the other, in turns by the native
+kernels and by XLA. The limit is how fast the bytes of the caches could be read, taken in the same run as the best rate
+at which sums over floats are formed.
+
+    python benchmarks/cpu_quant_attention.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from machine import description, read_rate
+
+from pallas_kernels import native, verify_attention
+from pallas_kernels.kv_formats import FORMATS, KVStore
+
+ROWS = (1, 4)
+LIMIT_BYTES = 1 << 28
+
+
+def random_store(shape: tuple[int, ...], name: str, seed: int) -> KVStore:
+    """Random vectors; a stretch of slots is repeated, which changes nothing of the time."""
+    part = jax.random.normal(jax.random.key(seed), (shape[0], min(256, shape[1]), *shape[2:]))
+    whole = jax.jit(partial(KVStore.of, format=name))(part)
+    return whole.map(
+        lambda x: jnp.asarray(
+            np.resize(np.asarray(x).swapaxes(0, 1), (shape[1], shape[0], *x.shape[2:])).swapaxes(0, 1)
+        )
+    )
+
+
+@partial(jax.jit, static_argnames="impl")
+def attend_all(q: jax.Array, layers: list[tuple[KVStore, KVStore]], positions: jax.Array, impl: str) -> jax.Array:
+    """Through all layers, the output of one being the queries of the next."""
+    for k, v in layers:
+        q = q + verify_attention.attend(q, k, v, positions, scale=q.shape[-1] ** -0.5, impl=impl)
+    return q
+
+
+def seconds(*args: object) -> float:
+    """Of one call, its result awaited."""
+    begin = time.perf_counter()
+    jax.block_until_ready(attend_all(*args))
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", default=",".join(FORMATS), help="comma-separated; default: %(default)s")
+    parser.add_argument("--slots", type=int, default=8192)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--kv-heads", type=int, default=4)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--repetitions", type=int, default=15)
+    args = parser.parse_args()
+
+    shape = (1, args.slots, args.kv_heads, args.width)
+    print(f"{description()}; {args.layers} layers, {args.heads} query heads, caches [B, S, G, N] = {shape}")
+    print(native.reason() or f"native kernels: {native.instruction_set()}")
+    pieces = jnp.array_split(jnp.ones((LIMIT_BYTES // 4 // 4096, 4096), jnp.float32), os.cpu_count() or 1)
+    limit, results = 0.0, []
+    for name in args.types.split(","):
+        layers = [tuple(random_store(shape, name, 2 * i + j) for j in range(2)) for i in range(args.layers)]
+        size = sum(part.nbytes for part in jax.tree.leaves(layers))
+        xla = "xla_tiles" if FORMATS[name].quantized else "xla_floats"
+        best = {(impl, rows): np.inf for impl in ("cpu_native", xla) for rows in ROWS}
+        calls = {
+            (impl, rows): (
+                jax.random.normal(jax.random.key(rows), (1, rows, args.heads, args.width)),
+                layers,
+                jnp.arange(args.slots - rows, args.slots, dtype=jnp.int32)[None],
+                impl,
+            )
+            for impl, rows in best
+        }
+        for call in calls.values():
+            jax.block_until_ready(attend_all(*call))
+        for turn in range(args.repetitions):
+            limit = max(limit, read_rate(pieces))
+            for key, call in calls.items():
+                if key[0] == "cpu_native" or turn % 5 == 0:
+                    best[key] = min(best[key], seconds(*call))
+        results.append((name, size, best, xla))
+
+    print(f"\nread limit {limit / 1e9:.1f} GB/s")
+    print(f"{'type':<8} {'bits':>6} | ms at 1, 4 rows | share of the limit | times as fast as XLA")
+    for name, size, best, xla in results:
+        native_times = [best["cpu_native", rows] for rows in ROWS]
+        bits = FORMATS[name].bits_per_value(args.width)
+        milliseconds = " ".join(f"{1e3 * t:>7.2f}" for t in native_times)
+        shares = " ".join(f"{size / t / limit:>8.2f}" for t in native_times)
+        ratios = " ".join(f"{best[xla, rows] / t:>8.1f}" for rows, t in zip(ROWS, native_times, strict=True))
+        print(f"{name:<8} {bits:>6.3f} | {milliseconds} | {shares}  | {ratios}")
+
+
+if __name__ == "__main__":
+    main()
