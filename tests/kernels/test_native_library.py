@@ -1,0 +1,62 @@
+"""The native library: built where it can be, done without where it cannot, and safe on few threads."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_quant_formats import random_blocks
+
+from pallas_kernels import native
+from pallas_kernels.native import library
+from pallas_kernels.quant_matmul import explain, from_blocks, prepare, quant_matmul
+
+
+def test_the_library_is_built_where_there_is_a_compiler() -> None:
+    known = platform.system() in ("Linux", "Darwin") and platform.machine() in ("x86_64", "aarch64", "arm64")
+    if not known or shutil.which("c++") is None:
+        pytest.skip("no compiler, or a machine without kernels")
+    assert native.reason() is None
+    assert native.instruction_sets()[0] == "portable"
+
+
+def test_without_the_library_everything_runs_in_xla(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocks = from_blocks(jnp.asarray(random_blocks("Q4_0", 20, 4)), "Q4_0")
+    panels = prepare(blocks)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, blocks.width)), jnp.float32)
+    monkeypatch.setattr(library, "_PATH", tmp_path / "libspecjax.so")
+    library._load.cache_clear()
+    try:
+        assert not native.available()
+        assert "cpu_native   passed over: the native kernels were not built" in explain(x, blocks)
+        assert prepare(blocks) is blocks
+        np.testing.assert_allclose(quant_matmul(x, panels), quant_matmul(x, blocks), rtol=1e-5, atol=1e-5)
+    finally:
+        library._load.cache_clear()
+
+
+STRESS = """
+import jax, jax.numpy as jnp, numpy as np
+from pallas_kernels.quant_matmul import from_blocks, prepare, quant_matmul
+
+rng = np.random.default_rng(0)
+weights = [prepare(from_blocks(jnp.asarray(rng.integers(0, 64, (512, 34 * 16), np.uint8)), "Q8_0")) for _ in range(24)]
+x = jnp.ones((4, 512))
+run = jax.jit(lambda x, weights: [quant_matmul(x + i, weight) for i, weight in enumerate(weights)])
+first = run(x, weights)
+results = [run(x, weights) for _ in range(100)]
+assert all(np.array_equal(a, b) for result in results for a, b in zip(first, result))
+"""
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the native kernels")
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_many_products_at_once_never_wait_for_threads_that_are_busy(threads: int) -> None:
+    """XLA starts independent calls at the same time; NPROC is how many threads it makes."""
+    environment = os.environ | {"NPROC": str(threads), "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", STRESS], env=environment, check=True, timeout=120)

@@ -1,0 +1,148 @@
+"""The native CPU kernels keep the law of products with quantized matrices, row by row alike in a call of any size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_quant_formats import random_blocks
+
+from pallas_kernels import native
+from pallas_kernels.native import library
+from pallas_kernels.quant_matmul import (
+    FORMATS,
+    QTensor,
+    dequantize,
+    explain,
+    from_blocks,
+    prepare,
+    quant_matmul,
+    reference,
+    take_rows,
+)
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+N = 37  # two panels and five rows of a third
+ROWS = 17
+OFF = {"a8": 8e-3, "a16": 5e-5}
+"""Relative error of rounding activations to so many bits."""
+
+
+@pytest.fixture(params=native.instruction_sets())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A test with this runs with each instruction set that this processor has."""
+    monkeypatch.setenv(library.ISA_VARIABLE, request.param)
+    return request.param
+
+
+def matrix(name: str, rows: int = N, seed: int = 0) -> tuple[QTensor, QTensor]:
+    """The same values as blocks and as panels; three steps of the kernel, the last one of another length."""
+    blocks = from_blocks(jnp.asarray(random_blocks(name, rows, 768 // FORMATS[name].values - 1, seed)), name)
+    return blocks, prepare(blocks)
+
+
+def activations(rows: int, width: int, seed: int = 1) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(rows, width)), jnp.float32)
+
+
+def rounded(x: np.ndarray, act: str) -> np.ndarray:
+    """`reference.round_activations` with divisions that are exact to the last bit, which XLA's are not."""
+    groups = x.reshape(len(x), -1, reference.GROUP)
+    scale = np.abs(groups).max(-1, keepdims=True) / np.float32(reference.LARGEST[act])
+    return (np.rint(groups / scale) * scale).reshape(x.shape)
+
+
+def off_by(got: jax.Array, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(got, np.float64) - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("act", ["a8", "a16"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_keep_the_law_and_rows_do_not_see_each_other(name: str, act: str) -> None:
+    blocks, panels = matrix(name)
+    x = activations(ROWS, blocks.width)
+    few = jax.jit(lambda x, w: [quant_matmul(x[:m], w, act=act, impl="cpu_native") for m in range(1, ROWS + 1)])
+    *fewer, whole = few(x, panels)
+    values = np.asarray(dequantize(blocks), np.float64)
+    if name.startswith("TQ"):  # rotated activations are rounded, by as much as others
+        assert off_by(whole, np.asarray(x, np.float64) @ values.T) <= OFF[act]
+    else:
+        assert off_by(whole, rounded(np.asarray(x), act).astype(np.float64) @ values.T) <= 1e-6
+        assert off_by(whole, reference.quant_matmul(x, blocks, act)) <= 5e-6
+    for product in fewer:
+        np.testing.assert_array_equal(product, whole[: len(product)])
+    alone = jax.jit(lambda x, w: quant_matmul(x, w, act=act, impl="cpu_native"))
+    np.testing.assert_array_equal(alone(x[16:], panels), whole[16:])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_many_rows_are_worked_on_in_slabs(name: str) -> None:
+    _, panels = matrix(name)
+    x = activations(131, panels.width)
+    whole = quant_matmul(x, panels, impl="cpu_native")
+    for rows in (slice(63, 66), slice(128, 131)):
+        np.testing.assert_array_equal(quant_matmul(x[rows], panels, impl="cpu_native"), whole[rows])
+    assert quant_matmul(x[:0], panels, impl="cpu_native").shape == (0, N)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K", "TQ3_1S"])
+@pytest.mark.parametrize("act", ["a8", "a16"])
+def test_zeros_denormals_huge_and_broken_values(name: str, act: str) -> None:
+    blocks, panels = matrix(name)
+    normal = np.asarray(activations(1, blocks.width))[0]
+    broken = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+    x = np.stack([0 * normal, normal * 1e-41, normal * 1e34, normal, *(normal for _ in broken)]).astype(np.float32)
+    x[4:, 40] = list(broken.values())
+    got = np.asarray(quant_matmul(jnp.asarray(x), panels, act=act, impl="cpu_native"))
+    assert not got[0].any()
+    assert np.abs(got[1]).max() < 1e-30
+    exact = np.asarray(dequantize(blocks), np.float64) @ x[2].astype(np.float64)
+    assert off_by(got[2], exact) <= 2 * OFF[act]
+    np.testing.assert_array_equal(got[3], quant_matmul(jnp.asarray(normal[None]), panels, act=act)[0])
+    assert np.isnan(got[4:]).all()
+
+
+@pytest.mark.parametrize("impl", ["cpu_native", "xla_dequant"])
+def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str) -> None:
+    stack = prepare(from_blocks(jnp.stack([matrix("Q4_K", seed=seed)[0].parts["blocks"] for seed in range(3)]), "Q4_K"))
+    x = activations(5 * 2, stack.width).reshape(5, 2, -1)
+    index = jnp.array([2, 0, 0, -1, 7])
+    got = jax.jit(lambda x, w, i: quant_matmul(x, w, index=i, impl=impl))(x, stack, index)
+    for block, number in enumerate([2, 0, 0, None, 2]):
+        expected = jnp.zeros((2, N)) if number is None else quant_matmul(x[block], stack[number], impl=impl)
+        np.testing.assert_allclose(got[block], expected, rtol=0 if impl == "cpu_native" else 1e-4, atol=1e-4)
+
+
+def test_programs_may_batch_and_cast() -> None:
+    _, panels = matrix("Q5_K")
+    x = activations(6, panels.width).reshape(3, 2, -1)
+    whole = quant_matmul(x, panels, impl="cpu_native")
+    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda x: quant_matmul(x, panels, impl="cpu_native")))(x), whole)
+    half = quant_matmul(x.astype(jnp.bfloat16), panels, impl="cpu_native")
+    assert half.dtype == jnp.bfloat16
+    assert off_by(half, np.asarray(whole, np.float64)) < 1e-2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_panels_hold_the_values_of_blocks_in_as_many_bytes(name: str) -> None:
+    stack = from_blocks(jnp.stack([matrix(name, 48, seed)[0].parts["blocks"] for seed in range(2)]), name)
+    panels = prepare(stack)
+    assert panels.shape == stack.shape
+    assert panels.nbytes <= 1.05 * stack.nbytes
+    np.testing.assert_array_equal(dequantize(panels), dequantize(stack))
+    blocks, odd = matrix(name)
+    rows = jnp.array([[0, 17, 36], [15, 99, 16]])
+    np.testing.assert_array_equal(take_rows(odd, rows), take_rows(blocks, rows))
+    np.testing.assert_array_equal(dequantize(odd), dequantize(blocks))
+
+
+def test_panels_are_chosen_and_an_instruction_set_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, panels = matrix("Q8_0")
+    x = activations(2, blocks.width)
+    assert "cpu_native   chosen" in explain(x, panels)
+    assert "passed over: reads the layout 'panels16'" in explain(x, blocks)
+    monkeypatch.setenv(library.ISA_VARIABLE, "mmx")
+    with pytest.raises(ValueError, match="SPECJAX_CPU_ISA=mmx: this processor has portable"):
+        quant_matmul(x, panels)
