@@ -49,7 +49,8 @@ def collect_importance(
         progress: called with chunks done and chunks in all.
 
     Raises:
-        PromptError: there is no tokenizer for text, the text is shorter than one chunk, or a chunk longer than the model's context.
+        PromptError: there is no tokenizer for text, the text is shorter than one chunk, or a chunk longer than the
+            model's context.
     """
     if not 0 < chunk_size <= model.target.context_length:
         raise PromptError(f"chunks of {chunk_size} tokens; the model reads 1 to {model.target.context_length}")

@@ -107,7 +107,8 @@ def write_imatrix(path: str | Path, matrix: ImportanceMatrix) -> None:
     }
     tensors, data = [], []
     for name, entry in sorted(matrix.entries.items()):
-        for suffix, array in ((_SUMS, entry.sums), (_COUNTS, entry.counts[:, None])):
+        arrays = ((_SUMS, entry.sums), (_COUNTS, entry.counts[:, None]))
+        for suffix, array in arrays if len(entry.counts) > 1 else ((key, array[0]) for key, array in arrays):
             tensors.append(TensorEntry(name + suffix, array.shape, GGML_TYPES["F32"]))
             data.append(np.ascontiguousarray(array, np.float32))
     write_stream(path, metadata, tensors, data)
