@@ -90,8 +90,14 @@ class GGUFFile:
             tensor data that end after the file does.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, type_codes: Mapping[int, str] | None = None) -> None:
+        """
+        Args:
+            path: the file, or any part of a split one.
+            type_codes: names of tensor types by their numbers, where a fork of llama.cpp has given them others.
+        """
         self.path = Path(path)
+        self._types = dict(TYPE_OF_CODE) | {code: GGML_TYPES[name] for code, name in (type_codes or {}).items()}
         self.values: dict[str, GGUFValue] = {}
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -166,16 +172,17 @@ class GGUFFile:
         self._place(path, data, table, -(-cursor.offset // alignment) * alignment)
         return values
 
-    @staticmethod
-    def _tensor_entry(cursor: _Cursor) -> tuple[TensorInfo, int]:
+    def _tensor_entry(self, cursor: _Cursor) -> tuple[TensorInfo, int]:
         name = cursor.string("a tensor name")
         num_axes = cursor.scalar("I", f"the rank of {name}")
         shape = tuple(reversed(cursor.scalars("Q", num_axes, f"the shape of {name}")))
         code, offset = cursor.scalar("I", f"the type of {name}"), cursor.scalar("Q", f"the offset of {name}")
-        if (kind := TYPE_OF_CODE.get(code)) is None:
+        if (kind := self._types.get(code)) is None:
             raise FormatError(
                 f"{cursor.path}: tensor {name} has the type number {code}, which the installed gguf package does not"
-                " know. A newer gguf package may: pip install --upgrade gguf"
+                " know. A newer gguf package may: pip install --upgrade gguf. If it is the number that a fork of"
+                f" llama.cpp gives to a type known here, make a file with the usual one: specjax quantize --gguf-type"
+                f" {code}=TQ4_1S"
             )
         width = shape[-1] if shape else 1
         if width % kind.values:

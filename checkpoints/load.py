@@ -211,8 +211,12 @@ def _matrix_dtype(asked: DTypeLike) -> np.dtype:
     return dtype
 
 
-def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
+def open_checkpoint(path: str | Path, type_codes: Mapping[int, str] | None = None) -> OpenedCheckpoint:
     """Read what a checkpoint says of itself, and none of its weights.
+
+    Args:
+        path: as in `load`.
+        type_codes: of a GGUF, see `GGUFFile`.
 
     Raises:
         FormatError, UnknownArchitectureError, ConfigError: as `load`.
@@ -234,6 +238,6 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
         return OpenedCheckpoint(config, directory, rules, path, "safetensors", directory.document)
     if not path.exists():
         raise FormatError(f"{path}: no such file or directory")
-    file = GGUFFile(path)
+    file = GGUFFile(path, type_codes)
     config, rules = model_of_gguf(file.metadata, file.tensors, str(path))
     return OpenedCheckpoint(config, file, rules, path, "gguf", file.metadata)

@@ -246,15 +246,20 @@ class SourceModel:
         return read
 
 
-def open_model(path: Path, *, drop_mtp: bool) -> SourceModel:
+def open_model(path: Path, *, drop_mtp: bool, type_codes: Mapping[int, str] | None = None) -> SourceModel:
     """Open a checkpoint for conversion, and check that it is whole.
+
+    Args:
+        path: the checkpoint.
+        drop_mtp: leave the head out.
+        type_codes: of a GGUF, see `GGUFFile`.
 
     Raises:
         CheckpointError: it is not; or it declares a head that it does not have, and that is not to be dropped.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        opened = open_checkpoint(path)
+        opened = open_checkpoint(path, type_codes)
     head_is_missing = None
     for warning in caught:
         if issubclass(warning.category, MissingMTPWarning):

@@ -68,6 +68,9 @@ ENCODERS: Mapping[str, Encoder] = {
 }
 """The formats that can be written, by name."""
 
+IMPORTANCE_MATTERS = frozenset(name for name, encoder in ENCODERS.items() if encoder.weigh is not weights.all_alike)
+"""Those whose bytes depend on importance."""
+
 
 def encode(
     values: np.ndarray,

@@ -28,6 +28,7 @@ class QuantizeOptions:
         type: a type, or a mix of types.
         pure: give `type` to every matrix, without a mix and without sparing the head.
         tensor_types: (regular expression, type): what matrices get whose name it is found in; the first one counts.
+        type_codes: (number, type): of tensor types in the source, where a fork of llama.cpp gives them other numbers.
         drop_mtp: leave a multi-token-prediction head out.
         force: replace what is there.
     """
@@ -35,6 +36,7 @@ class QuantizeOptions:
     type: str
     pure: bool = False
     tensor_types: tuple[tuple[str, str], ...] = ()
+    type_codes: tuple[tuple[int, str], ...] = ()
     drop_mtp: bool = False
     force: bool = False
 
@@ -46,6 +48,8 @@ class QuantizeOptions:
         object.__setattr__(self, "type", _known(self.type, [*ENCODERS, *MIXES, *PLAIN]))
         pairs = tuple((pattern, _known(kind, [*ENCODERS, *PLAIN])) for pattern, kind in self.tensor_types)
         object.__setattr__(self, "tensor_types", pairs)
+        codes = tuple((code, _known(kind, [*ENCODERS, *PLAIN])) for code, kind in self.type_codes)
+        object.__setattr__(self, "type_codes", codes)
         for pattern, _ in pairs:
             try:
                 re.compile(pattern)

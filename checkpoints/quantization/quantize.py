@@ -18,7 +18,7 @@ from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES
 from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import GGUFValue
 from checkpoints.mapping import Progress
-from checkpoints.quantization.encode import encode
+from checkpoints.quantization.encode import IMPORTANCE_MATTERS, encode
 from checkpoints.quantization.imatrix import ImportanceMatrix
 from checkpoints.quantization.mixes import file_type
 from checkpoints.quantization.plan import PLAIN, QuantizeOptions, TensorPlan, choose_types
@@ -55,11 +55,11 @@ class Quantization:
 
     @property
     def without_importance(self) -> tuple[TensorPlan, ...]:
-        """Tensors that are quantized although the importance matrix, which there is, knows nothing of them."""
+        """Tensors that would be quantized otherwise if the importance matrix, which there is, knew of them."""
         if self._importance is None:
             return ()
-        packed = [t for t in self.tensors if t.type != t.source.type and t.type not in PLAIN]
-        return tuple(t for t in packed if t.source.name not in self._importance.entries)
+        searched = [t for t in self.tensors if t.type != t.source.type and t.type in IMPORTANCE_MATTERS]
+        return tuple(t for t in searched if t.source.name not in self._importance.entries)
 
     def run(self, progress: Progress | None = None) -> Path:
         """Write the file; it is there when it is complete.
@@ -107,7 +107,7 @@ def prepare(
     """
     source, destination = Path(source), Path(destination)
     check_destination(source, destination, options.force)
-    model = open_model(source, drop_mtp=options.drop_mtp)
+    model = open_model(source, drop_mtp=options.drop_mtp, type_codes=dict(options.type_codes))
     made = tuple(gguf_tensors(model, Types()))
     values = dict(gguf_values(model, Types(), model.tokenizer()))
     plan = choose_types(

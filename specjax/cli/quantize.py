@@ -61,6 +61,14 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--tensor-type-file", type=Path, metavar="F", help="a file with REGEX=T on each line")
     parser.add_argument("--imatrix", type=Path, metavar="F", help="importance matrix: what counts most errs least")
+    parser.add_argument(
+        "--gguf-type",
+        action="append",
+        default=[],
+        type=number_and_type,
+        metavar="N=T",
+        help="SRC has tensors of the type number N, by which a fork of llama.cpp means T; DST gets the usual number",
+    )
     parser.add_argument("--pure", action="store_true", help="one type for all matrices, the head and the output too")
     parser.add_argument("--drop-mtp", action="store_true", help="leave the MTP head out")
     parser.add_argument("--dry-run", action="store_true", help="show the type of every tensor, and write nothing")
@@ -103,7 +111,7 @@ def options_of(args: argparse.Namespace) -> QuantizeOptions:
                     pairs.append(pattern_and_type(line.strip()))
                 except argparse.ArgumentTypeError as error:
                     raise UsageError(f"{args.tensor_type_file}, line {number}: {error}") from error
-    return QuantizeOptions(args.type, args.pure, tuple(pairs), args.drop_mtp, args.force)
+    return QuantizeOptions(args.type, args.pure, tuple(pairs), tuple(args.gguf_type), args.drop_mtp, args.force)
 
 
 def pattern_and_type(text: str) -> tuple[str, str]:
@@ -114,8 +122,21 @@ def pattern_and_type(text: str) -> tuple[str, str]:
     return pattern, kind
 
 
+def number_and_type(text: str) -> tuple[int, str]:
+    """(47, "TQ4_1S") from "47=TQ4_1S"."""
+    number, equals, kind = text.partition("=")
+    if not (number.isdecimal() and equals and kind):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form N=T, such as 47=TQ4_1S")
+    return int(number), kind
+
+
 def _remarks(quantization: Quantization) -> list[str]:
+    from checkpoints.ggml_types import GGML_TYPES
+
     lines = []
+    for number, name in quantization.options.type_codes:
+        kind = GGML_TYPES[name]
+        lines.append(f"type number {number} is read as {name}: {kind.values} values in {kind.num_bytes} bytes")
     if quantization.requantized:
         kinds = sorted({tensor.source.type for tensor in quantization.requantized})
         lines.append(

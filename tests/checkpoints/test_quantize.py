@@ -134,6 +134,19 @@ def test_tq_types_have_their_numbers_in_the_file(tmp_path: Path) -> None:
         assert int.from_bytes(raw[at : at + 4], "little") == code
 
 
+def test_types_that_a_fork_numbers_otherwise_are_read_by_name_and_numbered_as_usual(tmp_path: Path) -> None:
+    source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
+    usual = quantize(source, tmp_path / "usual.gguf", "TQ4_1S", pure=True).path.read_bytes()
+    head = usual.index(b"output.weight")
+    table = usual[head : head + 20_000].replace((46).to_bytes(4, "little"), (147).to_bytes(4, "little"))
+    fork = tmp_path / "fork.gguf"
+    fork.write_bytes(usual[:head] + table + usual[head + 20_000 :])
+    with pytest.raises(checkpoints.FormatError, match=r"type number 147, .* --gguf-type 147="):
+        GGUFFile(fork)
+    again = quantize(fork, tmp_path / "again.gguf", "TQ4_1S", pure=True, type_codes=((147, "tq4_1s"),))
+    assert again.path.read_bytes() == usual
+
+
 def test_a_damaged_tensor_leaves_nothing_behind(tmp_path: Path) -> None:
     good = write_tiny_gguf(tmp_path / "good.gguf", make_config())
     name = "blk.2.ffn_down.weight"
