@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.quant_matmul import QTensor, quant_matmul, take_rows
 from specjax.layers.observed import Observed
@@ -69,6 +69,21 @@ def matmul_transposed(
         return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
     return jax.lax.platform_dependent(x_cast, weight, cpu=weight_left, default=weight_right).astype(dtype)
+
+
+def matmul_blocks(x: Float[Array, "B M K"], stack: Weight, index: Int[Array, " B"]) -> Float[Array, "B M N"]:
+    """x[b] @ stack[index[b]].T for each block b of rows, reading only matrices that are named.
+
+    An index below zero stands for rows of zeros.
+    """
+    if isinstance(stack, QTensor):
+        return quant_matmul(x, stack, index=index)
+
+    def one_block(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:
+        rows, number = block
+        return None, matmul_transposed(rows, stack[number])
+
+    return jax.lax.scan(one_block, None, (x, jnp.maximum(index, 0)))[1]
 
 
 class Linear(nn.Module):

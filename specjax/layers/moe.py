@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Linear, Weight, matmul_transposed, weight_of
+from specjax.layers.linear import Linear, Weight, matmul_blocks, weight_of
 from specjax.layers.mlp import SwiGLU, swiglu
 from specjax.layers.observed import Observed, sum_of_squares
 
@@ -31,8 +31,8 @@ def apply_experts(
 
     `gate` and `up` are [E, F, D], `down` [E, D, F].
 
-    The M * k assignments are sorted by expert and cut into blocks that belong to one expert each; a scan reads one
-    expert's weights per block. Few rows use blocks of one row, so that decoding reads exactly the chosen experts.
+    The M * k assignments are sorted by expert and cut into blocks that belong to one expert each; a block reads its
+    expert's weights once. Few rows use blocks of one row, so that decoding reads exactly the chosen experts.
     """
     rows, top_k = expert.shape
     num_experts = gate.shape[0]
@@ -51,44 +51,20 @@ def apply_experts(
 
     padded = jnp.zeros((num_blocks * block, x.shape[1]), x.dtype).at[slot].set(x[order // top_k])
     block_expert = jnp.searchsorted(jnp.cumsum(blocks_of), jnp.arange(num_blocks), side="right")
-    block_expert = jnp.minimum(block_expert, num_experts - 1)  # surplus blocks are all zeros
-    blocks = (block_expert, padded.reshape(num_blocks, block, -1))
-    if isinstance(gate, Observed):
-        assert isinstance(up, Observed)
-        assert isinstance(down, Observed)
-        _record(gate, up, down, blocks, counts, activation)
-    gate, up, down = (w.weight if isinstance(w, Observed) else w for w in (gate, up, down))
+    block_expert = jnp.where(block_expert < num_experts, block_expert, -1)  # surplus blocks are all zeros
 
-    def one_block(_: None, block_input: tuple[Array, Array]) -> tuple[None, Array]:
-        index, rows_in = block_input
-        hidden = activation(matmul_transposed(rows_in, gate[index]), matmul_transposed(rows_in, up[index]))
-        return None, matmul_transposed(hidden, down[index])
-
-    _, out = jax.lax.scan(one_block, None, blocks)
+    blocks = padded.reshape(num_blocks, block, -1)
+    given = (gate, up, down)
+    gate, up, down = (w.weight if isinstance(w, Observed) else w for w in given)
+    hidden = activation(matmul_blocks(blocks, gate, block_expert), matmul_blocks(blocks, up, block_expert))
+    out = matmul_blocks(hidden, down, block_expert)
+    for w, x_blocks in zip(given, (blocks, blocks, hidden), strict=True):
+        if isinstance(w, Observed):
+            of_blocks = jax.vmap(sum_of_squares)(x_blocks)
+            w.record(w.path, jax.ops.segment_sum(of_blocks, block_expert, num_experts), counts)
     out = out.reshape(num_blocks * block, -1)[slot]
     per_assignment = jnp.zeros((assignments, x.shape[1]), x.dtype).at[order].set(out)
     return jnp.einsum("mkd,mk->md", per_assignment.reshape(rows, top_k, -1), weight.astype(x.dtype))
-
-
-def _record(
-    gate: Observed,
-    up: Observed,
-    down: Observed,
-    blocks: tuple[Int[Array, "n"], Float[Array, "n rows D"]],
-    counts: Int[Array, "E"],
-    activation: Callable[[Array, Array], Array],
-) -> None:
-    """Tell the observers what each expert is multiplied with; its hidden values are computed for that once more."""
-
-    def one_block(_: None, block: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        index, rows = block
-        hidden = activation(matmul_transposed(rows, gate.weight[index]), matmul_transposed(rows, up.weight[index]))
-        return None, (sum_of_squares(rows), sum_of_squares(hidden))
-
-    _, (of_inputs, of_hidden) = jax.lax.scan(one_block, None, blocks)
-    of_inputs, of_hidden = (jax.ops.segment_sum(x, blocks[0], len(counts)) for x in (of_inputs, of_hidden))
-    for weight, sums in ((gate, of_inputs), (up, of_inputs), (down, of_hidden)):
-        weight.record(weight.path, sums, counts)
 
 
 class MoE(nn.Module):
