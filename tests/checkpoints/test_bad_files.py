@@ -174,8 +174,8 @@ def test_an_undeclared_head_is_surplus(good: Path, tmp_path: Path) -> None:
         ({"drop_keys": ["tokenizer.ggml.tokens"]}, "no tokenizer"),
         ({"drop_keys": ["tokenizer.ggml.merges"]}, "lacks tokenizer.ggml.merges"),
         ({"drop_keys": ["tokenizer.ggml.pre"]}, "known are qwen2, qwen35"),
-        ({"keys": {"tokenizer.ggml.pre": "llama-bpe"}}, "'llama-bpe' is not known; known are qwen2, qwen35"),
-        ({"keys": {"tokenizer.ggml.model": "llama"}}, "'llama' is not known; known is 'gpt2'"),
+        ({"keys": {"tokenizer.ggml.pre": "falcon"}}, "'falcon' is not known; known are qwen2, qwen35, llama-bpe"),
+        ({"keys": {"tokenizer.ggml.model": "t5"}}, "'t5' is not known; known are gpt2"),
     ],
 )
 def test_unusable_tokenizers(changes: dict[str, Any], message: str, good: Path, tmp_path: Path) -> None:
