@@ -6,9 +6,11 @@ It is optional. Where it cannot be built, the package installs without it and co
 
 from __future__ import annotations
 
+import os
 import platform
 import runpy
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -69,12 +71,15 @@ class BuildKernels(build_ext):
         includes = [str(NATIVE / "csrc"), str(Path(jaxlib).parent / "include")]
         here = INSTRUCTION_SETS.get(platform.machine().lower(), {})
         define = [("SPECJAX_SOURCES", f'"{runpy.run_path(str(NATIVE / "sources.py"))["digest"]()}"')]
-        objects = []
-        for source in ext.sources:
+
+        def compiled(source: str) -> list[str]:
             flags = FLAGS + here.get(Path(source).stem, [])
-            objects += self.compiler.compile(
+            return self.compiler.compile(
                 [source], self.build_temp, define, includes, extra_postargs=flags, depends=ext.depends
             )
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [name for names in pool.map(compiled, ext.sources) for name in names]
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(objects, str(target), target_lang="c++", extra_postargs=["-pthread"])

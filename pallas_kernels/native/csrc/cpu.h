@@ -6,6 +6,7 @@
 #include <string_view>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <xmmintrin.h>
 #endif
 #if defined(__aarch64__) && defined(__linux__)
@@ -23,11 +24,19 @@ inline constexpr std::string_view kIsaNames[] = {"portable", "neon"};
 inline constexpr std::string_view kIsaNames[] = {"portable"};
 #endif
 
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports knows it.
+inline bool HasF16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 inline bool IsaSupported(std::string_view name) {
   if (name == "portable") return true;
 #if defined(__x86_64__)
   if (name == "avx2")
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
   if (name == "avx512vnni")
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

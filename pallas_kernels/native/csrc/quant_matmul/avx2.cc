@@ -62,11 +62,10 @@ struct Avx2 {
     return {{_mm256_cvtph_ps(Load16(in)), _mm256_cvtph_ps(Load16(in + 16))}};
   }
   static Bytes Lookup(const uint8_t* table, Bytes index) {
-    const __m256i both = _mm256_broadcastsi128_si256(Load16(table));
-    __m256i half[2];
-    std::memcpy(half, &index, sizeof half);
-    for (__m256i& each : half) each = _mm256_shuffle_epi8(both, each);
-    std::memcpy(&index, half, sizeof half);
+    const __m256i entries = _mm256_broadcastsi128_si256(Load16(table));
+    ForEach<0, kParts>([&](auto i) __attribute__((always_inline)) {
+      index.part[i] = reinterpret_cast<Part>(_mm256_shuffle_epi8(entries, reinterpret_cast<__m256i>(index.part[i])));
+    });
     return index;
   }
   static __m256i Pair(const int16_t* two) {
@@ -83,21 +82,20 @@ struct Avx2 {
     }
     ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
       const Bytes codes = values(quad);
-      __m256i w[2], even[2], odd[2];
-      std::memcpy(w, &codes, sizeof w);
-      for (int half = 0; half < 2; ++half) {
-        even[half] = _mm256_and_si256(w[half], _mm256_set1_epi16(0xff));
-        odd[half] = _mm256_srli_epi16(w[half], 8);
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
+      __m256i even[2], odd[2];
+      ForEach<0, 2>([&](auto half) __attribute__((always_inline)) {
+        const auto w = reinterpret_cast<__m256i>(codes.part[half]);
+        even[half] = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
+        odd[half] = _mm256_srli_epi16(w, 8);
+      });
+      ForEach<0, R>([&](auto r) __attribute__((always_inline)) {
         const __m256i x_even = Pair(records[r].codes[quad][0]), x_odd = Pair(records[r].codes[quad][1]);
-        for (int half = 0; half < 2; ++half) {
+        ForEach<0, 2>([&](auto half) __attribute__((always_inline)) {
           const __m256i products =
               _mm256_add_epi32(_mm256_madd_epi16(even[half], x_even), _mm256_madd_epi16(odd[half], x_odd));
           sums[r].half[half] = _mm256_add_epi32(sums[r].half[half], products);
-        }
-      }
+        });
+      });
     });
   }
 };

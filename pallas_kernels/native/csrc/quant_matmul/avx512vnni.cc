@@ -31,8 +31,8 @@ struct Avx512Vnni : BytePlanes {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
   }
   static Bytes Lookup(const uint8_t* table, Bytes index) {
-    return reinterpret_cast<Bytes>(
-        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(Load16(table)), reinterpret_cast<__m512i>(index)));
+    const Ints entries = _mm512_broadcast_i32x4(Load16(table));
+    return {reinterpret_cast<Part>(_mm512_shuffle_epi8(entries, reinterpret_cast<Ints>(index.part[0])))};
   }
   static Ints Quad(const int8_t* four) {
     int32_t bits;
@@ -45,7 +45,7 @@ struct Avx512Vnni : BytePlanes {
     const auto* records = reinterpret_cast<const Record<wide>*>(x);
     Ints w[end - begin];
     ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
-      w[quad - begin] = reinterpret_cast<Ints>(values(quad));
+      w[quad - begin] = reinterpret_cast<Ints>(values(quad).part[0]);
     });
     const auto pass = [&](int plane) __attribute__((always_inline)) {
 #pragma GCC unroll 8

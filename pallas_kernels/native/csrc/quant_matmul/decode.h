@@ -12,21 +12,36 @@
 namespace specjax {
 namespace {
 
-using Bytes = uint8_t __attribute__((vector_size(kVector)));
-using Shorts = uint16_t __attribute__((vector_size(kVector)));
+// Bytes of a register. Compilers make poor code of vectors that are longer.
+#if defined(__AVX512BW__)
+constexpr int kRegister = 64;
+#elif defined(__AVX2__)
+constexpr int kRegister = 32;
+#else
+constexpr int kRegister = 16;
+#endif
+constexpr int kParts = kVector / kRegister;
+
+using Part = uint8_t __attribute__((vector_size(kRegister)));
+using Shorts = uint16_t __attribute__((vector_size(kRegister)));
+
+struct Bytes {
+  Part part[kParts];
+};
 
 // Bits [from, from + width) of each byte, moved to bit `to`.
 template <int from, int width, int to>
-inline __attribute__((always_inline)) Bytes Field(Bytes packed) {
+inline __attribute__((always_inline)) Part Field(Part packed) {
   if constexpr (width == 8) return packed;
   constexpr uint16_t kMask = static_cast<uint16_t>(((1 << width) - 1) << to) * 0x0101;
   Shorts shifted = reinterpret_cast<Shorts>(packed);
   if constexpr (from > to) shifted = shifted >> (from - to);
   if constexpr (from < to) shifted = shifted << (to - from);
-  return reinterpret_cast<Bytes>(shifted & kMask);
+  return reinterpret_cast<Part>(shifted & kMask);
 }
 
-// Calls each(j) for j = begin .. end - 1, as constants.
+// Calls each(j) for j = begin .. end - 1, as constants: compilers keep arrays in registers only where every index is one
+// early on.
 template <int begin, int end, typename Each>
 inline __attribute__((always_inline)) void ForEach(const Each& each) {
   if constexpr (begin < end) {
@@ -72,9 +87,16 @@ struct Coding {
 
   template <int quad>
   static inline __attribute__((always_inline)) Bytes Codes(const uint8_t* group) {
-    Bytes codes = Field<quad / plane0 * plane0, plane0, 0>(Vector(group, quad % plane0));
-    if constexpr (plane1 > 0)
-      codes |= Field<quad / plane1 * plane1, plane1, plane0>(Vector(group, plane0 + quad % plane1));
+    Bytes codes = Vector(group, quad % plane0);
+    ForEach<0, kParts>([&](auto i) __attribute__((always_inline)) {
+      codes.part[i] = Field<quad / plane0 * plane0, plane0, 0>(codes.part[i]);
+    });
+    if constexpr (plane1 > 0) {
+      const Bytes upper = Vector(group, plane0 + quad % plane1);
+      ForEach<0, kParts>([&](auto i) __attribute__((always_inline)) {
+        codes.part[i] |= Field<quad / plane1 * plane1, plane1, plane0>(upper.part[i]);
+      });
+    }
     return codes;
   }
 
@@ -91,7 +113,9 @@ struct Coding {
  private:
   static inline __attribute__((always_inline)) Bytes Vector(const uint8_t* group, int i) {
     Bytes vector;
-    std::memcpy(&vector, group + kVector * i, kVector);
+    ForEach<0, kParts>([&](auto part) __attribute__((always_inline)) {
+      std::memcpy(&vector.part[part], group + kVector * i + kRegister * part, kRegister);
+    });
     return vector;
   }
 };

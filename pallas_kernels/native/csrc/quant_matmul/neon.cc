@@ -61,10 +61,9 @@ struct Neon : BytePlanes {
   }
   static Bytes Lookup(const uint8_t* table, Bytes index) {
     const uint8x16_t entries = vld1q_u8(table);
-    uint8x16_t quarter[4];
-    std::memcpy(quarter, &index, sizeof quarter);
-    for (uint8x16_t& each : quarter) each = vqtbl1q_u8(entries, each);
-    std::memcpy(&index, quarter, sizeof quarter);
+    ForEach<0, kParts>([&](auto i) __attribute__((always_inline)) {
+      index.part[i] = vqtbl1q_u8(entries, index.part[i]);
+    });
     return index;
   }
 
@@ -73,9 +72,9 @@ struct Neon : BytePlanes {
     const auto* records = reinterpret_cast<const Record<wide>*>(x);
     const auto pass = [&](int plane) __attribute__((always_inline)) {
       ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
-        const Bytes codes = values(quad) ^ static_cast<uint8_t>(0x80);
+        const Bytes codes = values(quad);
         int8x16_t w[4];
-        std::memcpy(w, &codes, sizeof w);
+        for (int i = 0; i < 4; ++i) w[i] = vreinterpretq_s8_u8(veorq_u8(codes.part[i], vdupq_n_u8(0x80)));
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           int32_t four;

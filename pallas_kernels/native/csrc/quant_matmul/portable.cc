@@ -14,12 +14,14 @@ struct Portable {
   struct Floats {
     float lane[kLanes];
   };
+  // Unsigned, as overflow of the partial sums is meant; a word is one row's quad.
+  using Words = uint32_t __attribute__((vector_size(kRegister)));
   struct Record {
     int16_t codes[kGroup];
     Rounded rounded;
   };
 
-  static constexpr int kRows = 4;
+  static constexpr int kRows = 1;
   static constexpr bool kNarrow = false;
   static constexpr int32_t kOffset = 0;
   static constexpr int64_t RecordBytes(bool) { return sizeof(Record); }
@@ -78,26 +80,31 @@ struct Portable {
     return Each([&](int i) { return HalfToFloat(halves[i]); });
   }
   static Bytes Lookup(const uint8_t* table, Bytes index) {
-    for (int i = 0; i < kVector; ++i) index[i] = table[index[i] & 15];
+    uint8_t bytes[kVector];
+    std::memcpy(bytes, &index, kVector);
+    for (uint8_t& each : bytes) each = table[each & 15];
+    std::memcpy(&index, bytes, kVector);
     return index;
   }
 
   template <int R, bool wide, int begin, int end, typename Values>
   static void Dot(const Values& values, const uint8_t* x, Ints* sums) {
     const auto* records = reinterpret_cast<const Record*>(x);
-    for (int r = 0; r < R; ++r) {
-      for (int lane = 0; lane < kLanes; ++lane) sums[r].lane[lane] = records[r].rounded.bias[begin > 0];
-    }
-    ForEach<begin, end>([&](auto quad) {
-      const Bytes w = values(quad);
-      for (int r = 0; r < R; ++r) {
-        const int16_t* y = records[r].codes + 4 * quad;
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const int at = 4 * lane;
-          sums[r].lane[lane] += w[at] * y[0] + w[at + 1] * y[1] + w[at + 2] * y[2] + w[at + 3] * y[3];
+    Words total[R][kParts] = {};
+    ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
+      const Bytes codes = values(quad);
+      for (int i = 0; i < kParts; ++i) {
+        const Words w = reinterpret_cast<Words>(codes.part[i]);
+        const Words column[] = {w & 255, w >> 8 & 255, w >> 16 & 255, w >> 24};
+        for (int r = 0; r < R; ++r) {
+          for (int t = 0; t < 4; ++t) total[r][i] += column[t] * static_cast<uint32_t>(records[r].codes[4 * quad + t]);
         }
       }
     });
+    for (int r = 0; r < R; ++r) {
+      for (int i = 0; i < kParts; ++i) total[r][i] += static_cast<uint32_t>(records[r].rounded.bias[begin > 0]);
+      std::memcpy(sums[r].lane, total[r], sizeof sums[r].lane);
+    }
   }
 };
 
