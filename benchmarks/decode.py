@@ -71,6 +71,7 @@ def main() -> int:
     """Run, print the table, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file or safetensors folder (default: the bundled model)")
+    parser.add_argument("--packed", choices=("a16", "a8", "off"), default="a16", help="as of `specjax generate`")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL with a `prompt` per line")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--drafts", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5], help="values of K; 0 is plain")
