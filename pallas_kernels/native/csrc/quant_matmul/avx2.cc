@@ -31,7 +31,15 @@ struct Avx2 {
   }
   static Rounded* Arrange(const int32_t* codes, bool, uint8_t* out) {
     auto* record = reinterpret_cast<Record*>(out);
-    for (int i = 0; i < kGroup; ++i) record->codes[i / 4][i % 2][i % 4 / 2] = static_cast<int16_t>(codes[i]);
+    const auto eight = [=](int i) {
+      const __m256i in = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+      return _mm256_shuffle_epi32(in, _MM_SHUFFLE(3, 1, 2, 0));
+    };
+    for (int i = 0; i < kGroup; i += 16) {
+      const __m256i lanes = _mm256_packs_epi32(eight(i), eight(i + 8));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(record->codes[i / 4]),
+                          _mm256_permute4x64_epi64(lanes, _MM_SHUFFLE(3, 1, 2, 0)));
+    }
     return &record->rounded;
   }
 
