@@ -10,7 +10,15 @@ from typing import Any, NoReturn
 
 from specjax import __version__
 from specjax.cli import chat, convert, evaluate, generate, imatrix, inspect, logits, quantize, train, verify
-from specjax.cli.runtime import DEBUG_VARIABLE, UsageError, message_of, one_line_warnings, say, use_compilation_cache
+from specjax.cli.runtime import (
+    DEBUG_VARIABLE,
+    UsageError,
+    lasting_interrupts,
+    message_of,
+    one_line_warnings,
+    say,
+    use_compilation_cache,
+)
 
 DESCRIPTION = """\
 Speculative decoding in JAX: language models that carry their own drafters (multi-token prediction) write several tokens
@@ -80,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "run" not in args:
             parser.print_help(sys.stderr)
             return BAD_INPUT
-        with one_line_warnings():
+        with one_line_warnings(), lasting_interrupts():
             status = args.run(args)
         sys.stdout.flush()
         return status

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 CACHE_VARIABLE = "SPECJAX_CACHE"
 DEBUG_VARIABLE = "SPECJAX_DEBUG"
+DEAF = ("_xla_gc_callback", "__del__")
+"""Functions whose exceptions nobody hears of."""
 
 
 class UsageError(ValueError):
@@ -40,6 +45,30 @@ def use_compilation_cache() -> None:
         return
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+@contextmanager
+def lasting_interrupts() -> Iterator[None]:
+    """Let Ctrl-C through also when it comes during a callback or finalizer, whose exceptions Python drops.
+
+    JAX has a callback in every garbage collection. A signal that meets one is sent again a moment later.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_name in DEAF:
+            threading.Timer(0.01, signal.raise_signal, (number,)).start()
+        else:
+            raise KeyboardInterrupt
+
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
