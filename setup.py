@@ -15,6 +15,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 NATIVE = Path("pallas_kernels/native")
 FLAGS = [
@@ -67,7 +68,7 @@ class BuildKernels(build_ext):
         from jaxlib import __file__ as jaxlib
 
         if sys.platform == "win32":
-            raise OSError("the native kernels are written for the compilers of Linux and macOS")
+            raise CompileError("the native kernels are written for the compilers of Linux and macOS")
         includes = [str(NATIVE / "csrc"), str(Path(jaxlib).parent / "include")]
         here = INSTRUCTION_SETS.get(platform.machine().lower(), {})
         define = [("SPECJAX_SOURCES", f'"{runpy.run_path(str(NATIVE / "sources.py"))["digest"]()}"')]
