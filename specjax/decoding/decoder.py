@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int, UInt
@@ -100,6 +102,17 @@ class Decoder:
                 batch, capacity, rows=self.rows, chunk=chunk, kv_types=self.kv_types
             )
         return SequenceState(layers, drafter, jnp.zeros((batch,), jnp.int32))
+
+
+def bytes_per_token(decoder: Decoder) -> int:
+    """Bytes that each further token of a sequence takes in the state, the drafter's included, once rings are full."""
+    context = decoder.target.context_length
+
+    def size(capacity: int) -> int:
+        state = jax.eval_shape(partial(decoder.init_state, 1, capacity))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+    return (size(2 * context) - size(context)) // context
 
 
 @struct.dataclass

@@ -1,0 +1,64 @@
+"""Quantized KV caches by themselves: rings, shifts, and what a sequence takes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import relative_rms
+
+from specjax.layers.rope import apply_rope, rope_frequencies
+from specjax.state import KVCache, KVTypes, Shift
+
+TYPES = KVTypes("q8_0", "turbo3")
+WIDTH, LENGTH = 64, 20
+
+
+def random(tokens: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(2, tokens, 2, WIDTH)).astype(np.float32)
+
+
+@partial(jax.jit, static_argnames="call")
+def filled(cache: KVCache, k: jax.Array, v: jax.Array, call: int) -> KVCache:
+    """The cache after calls of `call` tokens."""
+    for start in range(0, k.shape[1], call):
+        positions = jnp.broadcast_to(start + jnp.arange(call), (2, call))
+        cache = cache.append(k[:, start : start + call], v[:, start : start + call], positions, positions >= 0)
+    return cache
+
+
+def test_what_a_row_becomes_does_not_depend_on_the_call_it_came_in() -> None:
+    empty, k, v = KVCache.zeros(2, 32, 2, WIDTH, TYPES), random(LENGTH, 0), random(LENGTH, 1)
+    jax.tree.map(np.testing.assert_array_equal, filled(empty, k, v, 5), filled(empty, k, v, LENGTH))
+
+
+def test_a_ring_holds_the_last_tokens() -> None:
+    ring = KVCache.ring(2, 32, 2, WIDTH, TYPES, window=6, longest_call=5)
+    assert ring.capacity == 11
+    k, v = random(LENGTH, 0), random(LENGTH, 1)
+    after = filled(ring, k, v, 5)
+    last = np.arange(LENGTH - 11, LENGTH)
+    assert relative_rms(after.keys[:, last % 11], k[:, last]) < 0.01
+    assert relative_rms(after.values[:, last % 11], v[:, last]) < 0.2
+
+
+def test_a_shift_moves_values_as_they_are_and_encodes_moved_keys_anew() -> None:
+    cache = filled(KVCache.zeros(2, 32, 2, WIDTH, TYPES), random(LENGTH, 0), random(LENGTH, 1), LENGTH)
+    rotate = partial(apply_rope, frequencies=rope_frequencies(1e4, WIDTH))
+    shift = Shift(keep=jnp.array([3, 3]), drop=jnp.array([5, 0]), length=jnp.array([LENGTH, LENGTH]))
+    after = jax.jit(lambda cache: cache.shifted(shift, rotate))(cache)
+    for part in ("codes", "scales"):
+        for store, before in ((after.k, cache.k), (after.v, cache.v)):
+            np.testing.assert_array_equal(store.parts[part][1], before.parts[part][1])
+            np.testing.assert_array_equal(store.parts[part][0, :3], before.parts[part][0, :3])
+        np.testing.assert_array_equal(after.v.parts[part][0, 3:15], cache.v.parts[part][0, 8:LENGTH])
+    want = rotate(cache.keys[:, 8:LENGTH], jnp.full((2, 12), -5))
+    assert relative_rms(after.keys[0, 3:15], want[0]) < 0.01
+
+
+def test_unknown_types_are_named() -> None:
+    with pytest.raises(ValueError, match="KV type 'q3' is not known; known are f32, f16, bf16, q8_0, q4_0, turbo2"):
+        KVTypes("f32", "q3")
