@@ -1,5 +1,5 @@
 """The Walsh-Hadamard transform."""
 
-from pallas_kernels.hadamard.api import walsh_hadamard
+from pallas_kernels.hadamard.api import explain, walsh_hadamard
 
-__all__ = ["walsh_hadamard"]
+__all__ = ["explain", "walsh_hadamard"]

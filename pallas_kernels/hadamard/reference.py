@@ -11,8 +11,9 @@ def matrix(width: int) -> np.ndarray:
     return np.where(np.bitwise_count(rows & columns) % 2, -1, 1).astype(np.float32)
 
 
-def transform(x: Array) -> Array:
+def transform(x: Array, before: Array | None, after: Array | None) -> Array:
     """[..., N] float32."""
     width = x.shape[-1]
-    product = jnp.einsum("...n,mn->...m", x.astype(jnp.float32), jnp.asarray(matrix(width)), precision="highest")
-    return product / jnp.sqrt(jnp.float32(width))
+    x = x.astype(jnp.float32) * (1 if before is None else before)
+    product = jnp.einsum("...n,mn->...m", x, jnp.asarray(matrix(width)), precision="highest")
+    return product / jnp.sqrt(jnp.float32(width)) * (1 if after is None else after)

@@ -1,18 +1,78 @@
-"""One product with the scaled matrix.
+"""Products with the matrix, or with its two factors: H of N is H of N / block, times (Kronecker) H of block.
 
 Butterflies do log2(N) operations per value instead of N, but XLA's CPU backend takes ten times as long to compile them
 and no less time to run them, and other devices have units for matrices.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pallas_kernels.dispatch import ANYWHERE, Dims
 from pallas_kernels.hadamard.reference import matrix
+from pallas_kernels.tuning import Tunable, config_for, register
+
+UNIT = 128
+"""Width of the matrix units of TPUs, and of the groups that KV caches rotate."""
 
 
-def transform(x: Array) -> Array:
+@dataclass(frozen=True)
+class Config:
+    """block: width of the inner factor; a power of two, at most N."""
+
+    block: int
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.block & (self.block - 1):
+            raise ValueError(f"block is {self.block}; accepted: powers of two")
+
+
+def heuristic(dims: Dims) -> Config:
+    """One product up to the width of a matrix unit."""
+    return Config(min(dims["N"], UNIT))
+
+
+def candidates(dims: Dims) -> list[Config]:
+    """From a half of a unit to one product."""
+    return [Config(block) for block in (32, 64, 128, 256, 512) if block <= dims["N"]]
+
+
+def transform(x: Array, before: Array | None, after: Array | None, *, config: Config | None = None) -> Array:
     """[..., N] float32."""
     width = x.shape[-1]
-    scaled = matrix(width) * np.float32(width**-0.5)
-    return jnp.matmul(x.astype(jnp.float32), jnp.asarray(scaled), precision="highest")
+    block = config_for(TUNABLE, {"N": width}, config).block
+    x = x.astype(jnp.float32)
+    x = x if before is None else x * before
+    inner = jnp.asarray(matrix(block) * np.float32(width**-0.5))
+    if block == width:
+        x = jnp.matmul(x, inner, precision="highest")
+    else:
+        blocks = jnp.matmul(x.reshape(-1, width // block, block), inner, precision="highest")
+        outer = jnp.asarray(matrix(width // block))
+        x = jnp.einsum("rin,oi->ron", blocks, outer, precision="highest").reshape(x.shape)
+    return x if after is None else x * after
+
+
+def _example(dims: Dims) -> tuple[Array]:
+    return (jax.random.normal(jax.random.key(0), (1024, dims["N"])),)
+
+
+TUNABLE = register(
+    Tunable(
+        operation="hadamard",
+        impl="xla_matmul",
+        Config=Config,
+        heuristic=heuristic,
+        candidates=candidates,
+        platforms=ANYWHERE,
+        shapes=tuple({"N": width} for width in (64, 128, 256, 512)),
+        example=_example,
+        run=partial(transform, before=None, after=None),
+    )
+)

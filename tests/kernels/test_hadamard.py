@@ -8,7 +8,7 @@ import pytest
 from tiny_models import relative_rms
 
 from pallas_kernels.hadamard import walsh_hadamard
-from pallas_kernels.hadamard.api import IMPLEMENTATIONS
+from pallas_kernels.hadamard.implementations import IMPLEMENTATIONS
 
 NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
 

@@ -1,0 +1,193 @@
+"""`python -m pallas_kernels.tune`: time the configurations of kernels on this device and keep the fastest."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pallas_kernels.dispatch import Dims
+from pallas_kernels.tuning import (
+    FOLDER_VARIABLE,
+    Tunable,
+    Winner,
+    device_kind,
+    read_winners,
+    same_call,
+    tunables,
+    winners_file,
+    write_winners,
+)
+
+EPILOG = f"""\
+The fastest configuration for each set of sizes is written to a file per kind of device: in the folder that
+{FOLDER_VARIABLE} names, or else in the package. Programs of other processes use it from then on, for these very sizes.
+
+examples:
+  python -m pallas_kernels.tune --dry-run
+  python -m pallas_kernels.tune --operation hadamard --shapes N=128,rows=4096 --shapes N=256,rows=4096
+"""
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+BATCHES = 5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pallas_kernels.tune",
+        description="Time the configurations of kernels on this device and keep the fastest.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--operation", action="append", metavar="NAME", help="only this one; can be repeated")
+    parser.add_argument("--impl", action="append", metavar="NAME", help="only this implementation; can be repeated")
+    parser.add_argument(
+        "--shapes", action="append", metavar="A=1,B=2", help="these sizes in place of the usual; can be repeated"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be timed")
+    parser.add_argument(
+        "--seconds", type=float, default=0.2, metavar="S", help="to spend on a configuration at least (default: 0.2)"
+    )
+    args = parser.parse_args(argv)
+    try:
+        return _tune(args)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _tune(args: argparse.Namespace) -> int:
+    platform, kind = jax.default_backend(), device_kind()
+    path = winners_file(kind)
+    _say(f"device: {kind}, jax {jax.__version__}; winners go to {path}")
+    winners = {
+        same_call(winner): winner for winner in read_winners(path)
+    }  # a broken file is to be seen before the work
+    chosen = _chosen(args.operation, args.impl)
+    here = [tunable for tunable in chosen if platform in tunable.platforms]
+    for tunable in chosen:
+        if tunable not in here:
+            _say(f"cannot be timed here: {_name(tunable)} (runs on {', '.join(sorted(tunable.platforms))})")
+    work = list(_shapes(here, args.shapes))
+    if not work:
+        _say("nothing to tune on this device")
+        return 0
+    done = failed = 0
+    try:
+        for number, (tunable, dims) in enumerate(work, 1):
+            _say(f"[{number}/{len(work)}] {_name(tunable)} {_values(dims)}")
+            if args.dry_run:
+                for config in _candidates(tunable, dims):
+                    _say(f"  would time {config}")
+                continue
+            winner = _fastest(tunable, dims, args.seconds)
+            if winner is None:
+                failed += 1
+                continue
+            winners[same_call(winner)] = winner
+            write_winners(path, kind, winners.values())
+            done += 1
+    except KeyboardInterrupt:
+        _say(f"interrupted: {_kept(done, work, path)}")
+        return INTERRUPTED
+    if not args.dry_run:
+        _say(_kept(done, work, path))
+    return FAILED if failed else 0
+
+
+def _chosen(operations: list[str] | None, impls: list[str] | None) -> list[Tunable[Any]]:
+    known = tunables()
+    for given, accepted in ((operations, {name for name, _ in known}), (impls, {name for _, name in known})):
+        if wrong := sorted(set(given or ()) - accepted):
+            raise ValueError(f"{wrong[0]!r} has nothing to tune; accepted: {', '.join(sorted(accepted))}")
+    return [
+        tunable
+        for (operation, impl), tunable in sorted(known.items())
+        if operation in (operations or [operation]) and impl in (impls or [impl])
+    ]
+
+
+def _shapes(tunables: Sequence[Tunable[Any]], texts: list[str] | None) -> Iterator[tuple[Tunable[Any], Dims]]:
+    if texts is None:
+        yield from ((tunable, dims) for tunable in tunables for dims in tunable.shapes)
+        return
+    for text in texts:
+        dims = _parsed(text)
+        fitting = [tunable for tunable in tunables if set(tunable.shapes[0]) == set(dims)]
+        if tunables and not fitting:
+            accepted = "; ".join(f"{_name(tunable)} {','.join(tunable.shapes[0])}" for tunable in tunables)
+            raise ValueError(f"--shapes {text}: no kernel has these axes; accepted: {accepted}")
+        yield from ((tunable, dims) for tunable in fitting)
+
+
+def _parsed(text: str) -> Dims:
+    dims: dict[str, Any] = {}
+    for part in text.split(","):
+        axis, equals, size = part.partition("=")
+        if not (axis and equals and size):
+            raise ValueError(f"--shapes {text}: {part!r} is not of the form AXIS=SIZE")
+        dims[axis.strip()] = int(size) if size.strip().isdigit() else size.strip()
+    return dims
+
+
+def _candidates(tunable: Tunable[Any], dims: Dims) -> list[Any]:
+    """The rule's proposal first, then the others."""
+    return list(dict.fromkeys([tunable.heuristic(dims), *tunable.candidates(dims)]))
+
+
+def _fastest(tunable: Tunable[Any], dims: Dims, seconds: float) -> Winner | None:
+    example, times = tunable.example(dims), {}
+    for config in _candidates(tunable, dims):
+        try:
+            times[config] = _microseconds(partial(tunable.run, config=config), example, seconds)
+        except Exception as error:  # what a compiler or a device refuses is a result like others
+            _say(f"  {'refused':>12}     {config}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            continue
+        _say(f"  {times[config]:12.2f} us  {config}{'  (the rule)' if config == tunable.heuristic(dims) else ''}")
+    if not times:
+        _say("  no configuration runs")
+        return None
+    best = min(times, key=lambda config: times[config])
+    return Winner(tunable.operation, tunable.impl, dict(dims), best, round(times[best], 3), jax.__version__)
+
+
+def _microseconds(function: Callable[..., Any], example: tuple[Any, ...], seconds: float) -> float:
+    """Per call, the median of several batches of calls that are queued one after the other."""
+    program = jax.jit(function).lower(*example).compile()
+
+    def batch(calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls - 1):
+            program(*example)
+        jax.block_until_ready(program(*example))
+        return time.perf_counter() - start
+
+    batch(1)
+    calls = max(1, int(seconds / BATCHES / max(batch(1), 1e-7)))
+    return sorted(batch(calls) for _ in range(BATCHES))[BATCHES // 2] / calls * 1e6
+
+
+def _kept(done: int, work: Sequence[Any], path: Path) -> str:
+    return f"{done} of {len(work)} sets of sizes measured; {path} holds {len(read_winners(path))} winners"
+
+
+def _name(tunable: Tunable[Any]) -> str:
+    return f"{tunable.operation} {tunable.impl}"
+
+
+def _values(dims: Dims) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in dims.items())
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

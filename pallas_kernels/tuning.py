@@ -1,0 +1,203 @@
+"""Block sizes as data: a kernel's configuration is the one given, or the one measured, or the one a rule proposes.
+
+A kernel module registers one `Tunable`, and asks `config_for` while it is traced. What `python -m pallas_kernels.tune`
+has measured lies in `tuned/<device kind>.json`, in the folder that SPECJAX_TUNED names and then in this package's. It
+holds for the very sizes that were measured. Files are read once in a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import jax
+
+from pallas_kernels import operations
+from pallas_kernels.dispatch import Dims
+
+FOLDER_VARIABLE = "SPECJAX_TUNED"
+PACKAGE_FOLDER = Path(__file__).parent / "tuned"
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Tunable(Generic[C]):
+    """A kernel whose block sizes are worth measuring.
+
+    A configuration that changes how sums are rounded goes by sizes without the numbers of rows and tokens: a token's
+    result must not depend on the company it is computed in.
+
+    Attributes:
+        operation, impl: names as in the operation's table; interpreters share the entry of the kernel they interpret.
+        Config: frozen dataclass of int, bool and str; it raises ValueError for what no kernel can do.
+        heuristic: the configuration for sizes that were not measured.
+        candidates: what to measure.
+        platforms: those (as named by `jax.default_backend()`) on which the kernel can be timed.
+        shapes: the sizes to measure unless others are asked for: those of real models.
+        example: arguments of those sizes.
+        run: called with an example and `config`; is jitted.
+    """
+
+    operation: str
+    impl: str
+    Config: type[C]
+    heuristic: Callable[[Dims], C]
+    candidates: Callable[[Dims], Sequence[C]]
+    platforms: frozenset[str]
+    shapes: tuple[Dims, ...]
+    example: Callable[[Dims], tuple[Any, ...]]
+    run: Callable[..., Any]
+
+
+_TUNABLES: dict[tuple[str, str], Tunable[Any]] = {}
+
+
+def register(tunable: Tunable[C]) -> Tunable[C]:
+    """Make a kernel known to the tuner and to the files of winners; returns the tunable."""
+    _TUNABLES[tunable.operation, tunable.impl] = tunable
+    return tunable
+
+
+def tunables() -> dict[tuple[str, str], Tunable[Any]]:
+    """All that are registered, by operation and implementation."""
+    operations.tables()  # imports the kernels, which register
+    return dict(_TUNABLES)
+
+
+def config_for(tunable: Tunable[C], dims: Dims, config: C | None = None) -> C:
+    """The configuration to run with: `config`, else what was measured on this device for these sizes, else the rule.
+
+    Raises:
+        ValueError: `config` is of another kernel, or a file of winners is broken.
+    """
+    if config is None:
+        measured = _measured(device_kind(), _folders()).get(_key(tunable.operation, tunable.impl, dims))
+        return tunable.heuristic(dims) if measured is None else measured
+    if not isinstance(config, tunable.Config):
+        raise ValueError(
+            f"{tunable.operation}: config of {tunable.impl} is {config!r}; accepted: "
+            f"{tunable.Config.__module__}.{tunable.Config.__name__}"
+        )
+    return config
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The fastest configuration of a kernel for some sizes, as measured with a version of jax."""
+
+    operation: str
+    impl: str
+    dims: Mapping[str, Any]
+    config: Any
+    microseconds: float
+    jax: str
+
+
+def device_kind() -> str:
+    """What JAX calls the default device, such as "TPU v5 lite"."""
+    return jax.devices()[0].device_kind
+
+
+def winners_file(kind: str) -> Path:
+    """Where the winners of a kind of device are written: in the folder of SPECJAX_TUNED, or else in this package's."""
+    return _folders()[0] / _file_name(kind)
+
+
+def read_winners(path: Path) -> list[Winner]:
+    """The winners of a file; none if it does not exist.
+
+    Raises:
+        ValueError: the file is broken, or has an entry that means nothing to this package; names file and key.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    _expect_keys(path, "the file", content, {"device", "winners"})
+    if not isinstance(content["device"], str) or _file_name(content["device"]) != path.name:
+        raise ValueError(f"{path}: device is {content['device']!r}; winners of such a device are in another file")
+    if not isinstance(content["winners"], list):
+        raise ValueError(f"{path}: winners is {content['winners']!r}; accepted: a list")
+    return [_winner(path, f"winners[{index}]", entry) for index, entry in enumerate(content["winners"])]
+
+
+def write_winners(path: Path, device: str, winners: Iterable[Winner]) -> None:
+    """Replace the file by one with these winners; at no time is there half a file."""
+    content = {"device": device, "winners": [asdict(winner) for winner in winners]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f"{path.name}.", delete=False)  # noqa: SIM115
+    try:
+        with file:
+            file.write(json.dumps(content, indent=1) + "\n")
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    except BaseException:
+        Path(file.name).unlink(missing_ok=True)
+        raise
+    _measured.cache_clear()
+
+
+def same_call(winner: Winner) -> str:
+    """Equal for winners of one kernel and the same sizes, of which a file keeps one."""
+    return _key(winner.operation, winner.impl, winner.dims)
+
+
+def _winner(path: Path, key: str, entry: Any) -> Winner:
+    names = {field.name for field in fields(Winner)}
+    _expect_keys(path, key, entry, names)
+    known = tunables()
+    tunable = known.get((entry["operation"], entry["impl"]))
+    if tunable is None:
+        accepted = ", ".join(" ".join(name) for name in known)
+        raise ValueError(
+            f"{path}: {key} is of {entry['operation']!r}, {entry['impl']!r}, which is not tuned; known: {accepted}"
+        )
+    _expect_keys(path, f"{key}.dims", entry["dims"], set(tunable.shapes[0]))
+    hints = get_type_hints(tunable.Config)
+    _expect_keys(path, f"{key}.config", entry["config"], set(hints))
+    for name, kind in hints.items():
+        if type(entry["config"][name]) is not kind:
+            raise ValueError(f"{path}: {key}.config.{name} is {entry['config'][name]!r}; accepted: {kind.__name__}")
+    if type(entry["microseconds"]) not in (int, float) or not entry["microseconds"] > 0:
+        raise ValueError(f"{path}: {key}.microseconds is {entry['microseconds']!r}; accepted: a number above 0")
+    try:
+        return Winner(**{**entry, "config": tunable.Config(**entry["config"])})
+    except ValueError as error:
+        raise ValueError(f"{path}: {key}.config: {error}") from error
+
+
+def _expect_keys(path: Path, key: str, value: Any, names: set[str]) -> None:
+    if not isinstance(value, dict) or set(value) != names:
+        got = sorted(value) if isinstance(value, dict) else value
+        raise ValueError(f"{path}: {key} has {got}; accepted: an object with {', '.join(sorted(names))}")
+
+
+@cache
+def _measured(kind: str, folders: tuple[Path, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for folder in reversed(folders):
+        found |= {same_call(winner): winner.config for winner in read_winners(folder / _file_name(kind))}
+    return found
+
+
+def _folders() -> tuple[Path, ...]:
+    own = os.environ.get(FOLDER_VARIABLE)
+    return (Path(own).expanduser(), PACKAGE_FOLDER) if own else (PACKAGE_FOLDER,)
+
+
+def _file_name(kind: str) -> str:
+    return re.sub("[^a-z0-9]+", "_", kind.lower()).strip("_") + ".json"
+
+
+def _key(operation: str, impl: str, dims: Dims) -> str:
+    return json.dumps([operation, impl, dict(dims)], sort_keys=True)

@@ -1,0 +1,176 @@
+"""Block sizes are data: given, measured, or by a rule; a file of measurements is whole, or an error that says where."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import tune, tuning
+from pallas_kernels.hadamard import walsh_hadamard, xla_matmul
+
+SIZES = {"N": 64}
+ENTRY = {
+    "operation": "hadamard", "impl": "xla_matmul", "dims": SIZES, "config": {"block": 16}, "microseconds": 2.5,
+    "jax": "0.10.2",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of winners of this test's own."""
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def write(folder: Path, *entries: object, device: object = "cpu") -> Path:
+    path = folder / "cpu.json"
+    path.write_text(json.dumps({"device": device, "winners": entries}))
+    tuning._measured.cache_clear()
+    return path
+
+
+def test_the_rule_serves_what_was_not_measured(folder: Path) -> None:
+    assert tuning.config_for(xla_matmul.TUNABLE, SIZES) == xla_matmul.Config(64)
+
+
+def test_a_measured_winner_goes_before_the_rule_for_its_very_sizes(folder: Path) -> None:
+    write(folder, ENTRY)
+    assert tuning.config_for(xla_matmul.TUNABLE, SIZES) == xla_matmul.Config(16)
+    assert tuning.config_for(xla_matmul.TUNABLE, {"N": 128}) == xla_matmul.Config(128)
+
+
+def test_a_given_configuration_goes_before_a_winner(folder: Path) -> None:
+    write(folder, ENTRY)
+    assert tuning.config_for(xla_matmul.TUNABLE, SIZES, xla_matmul.Config(8)) == xla_matmul.Config(8)
+    with pytest.raises(ValueError, match=r"hadamard: config of xla_matmul is 8; accepted: .*xla_matmul.Config"):
+        tuning.config_for(xla_matmul.TUNABLE, SIZES, 8)
+
+
+def test_a_winner_is_what_the_kernel_runs_with(folder: Path) -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64)), jnp.float32)
+
+    def inner_factor() -> str:
+        return str(jax.make_jaxpr(lambda x: walsh_hadamard(x, impl="xla_matmul"))(x))
+
+    assert "f32[16,16]" not in inner_factor()
+    write(folder, ENTRY)
+    assert "f32[16,16]" in inner_factor()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"operation": "hadamart"}, r"winners\[1\] is of 'hadamart', 'xla_matmul'.*known: .*hadamard xla_matmul"),
+        ({"dims": {"M": 1}}, r"winners\[1\]\.dims has \['M'\]; accepted: an object with N"),
+        ({"config": {"blok": 16}}, r"winners\[1\]\.config has \['blok'\]; accepted: an object with block"),
+        ({"config": {"block": "16"}}, r"winners\[1\]\.config\.block is '16'; accepted: int"),
+        ({"config": {"block": 17}}, r"winners\[1\]\.config: block is 17; accepted: powers of two"),
+        ({"microseconds": 0}, r"winners\[1\]\.microseconds is 0; accepted: a number above 0"),
+        ({"note": "fast"}, r"winners\[1\] has .*'note'.*accepted: an object with config, dims"),
+    ],
+)
+def test_a_broken_entry_names_file_and_key(folder: Path, changed: dict[str, object], message: str) -> None:
+    path = write(folder, ENTRY, {**ENTRY, **changed})
+    with pytest.raises(ValueError, match=rf"{path}: {message}"):
+        tuning.config_for(xla_matmul.TUNABLE, SIZES)
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    path = write(folder, device="TPU v5 lite")
+    with pytest.raises(ValueError, match=rf"{path}: device is 'TPU v5 lite'"):
+        tuning.config_for(xla_matmul.TUNABLE, SIZES)
+    path.write_text('{"device": "cpu", "win')
+    with pytest.raises(ValueError, match=rf"{path}: not JSON"):
+        tuning.config_for(xla_matmul.TUNABLE, SIZES)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=rf"{path}: the file has \[\]; accepted: an object with device, winners"):
+        tuning.config_for(xla_matmul.TUNABLE, SIZES)
+
+
+def test_files_are_named_after_the_device() -> None:
+    assert tuning.winners_file("TPU v5 lite").name == "tpu_v5_lite.json"
+    assert tuning.winners_file("NVIDIA H200").name == "nvidia_h200.json"
+
+
+def test_files_of_the_package_are_valid() -> None:
+    for path in tuning.PACKAGE_FOLDER.glob("*.json"):
+        assert tuning.read_winners(path)
+
+
+def test_what_is_registered_can_be_tuned() -> None:
+    """Rules and candidates give hashable configurations that a file can hold, for the sizes of real models."""
+    for tunable in tuning.tunables().values():
+        assert is_dataclass(tunable.Config)
+        assert tunable.platforms
+        assert tunable.shapes
+        for dims in tunable.shapes:
+            assert dims.keys() == tunable.shapes[0].keys()
+            configs = [tunable.heuristic(dims), *tunable.candidates(dims)]
+            assert len(set(configs)) > 1
+            for config in configs:
+                assert isinstance(config, tunable.Config)
+                assert tunable.Config(**json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_tuning_keeps_the_fastest_and_other_entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {**ENTRY, "dims": {"N": 32}}
+    path = write(folder, other, ENTRY)
+    status = tune.main(["--operation", "hadamard", "--impl", "xla_matmul", "--shapes", "N=64", "--seconds", "0.001"])
+    assert status == 0
+    out = capsys.readouterr().out
+    assert "[1/1] hadamard xla_matmul N=64" in out
+    assert "Config(block=64)  (the rule)" in out
+    kept, new = tuning.read_winners(path)
+    assert dict(kept.dims) == {"N": 32}
+    assert new.config in xla_matmul.candidates(SIZES)
+    assert tuning.config_for(xla_matmul.TUNABLE, SIZES) == new.config
+    assert [file.name for file in folder.iterdir()] == ["cpu.json"]
+
+
+def test_a_dry_run_measures_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["--dry-run", "--impl", "xla_matmul"]) == 0
+    assert "would time Config(block=32)" in capsys.readouterr().out
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--operation", "hadamart"], r"'hadamart' has nothing to tune; accepted: .*hadamard"),
+        (["--impl", "cuda"], r"'cuda' has nothing to tune; accepted: .*xla_matmul"),
+        (["--shapes", "N"], r"--shapes N: 'N' is not of the form AXIS=SIZE"),
+        (["--shapes", "Q=3"], r"--shapes Q=3: no kernel has these axes; accepted: .*hadamard xla_matmul N"),
+    ],
+)
+def test_a_bad_option_is_named(folder: Path, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(argv) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_ctrl_c_leaves_the_file_whole(folder: Path) -> None:
+    """The first result is kept, the second is under way when the signal comes."""
+    shapes = ["--shapes", "N=32", "--shapes", "N=64"]
+    command = [sys.executable, "-m", "pallas_kernels.tune", "--impl", "xla_matmul", "--seconds", "0.01", *shapes]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as tuner:
+        said = ""
+        for line in tuner.stdout:
+            said += line
+            if line.startswith("[2/2]"):
+                tuner.send_signal(signal.SIGINT)
+        assert tuner.wait() in (130, 0)
+    assert [file.name for file in folder.iterdir()] == ["cpu.json"]
+    winners = tuning.read_winners(folder / "cpu.json")
+    assert dict(winners[0].dims) == {"N": 32}
+    if tuner.returncode == 130:
+        assert f"interrupted: {len(winners)} of 2" in said
