@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int8, UInt8
 
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 TQ3_CENTROIDS = (-1.996684, -1.291398, -0.740341, -0.247508, 0.230106, 0.725222, 1.277503, 1.988943)
@@ -31,12 +31,14 @@ class BlockFormat:
     Attributes:
         name: as in GGUF.
         values, num_bytes: of a block.
+        codes: the integers of a block, one byte each, without what its scales make of them.
         decode: see the module.
     """
 
     name: str
     values: int
     num_bytes: int
+    codes: Callable[[UInt8[Array, "... bytes"]], UInt8[Array, "... values"]]
     decode: Callable[[UInt8[Array, "... bytes"]], Float[Array, "... values"]]
 
     @property
@@ -95,30 +97,44 @@ def _float(codes: Array) -> Array:
     return codes.astype(jnp.float32)
 
 
-def _signed(packed: Array) -> Array:
-    return lax.bitcast_convert_type(packed, jnp.int8).astype(jnp.float32)
+def _q8_0_codes(block: Array) -> Array:
+    return block[..., 2:] ^ 128
 
 
 def _q8_0(block: Array) -> Array:
-    return _half(block, 0) * _signed(block[..., 2:])
+    return _half(block, 0) * (_float(_q8_0_codes(block)) - 128)
+
+
+def _q4_0_codes(block: Array) -> Array:
+    return _halves(block[..., 2:])
 
 
 def _q4_0(block: Array) -> Array:
-    return _half(block, 0) * (_float(_halves(block[..., 2:])) - 8)
+    return _half(block, 0) * (_float(_q4_0_codes(block)) - 8)
+
+
+def _q4_1_codes(block: Array) -> Array:
+    return _halves(block[..., 4:])
 
 
 def _q4_1(block: Array) -> Array:
-    return _half(block, 0) * _float(_halves(block[..., 4:])) + _half(block, 2)
+    return _half(block, 0) * _float(_q4_1_codes(block)) + _half(block, 2)
+
+
+def _q5_0_codes(block: Array) -> Array:
+    return _halves(block[..., 6:]) | _bits(block[..., 2:6], 1) << 4
 
 
 def _q5_0(block: Array) -> Array:
-    codes = _halves(block[..., 6:]) | _bits(block[..., 2:6], 1) << 4
-    return _half(block, 0) * (_float(codes) - 16)
+    return _half(block, 0) * (_float(_q5_0_codes(block)) - 16)
+
+
+def _q5_1_codes(block: Array) -> Array:
+    return _halves(block[..., 8:]) | _bits(block[..., 4:8], 1) << 4
 
 
 def _q5_1(block: Array) -> Array:
-    codes = _halves(block[..., 8:]) | _bits(block[..., 4:8], 1) << 4
-    return _half(block, 0) * _float(codes) + _half(block, 2)
+    return _half(block, 0) * _float(_q5_1_codes(block)) + _half(block, 2)
 
 
 def k_scales(packed: UInt8[Array, "... 12"]) -> tuple[UInt8[Array, "... 8"], UInt8[Array, "... 8"]]:
@@ -130,29 +146,47 @@ def k_scales(packed: UInt8[Array, "... 12"]) -> tuple[UInt8[Array, "... 8"], UIn
 
 
 def _k_affine(block: Array, codes: Array) -> Array:
-    """Values of the codes [..., 8, 32] of a block of Q4_K or Q5_K."""
+    """Values of the codes [..., 256] of a block of Q4_K or Q5_K."""
     scales, minima = k_scales(block[..., 4:16])
-    scaled = (_half(block, 0) * _float(scales))[..., None] * _float(codes)
+    scaled = (_half(block, 0) * _float(scales))[..., None] * _float(codes).reshape(*block.shape[:-1], 8, 32)
     return (scaled - (_half(block, 2) * _float(minima))[..., None]).reshape(*block.shape[:-1], 256)
 
 
+def _q4_k_codes(block: Array) -> Array:
+    lead = block.shape[:-1]
+    return _planes(block[..., 16:].reshape(*lead, 4, 32), 4, 2).reshape(*lead, 256)
+
+
 def _q4_k(block: Array) -> Array:
-    quarters = block[..., 16:].reshape(*block.shape[:-1], 4, 32)
-    return _k_affine(block, _planes(quarters, 4, 2).reshape(*block.shape[:-1], 8, 32))
+    return _k_affine(block, _q4_k_codes(block))
+
+
+def _q5_k_codes(block: Array) -> Array:
+    lead = block.shape[:-1]
+    low = _planes(block[..., 48:].reshape(*lead, 4, 32), 4, 2).reshape(*lead, 8, 32)
+    return (low | _planes(block[..., 16:48], 1, 8) << 4).reshape(*lead, 256)
 
 
 def _q5_k(block: Array) -> Array:
-    quarters = block[..., 48:].reshape(*block.shape[:-1], 4, 32)
-    low = _planes(quarters, 4, 2).reshape(*block.shape[:-1], 8, 32)
-    return _k_affine(block, low | _planes(block[..., 16:48], 1, 8) << 4)
+    return _k_affine(block, _q5_k_codes(block))
+
+
+def _q6_k_codes(block: Array) -> Array:
+    lead = block.shape[:-1]
+    low = _planes(block[..., :128].reshape(*lead, 2, 64), 4, 2).reshape(*lead, 2, 128)
+    high = _planes(block[..., 128:192].reshape(*lead, 2, 32), 2, 4).reshape(*lead, 2, 128)
+    return (low | high << 4).reshape(*lead, 256)
+
+
+def q6_k_scales(block: UInt8[Array, "... bytes"]) -> Int8[Array, "... 16"]:
+    """The scales of a block of Q6_K that multiply its float16, for 16 values each."""
+    return lax.bitcast_convert_type(block[..., 192:208], jnp.int8)
 
 
 def _q6_k(block: Array) -> Array:
     lead = block.shape[:-1]
-    low = _planes(block[..., :128].reshape(*lead, 2, 64), 4, 2).reshape(*lead, 2, 128)
-    high = _planes(block[..., 128:192].reshape(*lead, 2, 32), 2, 4).reshape(*lead, 2, 128)
-    codes = _float(low | high << 4) - 32
-    scales = _half(block, 208) * _signed(block[..., 192:208])
+    codes = _float(_q6_k_codes(block)) - 32
+    scales = _half(block, 208) * _float(q6_k_scales(block))
     return (scales[..., None] * codes.reshape(*lead, 16, 16)).reshape(*lead, 256)
 
 
@@ -161,15 +195,23 @@ def _codebook(table: tuple[float, ...], codes: Array) -> Array:
 
 
 def _iq4_nl(block: Array) -> Array:
-    return _half(block, 0) * _codebook(IQ4_CODEBOOK, _halves(block[..., 2:]))
+    return _half(block, 0) * _codebook(IQ4_CODEBOOK, _q4_0_codes(block))
+
+
+def _iq4_xs_codes(block: Array) -> Array:
+    lead = block.shape[:-1]
+    return _halves(block[..., 8:].reshape(*lead, 8, 16)).reshape(*lead, 256)
+
+
+def iq4_xs_scales(block: UInt8[Array, "... bytes"]) -> Int8[Array, "... 8"]:
+    """The scales of a block of IQ4_XS that multiply its float16, for 32 values each."""
+    return (_bits(block[..., 4:8], 4) | _bits(block[..., 2:4], 2) << 4).astype(jnp.int8) - 32
 
 
 def _iq4_xs(block: Array) -> Array:
     lead = block.shape[:-1]
-    scales = _bits(block[..., 4:8], 4) | _bits(block[..., 2:4], 2) << 4
-    codes = _halves(block[..., 8:].reshape(*lead, 8, 16))
-    scaled = (_half(block, 0) * (_float(scales) - 32))[..., None]
-    return (scaled * _codebook(IQ4_CODEBOOK, codes)).reshape(*lead, 256)
+    scaled = (_half(block, 0) * _float(iq4_xs_scales(block)))[..., None]
+    return (scaled * _codebook(IQ4_CODEBOOK, _iq4_xs_codes(block)).reshape(*lead, 8, 32)).reshape(*lead, 256)
 
 
 def _tq(block: Array, centroids: tuple[float, ...], codes: Array) -> Array:
@@ -177,30 +219,38 @@ def _tq(block: Array, centroids: tuple[float, ...], codes: Array) -> Array:
     return jnp.matmul(_codebook(centroids, codes) * scales, jnp.asarray(tq_rotation()), precision="highest")
 
 
-def _tq3_1s(block: Array) -> Array:
+def _tq3_1s_codes(block: Array) -> Array:
     bits = _bits(block[..., 4:], 1).reshape(*block.shape[:-1], 32, 3)
-    return _tq(block, TQ3_CENTROIDS, bits[..., 0] | bits[..., 1] << 1 | bits[..., 2] << 2)
+    return bits[..., 0] | bits[..., 1] << 1 | bits[..., 2] << 2
+
+
+def _tq3_1s(block: Array) -> Array:
+    return _tq(block, TQ3_CENTROIDS, _tq3_1s_codes(block))
+
+
+def _tq4_1s_codes(block: Array) -> Array:
+    return _bits(block[..., 4:], 4)
 
 
 def _tq4_1s(block: Array) -> Array:
-    return _tq(block, TQ4_CENTROIDS, _bits(block[..., 4:], 4))
+    return _tq(block, TQ4_CENTROIDS, _tq4_1s_codes(block))
 
 
 FORMATS = {
     format.name: format
     for format in (
-        BlockFormat("Q8_0", 32, 34, _q8_0),
-        BlockFormat("Q4_0", 32, 18, _q4_0),
-        BlockFormat("Q4_1", 32, 20, _q4_1),
-        BlockFormat("Q5_0", 32, 22, _q5_0),
-        BlockFormat("Q5_1", 32, 24, _q5_1),
-        BlockFormat("Q4_K", 256, 144, _q4_k),
-        BlockFormat("Q5_K", 256, 176, _q5_k),
-        BlockFormat("Q6_K", 256, 210, _q6_k),
-        BlockFormat("IQ4_NL", 32, 18, _iq4_nl),
-        BlockFormat("IQ4_XS", 256, 136, _iq4_xs),
-        BlockFormat("TQ3_1S", 32, 16, _tq3_1s),
-        BlockFormat("TQ4_1S", 32, 20, _tq4_1s),
+        BlockFormat("Q8_0", 32, 34, _q8_0_codes, _q8_0),
+        BlockFormat("Q4_0", 32, 18, _q4_0_codes, _q4_0),
+        BlockFormat("Q4_1", 32, 20, _q4_1_codes, _q4_1),
+        BlockFormat("Q5_0", 32, 22, _q5_0_codes, _q5_0),
+        BlockFormat("Q5_1", 32, 24, _q5_1_codes, _q5_1),
+        BlockFormat("Q4_K", 256, 144, _q4_k_codes, _q4_k),
+        BlockFormat("Q5_K", 256, 176, _q5_k_codes, _q5_k),
+        BlockFormat("Q6_K", 256, 210, _q6_k_codes, _q6_k),
+        BlockFormat("IQ4_NL", 32, 18, _q4_0_codes, _iq4_nl),
+        BlockFormat("IQ4_XS", 256, 136, _iq4_xs_codes, _iq4_xs),
+        BlockFormat("TQ3_1S", 32, 16, _tq3_1s_codes, _tq3_1s),
+        BlockFormat("TQ4_1S", 32, 20, _tq4_1s_codes, _tq4_1s),
     )
 }
 """Formats that are computed with directly, by name."""

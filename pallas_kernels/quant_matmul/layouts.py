@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import native
-from pallas_kernels.quant_matmul import panels
+from pallas_kernels.quant_matmul import panels, planes
 from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
 
 
@@ -24,8 +24,16 @@ def _take_blocks(tensor: QTensor, rows: Array) -> Array:
     return kind.decode(chosen.reshape(*chosen.shape[:-1], -1, kind.num_bytes)).reshape(*rows.shape, tensor.width)
 
 
-_DECODE: dict[str, Callable[[QTensor], Array]] = {BLOCKS: _decode_blocks, panels.PANELS: panels.decode}
-_TAKE: dict[str, Callable[[QTensor, Array], Array]] = {BLOCKS: _take_blocks, panels.PANELS: panels.take}
+_DECODE: dict[str, Callable[[QTensor], Array]] = {
+    BLOCKS: _decode_blocks,
+    panels.PANELS: panels.decode,
+    planes.PLANES: planes.decode,
+}
+_TAKE: dict[str, Callable[[QTensor, Array], Array]] = {
+    BLOCKS: _take_blocks,
+    panels.PANELS: panels.take,
+    planes.PLANES: planes.take,
+}
 
 
 def dequantize(tensor: QTensor) -> Float[Array, "... N K"]:
@@ -41,8 +49,14 @@ def take_rows(tensor: QTensor, rows: Int[Array, "..."]) -> Float[Array, "... K"]
 def prepare(tensor: QTensor) -> QTensor:
     """The tensor in the layout that is fastest on the default device; made once, when a model is loaded.
 
-    On a CPU with native kernels that is "panels16"; without them, and elsewhere, the tensor stays as it is.
+    On a CPU with native kernels that is "panels16", on a TPU or GPU "planes" for the formats that have it. Otherwise
+    the tensor stays as it is.
     """
-    if tensor.layout == BLOCKS and jax.default_backend() == "cpu" and native.available():
+    backend = jax.default_backend()
+    if tensor.layout != BLOCKS:
+        return tensor
+    if backend == "cpu" and native.available():
         return panels.pack(tensor)
+    if backend in ("gpu", "tpu") and tensor.format in planes.PLANE_FORMATS:
+        return planes.pack(tensor)
     return tensor

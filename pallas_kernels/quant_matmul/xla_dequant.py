@@ -7,6 +7,7 @@ from jax import Array, lax
 from jaxtyping import Float
 
 from pallas_kernels.quant_matmul.layouts import dequantize
+from pallas_kernels.quant_matmul.planes import PLANES
 from pallas_kernels.quant_matmul.qtensor import QTensor
 
 TILE_VALUES = 1 << 24
@@ -16,8 +17,8 @@ TILE_VALUES = 1 << 24
 def quant_matmul(x: Float[Array, "... K"], weight: QTensor) -> Float[Array, "... N"]:
     """x @ weight.T, accumulated in float32; activations are not rounded."""
     flat = x.reshape(-1, weight.width).astype(jnp.float32)
-    groups = {name: part.shape[0] for name, part in weight.parts.items()}
-    count = next(iter(groups.values()))
+    axis = 1 if weight.layout == PLANES else 0
+    count = next(iter(weight.parts.values())).shape[axis]
     rows_per_group = -(-weight.rows // count)
     tile = max(1, TILE_VALUES // (rows_per_group * weight.width))
     if tile >= count:
@@ -25,7 +26,7 @@ def quant_matmul(x: Float[Array, "... K"], weight: QTensor) -> Float[Array, "...
 
     def one_tile(index: Array, out: Array) -> Array:
         start = jnp.minimum(index * tile, count - tile)
-        parts = {name: lax.dynamic_slice_in_dim(part, start, tile) for name, part in weight.parts.items()}
+        parts = {name: lax.dynamic_slice_in_dim(part, start, tile, axis) for name, part in weight.parts.items()}
         values = _product(flat, replace(weight, parts=parts, rows=tile * rows_per_group))
         return lax.dynamic_update_slice_in_dim(out, values, start * rows_per_group, axis=1)
 

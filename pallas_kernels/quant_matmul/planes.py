@@ -1,0 +1,188 @@
+"""The layout "planes": codes and scales apart, columns of the matrix along the second last axis, as accelerators read.
+
+Every part is [..., R, N'], where N' is N rounded up to whole lanes and R counts what K', K rounded up to whole chunks
+of 256, comes to in that part. Padding has scales of zero.
+
+Codes lie in planes of 1, 2, 4 or 8 bits. Of a chunk, byte r of a plane of w bits holds the fields of the columns
+r, 32 w + r, 2 * 32 w + r, ..., low bits first: unpacked, the fields follow one another without shuffling. Float16
+numbers are kept as their bits (uint16), since Mosaic's kernels for TPU know no float16. So a value takes as many bits
+as in files, except that the 6-bit scales of Q4_K, Q5_K and IQ4_XS take bytes: one eighth, or one sixteenth, of a bit.
+
+| scales | parts beside the codes | value of a code c |
+| --- | --- | --- |
+| one | scales u16 [K'/32] | scale * c |
+| affine | scales, minima u16 [K'/32] | scale * c + minimum |
+| super_affine | super_scales, super_minima u16 [K'/256], scales, minima u8 [K'/32] | d * scale * c - m * minimum |
+| super_signed | super_scales u16 [K'/256], scales i8 [K'/32] | d * scale * c |
+| super_signed_halves | super_scales u16 [K'/256], scales i8 [K'/16] | d * scale * c |
+
+d and m are the super scale and the super minimum. Products of scales and codes are exact in float32 in every format.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Int, Shaped, UInt8
+
+from pallas_kernels.quant_matmul.formats import FORMATS, iq4_xs_scales, k_scales, q6_k_scales
+from pallas_kernels.quant_matmul.panels import PANEL_FORMATS, PanelFormat
+from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
+
+PLANES = "planes"
+CHUNK = 256
+"""Columns that are packed, and decoded, together."""
+LANES = 128
+GROUP = 32
+"""Columns that share a minimum, and mostly a scale."""
+PLANE_FORMATS = {name: kind for name, kind in PANEL_FORMATS.items() if kind.scales != "halves"}
+"""The formats that can be arranged so: all but those of rotated values."""
+
+_BYTE_SCALES: dict[str, Callable[[Array], tuple[Array, ...]]] = {
+    "Q4_K": lambda block: k_scales(block[..., 4:16]),
+    "Q5_K": lambda block: k_scales(block[..., 4:16]),
+    "Q6_K": lambda block: (q6_k_scales(block),),
+    "IQ4_XS": lambda block: (iq4_xs_scales(block),),
+}
+
+
+def group_size(kind: PanelFormat) -> int:
+    """Columns that share a scale."""
+    return 16 if kind.scales == "super_signed_halves" else GROUP
+
+
+def plane_names(kind: PanelFormat) -> tuple[str, ...]:
+    """Names of the parts that hold codes, low bits first."""
+    return tuple(f"plane{i}" for i in range(len(kind.planes)))
+
+
+def scale_names(kind: PanelFormat) -> tuple[str, ...]:
+    """Names of the parts that hold what values are scaled with and, in some formats, what is added."""
+    return ("scales", "minima") if kind.scales in ("affine", "super_affine") else ("scales",)
+
+
+def pack(tensor: QTensor) -> QTensor:
+    """A tensor in the layout "blocks" in planes; made on the default device, one matrix of a stack at a time.
+
+    Raises:
+        ValueError: the format has no planes.
+    """
+    if tensor.format not in PLANE_FORMATS:
+        raise ValueError(f"format {tensor.format} cannot be arranged in planes; accepted: {', '.join(PLANE_FORMATS)}")
+    blocks = jnp.asarray(tensor.parts[BLOCKS])
+    return replace(tensor, parts=_pack(blocks, tensor.format), layout=PLANES)
+
+
+@partial(jax.jit, static_argnames="format")
+def _pack(blocks: Array, format: str) -> dict[str, Array]:
+    *lead, rows, row_bytes = blocks.shape
+    packed = lax.map(lambda matrix: _pack_matrix(matrix, format), blocks.reshape(-1, rows, row_bytes))
+    return {name: part.reshape(*lead, *part.shape[1:]) for name, part in packed.items()}
+
+
+def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Array]:
+    kind, of = PLANE_FORMATS[format], FORMATS[format]
+    blocks = blocks.reshape(blocks.shape[0], -1, of.num_bytes)
+    width = blocks.shape[1] * of.values
+
+    def part(fields: Array, columns: int) -> Array:
+        """From [N, blocks, fields of a block], one for so many columns."""
+        rows = fields.reshape(fields.shape[0], -1).T
+        return jnp.pad(rows, ((0, -(-width // CHUNK) * CHUNK // columns - len(rows)), (0, -rows.shape[1] % LANES)))
+
+    parts, shift = {}, 0
+    codes = part(of.codes(blocks), 1).reshape(-1, CHUNK, -(-blocks.shape[0] // LANES) * LANES)
+    for name, bits in zip(plane_names(kind), kind.planes, strict=True):
+        fields = (codes >> shift & (1 << bits) - 1).reshape(len(codes), 8 // bits, 32 * bits, -1)
+        plane = sum((fields[:, i] << bits * i for i in range(8 // bits)), jnp.zeros((), jnp.uint8))
+        parts[name] = plane.reshape(-1, plane.shape[-1])
+        shift += bits
+    first = 208 if format == "Q6_K" else 0
+    for i, name in enumerate(scale_names(kind)):
+        half = lax.bitcast_convert_type(blocks[..., first + 2 * i : first + 2 * i + 2], jnp.uint16)
+        if format in _BYTE_SCALES:
+            parts[name] = part(_BYTE_SCALES[format](blocks)[i], group_size(kind))
+            parts[f"super_{name}"] = part(half, of.values)
+        else:
+            parts[name] = part(half, of.values)
+    return parts
+
+
+def decode(tensor: QTensor) -> Array:
+    """All values [..., N, K], float32."""
+    kind, parts = PLANE_FORMATS[tensor.format], tensor.parts
+    planes = [parts[name] for name in plane_names(kind)]
+    *lead, _, lanes = planes[0].shape
+    chunks = [plane.reshape(*lead, -1, 32 * bits, lanes) for plane, bits in zip(planes, kind.planes, strict=True)]
+    values = code_values(kind, chunk_codes(kind, chunks))
+    scale, bias = _scales(parts)
+    groups = values.reshape(*scale.shape[:-1], group_size(kind), lanes) * scale[..., None, :]
+    if bias is not None:
+        groups = groups + bias[..., None, :]
+    return jnp.swapaxes(groups.reshape(*lead, -1, lanes), -1, -2)[..., : tensor.rows, : tensor.width]
+
+
+def take(tensor: QTensor, rows: Array) -> Array:
+    """Some rows of one matrix [N, K], float32; row numbers out of range are clipped."""
+    chosen = jnp.clip(rows, 0, tensor.rows - 1).reshape(-1)
+    parts = {name: jnp.take(part, chosen, axis=-1) for name, part in tensor.parts.items()}
+    return decode(replace(tensor, parts=parts, rows=chosen.size)).reshape(*rows.shape, tensor.width)
+
+
+def _scales(parts: dict[str, Array]) -> tuple[Array, Array | None]:
+    """What values are multiplied with and what is added, [..., groups, N'] float32."""
+
+    def floats(name: str) -> Array:
+        part = parts[name]
+        return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
+
+    def scaled(name: str) -> Array:
+        numbers = floats(name)
+        if f"super_{name}" not in parts:
+            return numbers
+        above = floats(f"super_{name}")
+        return jnp.repeat(above, numbers.shape[-2] // above.shape[-2], axis=-2) * numbers
+
+    scale = scaled("scales")
+    if "minima" not in parts:
+        return scale, None
+    return scale, -scaled("minima") if "super_minima" in parts else scaled("minima")
+
+
+def chunk_codes(kind: PanelFormat, planes: Sequence[Shaped[Array, "... bytes N"]]) -> Int[Array, "... 256 N"]:
+    """Codes of chunks from their bytes in each plane, as integers of the type that the bytes come in."""
+    codes, shift = jnp.zeros((), planes[0].dtype), 0
+    for plane, bits in zip(planes, kind.planes, strict=True):
+        fields = [plane >> at & (1 << bits) - 1 for at in range(0, 8, bits)]
+        codes = codes | jnp.concatenate(fields, axis=-2) << shift
+        shift += bits
+    return codes
+
+
+def code_values(kind: PanelFormat, codes: Int[Array, "..."]) -> Float[Array, "..."]:
+    """What codes stand for before they are scaled, float32: integers, all of which bfloat16 can hold too."""
+    if kind.table is None:
+        return codes.astype(jnp.float32) - kind.offset
+    # Halving a table by each bit of the code takes as many selections as it has entries: kernels have no gather.
+    table: list[Array | float] = list(kind.table)
+    bit = 0
+    while len(table) > 1:
+        odd = codes >> bit & 1 != 0
+        table = [jnp.where(odd, high, low) for low, high in zip(table[::2], table[1::2], strict=True)]
+        bit += 1
+    return jnp.asarray(table[0], jnp.float32)
+
+
+def float_of_half(bits: Int[Array, "..."]) -> Float[Array, "..."]:
+    """float16 numbers from their bits in int32, in integer arithmetic; exact, subnormal numbers included."""
+    exponent_bias = (127 - 15) << 23
+    magnitude = (bits & 0x7FFF) << 13
+    exponent = magnitude & 0x7C00 << 13
+    smallest = lax.bitcast_convert_type(magnitude + (exponent_bias + (1 << 23)), jnp.float32) - 2.0**-14
+    special = jnp.where(exponent == 0x7C00 << 13, exponent_bias, 0)
+    normal = lax.bitcast_convert_type(magnitude + exponent_bias + special, jnp.float32)
+    unsigned = lax.bitcast_convert_type(jnp.where(exponent == 0, smallest, normal), jnp.int32)
+    return lax.bitcast_convert_type(unsigned | (bits & 0x8000) << 16, jnp.float32)

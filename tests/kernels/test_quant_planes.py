@@ -1,0 +1,72 @@
+"""Planes hold what blocks hold, and every reading of them gives the same values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_quant_formats import random_blocks
+
+from pallas_kernels.quant_matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, take_rows
+from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, float_of_half, pack
+
+N = 37
+BITS = {
+    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0,
+    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125,
+}  # fmt: skip
+"""Per value, scales included."""
+
+
+def matrix(name: str, rows: int = N, seed: int = 0) -> QTensor:
+    """Three chunks, the last one not full where blocks are shorter than chunks."""
+    return from_blocks(jnp.asarray(random_blocks(name, rows, -(-672 // FORMATS[name].values), seed)), name)
+
+
+@pytest.mark.parametrize("name", PLANE_FORMATS)
+def test_planes_hold_the_values_of_blocks(name: str) -> None:
+    stack = from_blocks(jnp.stack([matrix(name, N, seed).parts["blocks"] for seed in range(2)]), name)
+    planes, expected = pack(stack), dequantize(stack)
+    assert planes.shape == stack.shape
+    np.testing.assert_array_equal(dequantize(planes), expected)
+    rows = jnp.array([[0, 17, 36], [15, 99, 16]])
+    np.testing.assert_array_equal(take_rows(planes[1], rows), expected[1][jnp.minimum(rows, N - 1)])
+
+
+def test_planes_take_as_many_bits_as_files_or_slightly_more() -> None:
+    assert set(BITS) == set(PLANE_FORMATS)
+    for name, bits in BITS.items():
+        blocks = jax.ShapeDtypeStruct((128, FORMATS[name].row_bytes(512)), jnp.uint8)
+        parts = jax.eval_shape(lambda blocks, name=name: pack(from_blocks(blocks, name)).parts, blocks)
+        assert 8 * sum(part.size * part.dtype.itemsize for part in parts.values()) == bits * 128 * 512
+
+
+def test_formats_of_rotated_values_have_no_planes() -> None:
+    with pytest.raises(ValueError, match="TQ3_1S cannot be arranged in planes; accepted: Q8_0"):
+        pack(from_blocks(jnp.zeros((4, 32), jnp.uint8), "TQ3_1S"))
+
+
+@pytest.mark.parametrize("backend", ["tpu", "gpu"])
+def test_accelerators_get_planes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts.jax, "default_backend", lambda: backend)
+    assert layouts.prepare(matrix("Q8_0")).layout == "planes"
+    assert layouts.prepare(from_blocks(jnp.zeros((4, 32), jnp.uint8), "TQ3_1S")).layout == "blocks"
+
+
+def test_xla_multiplies_planes_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pallas_kernels.quant_matmul import xla_dequant
+
+    weight = pack(matrix("Q4_K", 150))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, weight.width)), jnp.float32)
+    whole = quant_matmul(x, weight, impl="xla_dequant")
+    expected = np.asarray(x, np.float64) @ np.asarray(dequantize(weight), np.float64).T
+    monkeypatch.setattr(xla_dequant, "TILE_VALUES", 100 * weight.width)
+    for got in (whole, quant_matmul(x, weight, impl="xla_dequant")):
+        assert np.linalg.norm(got - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+def test_every_half_is_read_exactly() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    got = np.asarray(float_of_half(jnp.asarray(bits, jnp.int32)))
+    expected = bits.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(expected))
