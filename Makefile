@@ -3,27 +3,29 @@
 #   make test   run the tests
 PYTHON ?= python3
 VENV ?= .venv
+TPU_VENV ?= .venv-tpu
 BIN := $(VENV)/bin
 WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow lint format bench notebook clean
+.PHONY: help demo test test-slow test-tpu lint format bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
 	@echo "make test       run the tests (about ten minutes on two cores)"
 	@echo "make test-slow  run the longer checks as well"
+	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      the decoding benchmark of the README"
 	@echo "make notebook   open the notebooks in Jupyter"
 
 # pip comes last into an environment: one without it was left half-made, and is completed. Its version is Python's own,
 # so that a second attempt overwrites the first.
-$(BIN)/pip:
+%/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "specjax needs Python 3.11 or later; name one with make PYTHON=python3.12 ..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $*
 
 $(VENV)/.run: $(BUILT_FROM) | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --editable .
@@ -40,7 +42,15 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m ''
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler'
+
+# In an environment of its own: with libtpu installed, JAX looks for a TPU whenever it starts.
+$(TPU_VENV)/.dev: $(BUILT_FROM) | $(TPU_VENV)/bin/pip
+	$(TPU_VENV)/bin/python -m pip install --quiet --editable '.[dev,tpu-compiler]'
+	@touch $@
+
+test-tpu: $(TPU_VENV)/.dev
+	JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -m tpu_compiler
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -59,4 +69,4 @@ notebook: $(BIN)/pip
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(TPU_VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
