@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -106,11 +106,17 @@ class OrbaxFolder:
         base = f"file://{self.path.absolute()}/"
         spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
         try:
-            array = tensorstore.open(spec, open=True, read=True).result().read().result()
+            store = tensorstore.open(spec, open=True, read=True).result()
+            if store.shape != shape:
+                raise FormatError(f"{self.path}: {name} is {store.shape}, but {MANIFEST} says {shape}")
+            array = aligned_empty(shape, store.dtype.numpy_dtype)
+            chunk = cast(tuple[int, ...], store.chunk_layout.read_chunk.shape)
+            # All at once would be in memory a second time, as chunks.
+            for index in np.ndindex(*(-(-size // step) for size, step in zip(shape, chunk, strict=True))):
+                part = tuple(slice(i * n, min((i + 1) * n, end)) for i, n, end in zip(index, chunk, shape, strict=True))
+                array[part] = store[part].read().result()
         except (ValueError, OSError) as error:
             raise FormatError(f"{self.path}: {name} cannot be read: {error}") from error
-        if array.shape != shape:
-            raise FormatError(f"{self.path}: {name} is {array.shape}, but {MANIFEST} says {shape}")
         return array
 
 

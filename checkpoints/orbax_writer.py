@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from checkpoints.mapping import Progress
 from checkpoints.tree import unflatten
 
-_CHUNK_BYTES = 1 << 26
+_CHUNK_BYTES = 1 << 22
 """Arrays are stored in chunks of this size: what a device does not hold of one, it hardly reads."""
 
 _BATCH_BYTES = 1 << 24

@@ -57,14 +57,15 @@ class Stored:
     def portions(self) -> Iterator[np.ndarray]:
         """The values in portions, one-dimensional; those of a block type as float32."""
         if not self.packed:
-            values = self.array.reshape(-1)
-            for start in range(0, len(values), _VALUES_PER_STEP):
-                yield values[start : start + _VALUES_PER_STEP]
+            for values in _together(self.array, 1):
+                for start in range(0, values.size, _VALUES_PER_STEP):
+                    yield values.reshape(-1)[start : start + _VALUES_PER_STEP]
             return
-        kind, rows = GGML_TYPES[self.type], self.array.reshape(-1, self.array.shape[-1])
-        step = max(1, _VALUES_PER_STEP // self.shape[-1])
-        for start in range(0, len(rows), step):
-            yield decode_rows(rows[start : start + step], kind).reshape(-1)
+        kind, step = GGML_TYPES[self.type], max(1, _VALUES_PER_STEP // self.shape[-1])
+        for part in _together(self.array, 2):
+            rows = part.reshape(-1, part.shape[-1])
+            for start in range(0, len(rows), step):
+                yield decode_rows(rows[start : start + step], kind).reshape(-1)
 
     def values(self, kind: str, name: str) -> np.ndarray:
         """The values in a plain type.
@@ -178,9 +179,14 @@ class SourceModel:
         """A parameter: as it is stored if its values are only moved on the way from the file, else in F32."""
         rule = self._rule_of[path]
         if self._cached[0] is not rule:
-            self._cached = (None, {})  # not two rules' parameters at once
+            self.forget_all_but(path)  # not two rules' parameters at once
             self._cached = (rule, self._read(rule))
         return self._cached[1][path]
+
+    def forget_all_but(self, path: str) -> None:
+        """Let go of what `parameter` has read and keeps, unless a parameter is part of it."""
+        if self._cached[0] is not self._rule_of[path]:
+            self._cached = (None, {})
 
     def drop_mtp(self) -> None:
         """Leave the head out, and let the metadata say so.
@@ -278,6 +284,15 @@ def open_model(path: Path, *, drop_mtp: bool, type_codes: Mapping[int, str] | No
             raise CheckpointError(f"{path}: --drop-mtp: there is no MTP head to drop")
         model.drop_mtp()
     return model
+
+
+def _together(array: np.ndarray, ndim: int) -> Iterator[np.ndarray]:
+    """The parts of an array, of `ndim` axes at least, that need not be copied to make them contiguous."""
+    if array.ndim <= ndim or array.flags.c_contiguous:
+        yield array
+    else:
+        for part in array:
+            yield from _together(part, ndim)
 
 
 def moves_values(rule: Rule) -> bool:

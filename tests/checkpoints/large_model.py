@@ -20,16 +20,15 @@ from checkpoints.ggml_types import GGML_TYPES
 from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import typed
 from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
+from checkpoints.heap import release
 from checkpoints.rules.qwen3_5 import gguf_rules
 from specjax.models.qwen3_5 import hybrid_layer_types
 
-MB = 1 << 20
 
-
-def write_large(path: Path, vocab_size: int, layers: int) -> int:
-    """A Q8_0 model of width 512 with random bytes for weights; returns the bytes of its largest tensor."""
+def write_large(path: Path, vocab_size: int, layers: int, width: int = 512) -> int:
+    """A Q8_0 model with random bytes for weights; returns the bytes of its largest tensor."""
     config = make_config(
-        vocab_size=vocab_size, width=512, mlp_width=1536, layer_types=hybrid_layer_types(layers, 4), head_width=64
+        vocab_size=vocab_size, width=width, mlp_width=1536, layer_types=hybrid_layer_types(layers, 4), head_width=64
     )
     table = gguf_rules(config)
     entries = []
@@ -58,19 +57,31 @@ def convert(source: Path, destination: Path, kind: str, split_bytes: int | None 
     prepare(source, destination, options).run()
 
 
+def verify(source: Path, destination: Path, kind: str) -> None:
+    options = ConvertOptions(kind, force=True)  # type: ignore[arg-type]
+    assert not prepare(source, destination.with_name("not-written"), options).compare([destination]).wrong
+
+
 def measure(folder: Path) -> dict[str, float]:
-    """Peak memory of conversions, over what the process had before, in bytes of the largest tensor."""
-    write_tiny_gguf(folder / "tiny.gguf", make_config())
-    ways = (("gguf", "orbax"), ("orbax", "gguf"), ("gguf", "hf"), ("hf", "gguf"))
-    for source, kind in ways:  # what is imported and started once is no matter of the model's size
-        convert(folder / f"tiny.{source}", folder / f"tiny.{kind}", kind)
-    largest = 2 * write_large(folder / "large.gguf", 24_000, 32)  # as BF16, which it becomes in safetensors
-    peaks = {}
-    for source, kind in ways:
+    """Peak memory of conversions and of verifying them, over what the process had, in bytes of the largest tensor.
+
+    The largest tensor, an embedding table, is a third of the model.
+    """
+    ways = (("a.gguf", "b.gguf"), ("a.gguf", "a.orbax"), ("a.orbax", "b.gguf"), ("a.gguf", "a.hf"), ("a.hf", "b.gguf"))
+    steps = [(what, *way) for way in ways for what in (convert, verify)]
+    tiny, large, peaks = folder / "tiny", folder / "large", {}
+    write_tiny_gguf(tiny / "a.gguf", make_config())
+    for what, source, target in steps:  # what is imported and started once is no matter of the model's size
+        what(tiny / source, tiny / target, target.partition(".")[2])
+    large.mkdir()
+    packed = write_large(large / "a.gguf", 24_000, 4, width=2048)
+    for what, source, target in steps:
+        release()
         Path("/proc/self/clear_refs").write_text("5")
         before = _memory("VmRSS")
-        convert(folder / f"large.{source}", folder / f"large.{kind}", kind)
-        peaks[f"{source} to {kind}"] = (_memory("VmHWM") - before) / largest
+        what(large / source, large / target, target.partition(".")[2])
+        largest = packed / 34 * 64 if "a.hf" in (source, target) else packed  # BF16 in safetensors, else Q8_0
+        peaks[f"{what.__name__} {source} to {target}"] = (_memory("VmHWM") - before) / largest
     return peaks
 
 
