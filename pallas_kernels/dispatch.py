@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from pallas_kernels import override
+
 Dims = Mapping[str, Any]
 """What is static in a call: sizes by axis letter, and names, such as {"T": 4, "Dk": 128} or {"format": "Q8_0"}."""
 
@@ -37,12 +39,13 @@ def choose(
     """The implementation called `impl`, or the first that fits on the platform (default: the one that jax runs on).
 
     A named implementation is checked against the arguments but not against the platform, so that a program can be
-    lowered for another machine. Raises ValueError when nothing fits.
+    lowered for another machine. Where `impl` is None, SPECJAX_KERNELS or `using` may name one in the same sense, or
+    leave only those in plain XLA. Raises ValueError when nothing fits.
     """
     platform = jax.default_backend() if platform is None else platform
     if impl is None:
         for candidate in implementations:
-            if _refusal(candidate, dims, platform) is None:
+            if _refusal(operation, candidate, dims, platform) is None:
                 return candidate
         raise ValueError(f"no implementation fits. {explain(operation, implementations, dims, platform)}")
     for candidate in implementations:
@@ -55,20 +58,25 @@ def choose(
 
 
 def explain(operation: str, implementations: Sequence[Implementation], dims: Dims, platform: str | None = None) -> str:
-    """One line for each implementation: chosen, fits, or why not."""
+    """One line for each implementation: chosen, and whether SPECJAX_KERNELS or `using` had a say; fits; or why not."""
     platform = jax.default_backend() if platform is None else platform
+    forced = override.current()
+    reason_to_choose = f" ({forced.source})" if forced.forces(operation) else ""
     lines = [f"{operation} on {platform}, {', '.join(f'{axis}={size}' for axis, size in dims.items())}:"]
     chosen = False
     for candidate in implementations:
-        reason = _refusal(candidate, dims, platform)
-        verdict = ("fits" if chosen else "chosen") if reason is None else f"passed over: {reason}"
+        reason = _refusal(operation, candidate, dims, platform)
+        verdict = ("fits" if chosen else f"chosen{reason_to_choose}") if reason is None else f"passed over: {reason}"
         chosen = chosen or reason is None
         lines.append(f"  {candidate.name:<{max(len(i.name) for i in implementations)}}  {verdict}")
     return "\n".join(lines)
 
 
-def _refusal(candidate: Implementation, dims: Dims, platform: str) -> str | None:
-    if platform in candidate.platforms:
+def _refusal(operation: str, candidate: Implementation, dims: Dims, platform: str) -> str | None:
+    forced = override.current()
+    if (reason := forced.refusal(operation, candidate.name)) is not None:
+        return reason
+    if operation in forced.named or platform in candidate.platforms:
         return candidate.unfit(dims)
     if candidate.platforms:
         return f"chosen on {', '.join(sorted(candidate.platforms))} only"

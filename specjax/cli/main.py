@@ -13,6 +13,7 @@ from specjax.cli import chat, convert, evaluate, generate, imatrix, inspect, log
 from specjax.cli.runtime import (
     DEBUG_VARIABLE,
     UsageError,
+    chosen_kernels,
     lasting_interrupts,
     message_of,
     one_line_warnings,
@@ -39,6 +40,7 @@ examples:
 environment:
   SPECJAX_CACHE    folder for compiled programs, so that a second run starts fast
                    (default: $XDG_CACHE_HOME/specjax/xla or ~/.cache/specjax/xla; empty: no cache)
+  SPECJAX_KERNELS  which kernels compute, as --kernels has it
   SPECJAX_DEBUG    if set, errors come with a traceback
 
 exit status: 0 success, 1 a check failed (generate --compare, inspect), 2 bad input, 130 interrupted
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "run" not in args:
             parser.print_help(sys.stderr)
             return BAD_INPUT
-        with one_line_warnings(), lasting_interrupts():
+        with one_line_warnings(), lasting_interrupts(), chosen_kernels(getattr(args, "kernels", None)):
             status = args.run(args)
         sys.stdout.flush()
         return status

@@ -23,7 +23,7 @@ DRAFTING = ("draft_n_min", "draft_p_min", "draft_skip_streak")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --dtype, --packed, --place."""
+    """--model, --dtype, --packed, --place, --kernels."""
     parser.add_argument(
         "--model",
         type=Path,
@@ -48,6 +48,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="where parameters lie whose path the expression is found in (specjax inspect --tensors shows the paths; a"
         " draft model's begin with draft.): a device such as cpu:0 or gpu:1, a memory such as pinned_host, which is"
         " host memory, or gpu:1/pinned_host; can be repeated, the first rule that matches decides",
+    )
+    parser.add_argument(
+        "--kernels",
+        metavar="SPEC",
+        help="auto, by device and sizes; xla, plain XLA only; or pairs such as gated_delta.verify=xla_recurrent,"
+        "quant_matmul=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
     )
 
 

@@ -72,6 +72,18 @@ def lasting_interrupts() -> Iterator[None]:
 
 
 @contextmanager
+def chosen_kernels(spec: str | None) -> Iterator[None]:
+    """Compute with the kernels that `--kernels` asks for; None leaves the choice as it is."""
+    if spec is None:
+        yield
+        return
+    from pallas_kernels import using
+
+    with using(spec):
+        yield
+
+
+@contextmanager
 def one_line_warnings() -> Iterator[None]:
     """Show warnings as one line without the place in the code where they came up."""
 

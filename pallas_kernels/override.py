@@ -1,0 +1,96 @@
+"""Choices made for the program as a whole: SPECJAX_KERNELS in the environment, or `using` around calls.
+
+The choice is made when a function is traced. `using` is part of the keys of JAX's caches, so that functions that were
+jitted before are traced anew inside it. The variable is not: set it before the first call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+
+import jax
+
+from pallas_kernels import operations
+
+VARIABLE = "SPECJAX_KERNELS"
+AUTO, XLA = "auto", "xla"
+
+_using = jax.make_user_context(default_value=None)
+
+
+@dataclass(frozen=True)
+class Override:
+    """A specification that was understood.
+
+    Attributes:
+        source: what to tell of it.
+        only_xla: implementations in plain XLA and no others.
+        named: implementations by operation.
+    """
+
+    source: str
+    only_xla: bool = False
+    named: Mapping[str, str] = field(default_factory=dict)
+
+    def forces(self, operation: str) -> bool:
+        """Whether it has a say in an operation."""
+        return self.only_xla or operation in self.named
+
+    def refusal(self, operation: str, impl: str) -> str | None:
+        """Why an implementation may not be chosen, or None."""
+        allowed = impl.startswith("xla_") if self.only_xla else impl == self.named.get(operation, impl)
+        return None if allowed else self.source
+
+
+@contextmanager
+def using(spec: str) -> Iterator[None]:
+    """Choose implementations by a specification inside the context, in place of that of SPECJAX_KERNELS.
+
+    Args:
+        spec: "auto", by platform and arguments; "xla", only those in plain XLA; or pairs of an operation and an
+            implementation, such as "gated_delta.verify=pallas_tpu,quant_matmul=xla_dequant". An `impl` that a call
+            names goes before all of them.
+
+    Raises:
+        ValueError: an operation or an implementation that is not known.
+    """
+    _parsed(spec, f"using({spec!r})")
+    with _using(spec):
+        yield
+
+
+def current() -> Override:
+    """What holds now.
+
+    Raises:
+        ValueError: SPECJAX_KERNELS names an operation or an implementation that is not known.
+    """
+    inside = _using.value
+    if inside is not None:
+        return _parsed(inside, f"using({inside!r})")
+    spec = os.environ.get(VARIABLE) or AUTO
+    return _parsed(spec, f"{VARIABLE}={spec}")
+
+
+@cache
+def _parsed(spec: str, source: str) -> Override:
+    if spec in (AUTO, XLA):
+        return Override(source, only_xla=spec == XLA)
+    named: dict[str, str] = {}
+    for pair in spec.split(","):
+        operation, equals, impl = (part.strip() for part in pair.partition("="))
+        if not (operation and equals and impl):
+            raise ValueError(f"{source}: {pair!r} is not understood; accepted: {AUTO}, {XLA}, or OPERATION=IMPL,...")
+        known = operations.tables()
+        if operation not in known:
+            raise ValueError(f"{source}: operation {operation!r} is not known; known: {', '.join(known)}")
+        names = [implementation.name for implementation in known[operation]]
+        if impl not in names:
+            raise ValueError(f"{source}: {operation} has no implementation {impl!r}; known: {', '.join(names)}")
+        if named.setdefault(operation, impl) != impl:
+            raise ValueError(f"{source}: {operation} is given twice, {named[operation]} and {impl}")
+    return Override(source, named=named)
