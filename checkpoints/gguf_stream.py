@@ -82,16 +82,15 @@ def write_stream(
             no room on the disk, or too many parts are needed. Nothing is written then.
     """
     path = Path(path)
-    keys = {key: value for key, value in metadata.items() if not key.startswith(_SPLIT)}
-    alignment = keys[ALIGNMENT_KEY].value if ALIGNMENT_KEY in keys else DEFAULT_ALIGNMENT
     for entry in tensors:
         if entry.shape and entry.shape[-1] % entry.type.values:
             raise CheckpointError(
                 f"{entry.name} {entry.shape}: rows are no multiple of the {entry.type.values} values of a block of"
                 f" {entry.type.name}"
             )
-    parts = _parts(keys, tensors, part_bytes, alignment)
-    paths = [path] if len(parts) == 1 else part_paths(path, len(parts))
+    alignment = _alignment(metadata)
+    parts = _parts(metadata, tensors, part_bytes)
+    paths = _paths(path, parts)
     total, done, source = sum(entry.num_bytes for entry in tensors), 0, iter(data)
     check_room(path, sum(_size(part, alignment) for part in parts))
     with replaced_together(paths) as temporaries:
@@ -108,14 +107,29 @@ def write_stream(
     return paths
 
 
+def paths_written(
+    path: Path, metadata: Mapping[str, GGUFValue], tensors: Sequence[TensorEntry], part_bytes: int | None
+) -> list[Path]:
+    """The files that `write_stream` makes: the path itself, or those of the parts."""
+    return _paths(path, _parts(metadata, tensors, part_bytes))
+
+
 def part_paths(path: Path, count: int) -> list[Path]:
     """Names of the parts of a split file, as llama.cpp expects them."""
     return [path.with_name(f"{path.stem}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
 
 
-def _parts(
-    keys: Mapping[str, GGUFValue], tensors: Sequence[TensorEntry], part_bytes: int | None, alignment: int
-) -> list[_Part]:
+def _paths(path: Path, parts: Sequence[_Part]) -> list[Path]:
+    return [path] if len(parts) == 1 else part_paths(path, len(parts))
+
+
+def _alignment(metadata: Mapping[str, GGUFValue]) -> int:
+    return metadata[ALIGNMENT_KEY].value if ALIGNMENT_KEY in metadata else DEFAULT_ALIGNMENT
+
+
+def _parts(metadata: Mapping[str, GGUFValue], tensors: Sequence[TensorEntry], part_bytes: int | None) -> list[_Part]:
+    keys = {key: value for key, value in metadata.items() if not key.startswith(_SPLIT)}
+    alignment = _alignment(keys)
     encoded = b"".join(encode(key, value) for key, value in keys.items())
     whole = _Part(encoded, len(keys), tuple(tensors))
     if part_bytes is None or _size(whole, alignment) <= part_bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +11,11 @@ from typing import Any, Literal, get_args
 from checkpoints.atomic import check_room
 from checkpoints.convert import targets
 from checkpoints.convert.compare import Comparison, compare
+from checkpoints.convert.destination import check_files
 from checkpoints.convert.plan import PlannedTensor
 from checkpoints.convert.source_model import SourceModel, open_model
 from checkpoints.convert.targets import Types
-from checkpoints.convert.writers import write_gguf_file, write_hf_folder, write_orbax_folder
+from checkpoints.convert.writers import gguf_paths, write_gguf_file, write_hf_folder, write_orbax_folder
 from checkpoints.errors import CheckpointError
 from checkpoints.load import open_checkpoint
 from checkpoints.mapping import Progress
@@ -24,7 +24,6 @@ from checkpoints.tokenizer import TextTokenizer
 
 Kind = Literal["gguf", "hf", "orbax"]
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 @dataclass(frozen=True)
@@ -151,23 +150,23 @@ class Conversion:
         Raises:
             CheckpointError: the destination exists and is not to be replaced, or is no model, or is the source.
         """
-        there = [self.destination, *self.destination.parent.glob(f"{_glob(self.destination)}-*-of-*.gguf")]
-        there = [path for path in there if path.exists()]
-        if self.destination.exists() and self.destination.samefile(self.source):
-            raise CheckpointError(f"{self.destination} is the source itself; give another destination")
-        if there and there != [self.destination] and self.kind != "gguf":
-            there = [self.destination] if self.destination.exists() else []
-        if not there or (there == [self.destination] and self._is_empty_folder()):
+        if self.kind == "gguf":
+            files = gguf_paths(self.destination, self._beside, self.tensors, self.options.split_bytes)
+            check_files(self.source, self.destination, files, force=self.options.force)
             return
+        if not self.destination.exists() or self._is_empty_folder():
+            return
+        if self.destination.samefile(self.source):
+            raise CheckpointError(f"{self.destination} is the source itself; give another destination")
         if not self.options.force:
-            raise CheckpointError(f"{there[0]}: exists; give --force to replace it")
-        if self.destination.is_dir() and (self.kind == "gguf" or not _kind_of_folder(self.destination)):
-            raise CheckpointError(f"{self.destination}: a folder that holds no model; even --force keeps it")
-        if self.destination.is_file() and self.kind != "gguf":
+            raise CheckpointError(f"{self.destination}: exists; give --force to replace it")
+        if self.destination.is_file():
             raise CheckpointError(f"{self.destination}: a file; no folder replaces it, even by --force")
+        if not _kind_of_folder(self.destination):
+            raise CheckpointError(f"{self.destination}: a folder that holds no model; even --force keeps it")
 
     def _is_empty_folder(self) -> bool:
-        return self.kind != "gguf" and self.destination.is_dir() and not any(self.destination.iterdir())
+        return self.destination.is_dir() and not any(self.destination.iterdir())
 
 
 def prepare(source: str | Path, destination: str | Path, options: ConvertOptions | None = None) -> Conversion:
@@ -231,7 +230,3 @@ def _kind_of_folder(folder: Path) -> Kind | None:
     if (folder / MANIFEST).is_file():
         return "orbax"
     return "hf" if (folder / "config.json").is_file() else None
-
-
-def _glob(path: Path) -> str:
-    return re.sub(r"([\[\]*?])", r"[\1]", _PART.sub("", path.stem))

@@ -16,7 +16,7 @@ from checkpoints.atomic import replaced_folder, write_text
 from checkpoints.convert.plan import PlannedTensor, tensor_bytes
 from checkpoints.convert.source_model import SourceModel
 from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_stream import TensorEntry, write_stream
+from checkpoints.gguf_stream import TensorEntry, paths_written, write_stream
 from checkpoints.gguf_values import GGUFValue
 from checkpoints.mapping import Progress
 from checkpoints.orbax_folder import GGUF_METADATA, HF_FOLDER, HF_KEPT, MANIFEST, PACKED
@@ -38,8 +38,14 @@ def write_gguf_file(
     progress: Progress | None,
 ) -> list[Path]:
     """Write a GGUF, whole or in parts; see `write_stream`."""
-    entries = [TensorEntry(t.name, t.info.shape, GGML_TYPES[t.info.type]) for t in tensors]
-    return write_stream(path, values, entries, _made(tensors), part_bytes=part_bytes, progress=progress)
+    return write_stream(path, values, _entries(tensors), _made(tensors), part_bytes=part_bytes, progress=progress)
+
+
+def gguf_paths(
+    path: Path, values: Mapping[str, GGUFValue], tensors: Sequence[PlannedTensor], part_bytes: int | None
+) -> list[Path]:
+    """The files that `write_gguf_file` makes."""
+    return paths_written(path, values, _entries(tensors), part_bytes)
 
 
 def write_hf_folder(
@@ -116,6 +122,10 @@ def write_orbax_folder(
             "tensors": [_row(tensor.info) for tensor in table],
         }
         write_text(new / MANIFEST, json.dumps(manifest))
+
+
+def _entries(tensors: Sequence[PlannedTensor]) -> list[TensorEntry]:
+    return [TensorEntry(t.name, t.info.shape, GGML_TYPES[t.info.type]) for t in tensors]
 
 
 def _made(tensors: Sequence[PlannedTensor]) -> Iterator[np.ndarray]:

@@ -31,6 +31,7 @@ class QuantizeOptions:
         type_codes: (number, type): of tensor types in the source, where a fork of llama.cpp gives them other numbers.
         drop_mtp: leave a multi-token-prediction head out.
         force: replace what is there.
+        split_bytes: largest size of a file; None: one file.
     """
 
     type: str
@@ -39,12 +40,15 @@ class QuantizeOptions:
     type_codes: tuple[tuple[int, str], ...] = ()
     drop_mtp: bool = False
     force: bool = False
+    split_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """
         Raises:
-            CheckpointError: a type that cannot be written, or no regular expression.
+            CheckpointError: a type that cannot be written, no regular expression, or no size.
         """
+        if self.split_bytes is not None and self.split_bytes < 1:
+            raise CheckpointError(f"split_bytes is {self.split_bytes}; it must be positive")
         object.__setattr__(self, "type", _known(self.type, [*ENCODERS, *MIXES, *PLAIN]))
         pairs = tuple((pattern, _known(kind, [*ENCODERS, *PLAIN])) for pattern, kind in self.tensor_types)
         object.__setattr__(self, "tensor_types", pairs)

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFValueType
 
+from checkpoints.convert.destination import check_files
 from checkpoints.convert.plan import PlannedTensor
 from checkpoints.convert.source_model import SourceModel, open_model
 from checkpoints.convert.targets import Types, gguf_tensors, gguf_values
-from checkpoints.errors import CheckpointError
 from checkpoints.families import family_of_config
 from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES
-from checkpoints.gguf_stream import TensorEntry, write_stream
+from checkpoints.gguf_stream import TensorEntry, paths_written, write_stream
 from checkpoints.gguf_values import GGUFValue
 from checkpoints.mapping import Progress
 from checkpoints.quantization.encode import IMPORTANCE_MATTERS, encode
@@ -61,20 +61,34 @@ class Quantization:
         searched = [t for t in self.tensors if t.type != t.source.type and t.type in IMPORTANCE_MATTERS]
         return tuple(t for t in searched if t.source.name not in self._importance.entries)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that are written: the destination, or the parts of it."""
+        return paths_written(self.destination, self._values, self._entries, self.options.split_bytes)
+
     def run(self, progress: Progress | None = None) -> Path:
-        """Write the file; it is there when it is complete.
+        """Write the file or its parts; they are there when they are complete.
 
         Args:
             progress: called with bytes written and bytes in all.
+
+        Returns:
+            The file, or the first part.
 
         Raises:
             CheckpointError: the destination exists, there is no room, or values cannot be quantized; nothing is left
                 behind then.
         """
-        check_destination(self.source, self.destination, self.options.force)
-        entries = [TensorEntry(t.source.name, t.source.shape, GGML_TYPES[t.type]) for t in self.tensors]
-        write_stream(self.destination, self._values, entries, self._data(), progress=progress)
-        return self.destination
+        check_files(self.source, self.destination, self.files, force=self.options.force)
+        part_bytes, data = self.options.split_bytes, self._data()
+        written = write_stream(
+            self.destination, self._values, self._entries, data, part_bytes=part_bytes, progress=progress
+        )
+        return written[0]
+
+    @property
+    def _entries(self) -> list[TensorEntry]:
+        return [TensorEntry(t.source.name, t.source.shape, GGML_TYPES[t.type]) for t in self.tensors]
 
     def _data(self) -> Iterator[np.ndarray]:
         for plan, made in zip(self.tensors, self._made, strict=True):
@@ -97,7 +111,7 @@ def prepare(
 
     Args:
         source: a GGUF file (any part of a split one), a Hugging Face folder, or an Orbax folder.
-        destination: the GGUF file to make.
+        destination: the GGUF file to make; of a split one the name without the numbers of the parts.
         options: what is asked for.
         importance: how much the columns of the matrices count.
 
@@ -106,7 +120,6 @@ def prepare(
             or cannot be made; the importance is that of another model.
     """
     source, destination = Path(source), Path(destination)
-    check_destination(source, destination, options.force)
     model = open_model(source, drop_mtp=options.drop_mtp, type_codes=dict(options.type_codes))
     made = tuple(gguf_tensors(model, Types()))
     values = dict(gguf_values(model, Types(), model.tokenizer()))
@@ -123,22 +136,9 @@ def prepare(
     values["general.quantization_version"] = GGUFValue(GGML_QUANT_VERSION, GGUFValueType.UINT32)
     if importance is not None:
         values |= importance.provenance()
-    return Quantization(source, destination, tuple(plan), options, values, made, importance)
-
-
-def check_destination(source: Path, destination: Path, force: bool) -> None:
-    """
-    Raises:
-        CheckpointError: the destination exists and is not to be replaced, is no file, or is the source.
-    """
-    if not destination.exists():
-        return
-    if destination.is_dir():
-        raise CheckpointError(f"{destination} is a folder; name the GGUF file to make")
-    if source.exists() and destination.samefile(source):
-        raise CheckpointError(f"{destination} is the source itself; give another destination")
-    if not force:
-        raise CheckpointError(f"{destination}: exists; give --force to replace it")
+    quantization = Quantization(source, destination, tuple(plan), options, values, made, importance)
+    check_files(source, destination, quantization.files, force=options.force)
+    return quantization
 
 
 def _head(model: SourceModel) -> frozenset[str]:

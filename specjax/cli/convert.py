@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     _say_changes(conversion)
     with byte_progress("converting") as progress:
         written = conversion.run(progress)
-    say(f"wrote {_names(written)}: {len(conversion.tensors)} tensors, {conversion.num_bytes / 1e6:.1f} MB")
+    say(f"wrote {names(written)}: {len(conversion.tensors)} tensors, {conversion.num_bytes / 1e6:.1f} MB")
     return _verify(conversion, written) if args.verify else 0
 
 
@@ -109,7 +109,7 @@ def _verify(conversion: Conversion, written: list[Path]) -> int:
     if found.wrong:
         remove(written)
         differences = "\n  ".join(found.wrong[:20])
-        say(f"error: {_names(written)} differs from the source and is removed:\n  {differences}")
+        say(f"error: {names(written)} differs from the source and is removed:\n  {differences}")
         return 1
     rounded = f", {found.rounded} within the rounding of their type" if found.rounded else ""
     say(f"verified: {found.equal} parameters are equal{rounded}")
@@ -156,5 +156,6 @@ def _print_plan(conversion: Conversion) -> None:
     out.print(f"{conversion.destination} ({conversion.kind}) would get {total}; nothing is written", markup=False)
 
 
-def _names(paths: list[Path]) -> str:
+def names(paths: list[Path]) -> str:
+    """Files in words: one, or the first and the last of the parts of a split one."""
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name}"

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specjax.cli.convert import names, size
 from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ examples:
   specjax quantize Qwen3.5-4B/ Qwen3.5-4B-Q4_K_M.gguf --type Q4_K_M
   specjax quantize model-BF16.gguf model-Q4_K_M.gguf --type Q4_K_M --imatrix imatrix.gguf     see specjax imatrix
   specjax quantize model.gguf small.gguf --type Q4_K_M --dry-run
+  specjax quantize big-00001-of-00003.gguf small.gguf --type Q4_K_M --split-size 4G     small-00001-of-0000N.gguf
   specjax quantize model.gguf mixed.gguf --type Q5_K_M --tensor-type ffn_down=Q6_K --tensor-type 'blk\\.0\\.=Q8_0'
 """
 
@@ -48,7 +50,12 @@ def add_parser(subparsers: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", type=Path, metavar="SRC", help="GGUF file, Hugging Face folder or Orbax folder")
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="SRC",
+        help="GGUF file (any part of a split one), Hugging Face folder or Orbax folder",
+    )
     parser.add_argument("destination", type=Path, metavar="DST", help="GGUF file to make")
     parser.add_argument("--type", required=True, metavar="T", help="type, or mix of types")
     parser.add_argument(
@@ -69,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="N=T",
         help="SRC has tensors of the type number N, by which a fork of llama.cpp means T; DST gets the usual number",
     )
+    parser.add_argument("--split-size", type=size, metavar="N[K|M|G]", help="largest file (default: one file)")
     parser.add_argument("--pure", action="store_true", help="one type for all matrices, the head and the output too")
     parser.add_argument("--drop-mtp", action="store_true", help="leave the MTP head out")
     parser.add_argument("--dry-run", action="store_true", help="show the type of every tensor, and write nothing")
@@ -90,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         say(line)
     with byte_progress("quantizing") as progress:
         quantization.run(progress)
-    say(f"wrote {args.destination}: {_summary(quantization)}")
+    say(f"wrote {names(quantization.files)}: {_summary(quantization)}")
     return 0
 
 
@@ -111,7 +119,9 @@ def options_of(args: argparse.Namespace) -> QuantizeOptions:
                     pairs.append(pattern_and_type(line.strip()))
                 except argparse.ArgumentTypeError as error:
                     raise UsageError(f"{args.tensor_type_file}, line {number}: {error}") from error
-    return QuantizeOptions(args.type, args.pure, tuple(pairs), tuple(args.gguf_type), args.drop_mtp, args.force)
+    return QuantizeOptions(
+        args.type, args.pure, tuple(pairs), tuple(args.gguf_type), args.drop_mtp, args.force, args.split_size
+    )
 
 
 def pattern_and_type(text: str) -> tuple[str, str]:

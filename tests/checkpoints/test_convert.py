@@ -249,10 +249,14 @@ def test_only_models_are_replaced_and_only_by_force(tiny: Path, tmp_path: Path) 
     convert(tiny, tmp_path / "s.gguf", split_bytes=60_000)
     (tmp_path / "m.orbax").mkdir()
     convert(tiny, tmp_path / "m.orbax")
-    for name in ("m.gguf", "s.gguf", "m.orbax"):
+    for name, size in (("m.gguf", None), ("s.gguf", 60_000), ("m.orbax", None)):
         with pytest.raises(CheckpointError, match=r"exists; give --force"):
-            prepare(tiny, tmp_path / name)
-        convert(tiny, tmp_path / name, force=True)
+            prepare(tiny, tmp_path / name, ConvertOptions(split_bytes=size))
+        convert(tiny, tmp_path / name, force=True, split_bytes=size)
+    part = next(tmp_path.glob("s-00002-of-*.gguf"))
+    with pytest.raises(CheckpointError, match="is the source itself"):
+        prepare(part, tmp_path / "s.gguf", ConvertOptions(split_bytes=60_000, force=True))
+    convert(part, tmp_path / "s.gguf")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").touch()
     with pytest.raises(CheckpointError, match="holds no model"):

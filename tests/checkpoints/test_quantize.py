@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 from tiny_checkpoints import assert_same, edit_gguf, make_config, write_tiny_gguf
 
 import checkpoints
@@ -114,6 +114,44 @@ def test_rows_that_do_not_divide_get_a_type_that_fits_and_a_note(tmp_path: Path)
         assert "rows of 48 do not divide" in down.note
 
 
+@pytest.mark.parametrize("name", ["head", "assistant"])
+def test_parts_go_in_and_come_out_as_the_whole_does(name: str, tmp_path: Path) -> None:
+    """Heads and orderings included; what is whole, in parts of the source and in parts of the result is one model."""
+    whole = tmp_path / "whole.gguf"
+    if name == "head":
+        write_tiny_gguf(whole, make_config(moe=True))
+    else:
+        folder = FIXTURES / "gemma4/edge"
+        prepare_conversion(folder / "assistant", whole, ConvertOptions(tokenizer=folder / "hf")).run()
+    parts = prepare_conversion(whole, tmp_path / "in.gguf", ConvertOptions(split_bytes=60_000)).run()
+    assert len(parts) > 1
+    usual = quantize(whole, tmp_path / "usual.gguf", "Q4_0")
+    assert quantize(parts[1], tmp_path / "merged.gguf", "Q4_0").path.read_bytes() == usual.path.read_bytes()
+    plan = prepare(parts[0], tmp_path / "out.gguf", QuantizeOptions("Q4_0", split_bytes=40_000))
+    first = plan.run()
+    assert first == plan.files[0]
+    assert sorted(tmp_path.glob("out-*")) == plan.files
+    assert all(file.stat().st_size <= 40_000 or len(GGUFReader(file).tensors) == 1 for file in plan.files[1:])
+    again = GGUFFile(plan.files[-1])
+    assert again.tensors == usual.tensors
+    for tensor in usual.tensors:
+        np.testing.assert_array_equal(again.read_blocks(tensor), usual.read_blocks(tensor), err_msg=tensor)
+    assert all(again.values[key] == value for key, value in usual.values.items())
+
+
+def test_parts_are_replaced_only_by_force_and_never_by_themselves(tmp_path: Path) -> None:
+    source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
+    options = QuantizeOptions("Q8_0", split_bytes=60_000)
+    plan = prepare(source, tmp_path / "q.gguf", options)
+    first = plan.run()
+    with pytest.raises(checkpoints.CheckpointError, match=r"q-00001-of-\d+\.gguf: exists; give --force"):
+        prepare(source, tmp_path / "q.gguf", options)
+    forced = QuantizeOptions("Q8_0", split_bytes=60_000, force=True)
+    assert prepare(source, tmp_path / "q.gguf", forced).run() == first
+    with pytest.raises(checkpoints.CheckpointError, match="is the source itself"):
+        prepare(plan.files[1], tmp_path / "q.gguf", forced)
+
+
 def test_the_first_pattern_that_is_found_decides(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     types = types_of(source, "Q4_0", tensor_types=((r"blk\.0\.ffn", "Q8_0"), (r"ffn_(up|down)", "Q5_1")))
@@ -188,6 +226,7 @@ def test_progress_ends_at_the_size_that_was_planned(tmp_path: Path) -> None:
         ({"type": "Q4_K_M", "pure": True}, "a mix of types and cannot be pure; give Q4_K"),
         ({"type": "Q4_0", "tensor_types": (("(", "Q8_0"),)}, "no regular expression"),
         ({"type": "Q4_0", "tensor_types": (("up", "Q4_K_M"),)}, "Q4_K_M"),
+        ({"type": "Q4_0", "split_bytes": 0}, "must be positive"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:

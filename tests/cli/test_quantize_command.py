@@ -17,6 +17,15 @@ def test_a_model_is_quantized(cli: Cli, gguf: Path, tmp_path: Path) -> None:
     assert cli("inspect", out).status == 0
 
 
+def test_a_model_is_split(cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    ran = cli("quantize", gguf, tmp_path / "q.gguf", "--type", "Q8_0", "--split-size", "30K")
+    assert ran.status == 0
+    parts = sorted(tmp_path.iterdir())
+    assert len(parts) > 1
+    assert f"wrote {parts[0]} to {parts[-1].name}: " in ran.err
+    assert cli("verify", parts[1]).status == 0
+
+
 def test_a_dry_run_shows_every_tensor_and_writes_nothing(cli: Cli, gguf: Path, tmp_path: Path) -> None:
     ran = cli("quantize", gguf, tmp_path / "q.gguf", "--type", "Q4_K_M", "--dry-run")
     assert ran.status == 0
