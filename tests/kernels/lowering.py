@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,9 @@ def compiled_for_tpu(function: Callable[..., Any], generation: str, *shapes: Any
     Lowering alone accepts programs that Mosaic then rejects. Needs the package libtpu, but no TPU: for tests marked
     `tpu_compiler`, which `make test-tpu` runs.
     """
+    # Nothing here talks to a TPU: several processes may compile at once, and nobody need ask for the machine's.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
