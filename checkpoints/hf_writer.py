@@ -15,10 +15,12 @@ from checkpoints import tokenizer_hf
 from checkpoints.atomic import write_text
 from checkpoints.families import Config, family_of_config
 from checkpoints.mapping import Progress
+from checkpoints.rope_formula import with_formula
 from checkpoints.safetensors_file import DTYPES, TYPE_OF_DTYPE
 from checkpoints.safetensors_stream import INDEX, write_shards
 from checkpoints.source import TensorInfo
 from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tree import flatten
 
 _SHARD_BYTES = 5 * 10**9
 _SHARD_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -49,8 +51,10 @@ def write_hf(
         progress: called with bytes written and bytes in all.
 
     Raises:
+        ConfigError: config.json cannot express the model; nothing is written then.
         TensorMismatchError: `params` do not fit `config`; nothing is written then.
     """
+    config = with_formula(config, lambda path: np.asarray(flatten(params)[path]))
     directory, family, item = Path(directory), family_of_config(config), np.dtype(dtype)
     table = family.hf_rules(config, ())
     integers, tensors = table.integer_sources, list(table.unload(params))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from gguf import LlamaFileType
 
-from checkpoints.convert.plan import DECODED, PlannedTensor, Shape, as_it_is, from_rules, parameter
+from checkpoints.convert.plan import DECODED, PlannedTensor, Shape, as_it_is, from_rules, parameter, tensor_bytes
 from checkpoints.convert.source_model import FLOATS, SourceModel, moves_values
 from checkpoints.errors import CheckpointError
-from checkpoints.families import family_of_config
+from checkpoints.families import Config, family_of_config
 from checkpoints.gguf_values import GGUFValue, typed
 from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
 from checkpoints.mapping import RuleTable
+from checkpoints.rope_formula import with_formula
 from checkpoints.safetensors_file import DTYPES
 from checkpoints.tokenizer import TextTokenizer
 from checkpoints.tree import is_matrix
@@ -66,12 +67,17 @@ def gguf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
 
 
 def hf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
-    """The tensors of a Hugging Face folder: those of the origin if that is one, else those of the text-only class."""
+    """The tensors of a Hugging Face folder: those of the origin if that is one, else those of the text-only class.
+
+    Raises:
+        ConfigError: config.json cannot express the model.
+    """
     if model.origin == "safetensors":
         yield from _as_in_origin(model, types)
-    else:
-        family = family_of_config(model.opened.config)
-        yield from from_rules(model, family.hf_rules(model.opened.config, ()), types.in_hf)
+        return
+    config, kind = _config_for_hf(model), _dtype_of(model, types)
+    for tensor in from_rules(model, family_of_config(config).hf_rules(config, ()), types.in_hf):
+        yield _narrowed(tensor, kind)
 
 
 def orbax_tensors(model: SourceModel, types: Types) -> tuple[list[PlannedTensor], list[PlannedTensor]]:
@@ -127,8 +133,8 @@ def hf_document(model: SourceModel, types: Types) -> dict[str, Any]:
     names = {kind: np.dtype(DTYPES[kind]).name for kind in FLOATS}
     if model.document is not None:
         return _with_dtype(model.document, names[types.matrices]) if types.matrices else dict(model.document)
-    document = family_of_config(model.opened.config).config_to_hf(model.opened.config)
-    return {**document, "dtype": names[types.matrices or _largest_float(model) or types.decoded]}
+    config = _config_for_hf(model)
+    return {**family_of_config(config).config_to_hf(config), "dtype": names[_dtype_of(model, types)]}
 
 
 def left_out(model: SourceModel, planned: list[PlannedTensor]) -> dict[str, str]:
@@ -173,6 +179,27 @@ def _same_bytes(model: SourceModel, tensor: PlannedTensor) -> bool:
 
 def _reason(rules: RuleTable, name: str) -> str:
     return next(reason for pattern, reason in rules.ignored.items() if re.fullmatch(pattern, name))
+
+
+def _config_for_hf(model: SourceModel) -> Config:
+    return with_formula(model.opened.config, lambda path: model.parameter(path).array)
+
+
+def _dtype_of(model: SourceModel, types: Types) -> str:
+    """The type that a config.json names: that of most values."""
+    return types.matrices or _largest_float(model) or types.decoded
+
+
+def _narrowed(tensor: PlannedTensor, kind: str) -> PlannedTensor:
+    """The tensor in a type of fewer bits, as checkpoints have vectors that a GGUF has in F32, if no value changes."""
+    if tensor.info.type != "F32" or kind == "F32":
+        return tensor
+    values, dtype = tensor.make(), np.dtype(DTYPES[kind])
+    with np.errstate(over="ignore"):
+        if not np.array_equal(values.astype(dtype).astype(np.float32), values):
+            return tensor
+    info = replace(tensor.info, type=kind, num_bytes=tensor_bytes(kind, tensor.info.shape))
+    return replace(tensor, info=info, make=lambda: tensor.make().astype(dtype))
 
 
 def _largest_float(model: SourceModel) -> str | None:

@@ -78,13 +78,13 @@ def hf_rules(config: DenseConfig, names: Collection[str] = ()) -> RuleTable:
     """Rules for Hugging Face safetensors; `names` is not needed.
 
     Raises:
-        ConfigError: the model has rotary divisors, but not the formula by which alone config.json can state them.
+        ConfigError: the model has rotary divisors, but no known formula, by which alone config.json can state them.
     """
     del names
     if config.rope_factors and config.rope_formula is None:
         raise ConfigError(
-            "config.json states rotary divisors by a formula, but this model, as every one from a GGUF file, has only"
-            " the numbers; convert from the original checkpoint instead"
+            "config.json states rotary divisors by Llama 3's formula, but this model has only the numbers, and the formula"
+            " gives them with no settings that were found; convert from the original checkpoint instead"
         )
 
     def rules() -> Iterator[Rule]:

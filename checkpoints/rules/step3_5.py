@@ -192,12 +192,12 @@ def hf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
         names: the checkpoint's tensor names: they decide the prefix. Empty when writing (prefix `model.`).
 
     Raises:
-        ConfigError: the model has rotary factors, but not the formula by which alone config.json can state them.
+        ConfigError: the model has rotary factors, but no known formula, by which alone config.json can state them.
     """
     if config.rope_factors and config.rope_formula is None:
         raise ConfigError(
-            "config.json states rotary factors by a formula, but this model, as every one from a GGUF file, has only"
-            " the numbers; convert from the original checkpoint instead"
+            "config.json states rotary factors by Llama 3's formula, but this model has only the numbers, and the formula"
+            " gives them with no settings that were found; convert from the original checkpoint instead"
         )
     prefix = hf_prefix(names)
 
