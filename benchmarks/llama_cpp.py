@@ -81,8 +81,8 @@ def running_server(server: str, model: Path, drafts: int, threads: int, log: Pat
             process.wait()
 
 
-def complete(url: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-    """Greedy completion of token ids by the server."""
+def complete(url: str, prompt: list[int], max_tokens: int, **settings: Any) -> dict[str, Any]:
+    """Greedy completion of token ids by the server; `settings` are more of the endpoint's own."""
     return post(
         f"{url}/completion",
         {
@@ -93,6 +93,7 @@ def complete(url: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
             "return_tokens": True,
             "cache_prompt": False,
             "ignore_eos": True,
+            **settings,
         },
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from checkpoints.quantization import QuantizeOptions, prepare
 from specjax.generation import GenerateOptions
+from specjax.loading import bundled_model
 
 LOGITS = np.array([4, 4 - 1e-5, 2, 0, -1], np.float32)
 END = 3
@@ -76,3 +79,82 @@ def test_the_few_row_benchmark_prints_fractions_of_a_rate(
     assert "GB/s" in limit
     assert [row.split()[0] for row in rows] == ["1", "2", "4", "6", "8", "16"]
     assert all(float(fraction) >= 0 for row in rows for fraction in row.split()[1:])
+
+
+def test_a_setting_names_weights_and_caches(benchmark: Any) -> None:
+    quality = benchmark("quality")
+    settings = [quality.Setting.parse(text) for text in ("q4_k_m", "f32+turbo3", "Q8_0+q8_0/turbo4")]
+    assert [str(setting) for setting in settings] == ["Q4_K_M+f32", "F32+turbo3", "Q8_0+q8_0/turbo4"]
+    for wrong in ("Q9_0", "Q4_0+q9_0", ""):
+        with pytest.raises(ValueError, match="known are"):
+            quality.Setting.parse(wrong)
+
+
+def test_shares_tell_of_matrices_that_get_another_type(benchmark: Any, tmp_path: Path) -> None:
+    """Rows of 640 values are no super-blocks of 256."""
+    shares = {
+        kind: benchmark("quality").shares(
+            prepare(bundled_model(), tmp_path / "x.gguf", QuantizeOptions(kind, pure=True))
+        )
+        for kind in ("Q4_0", "Q4_K")
+    }
+    down = 7 * 640 * 256 / 6.47e6  # of six layers and of the head
+    assert shares["Q4_0"] == {"Q4_0": 1.0}
+    assert shares["Q4_K"] == pytest.approx({"Q4_K": 1 - down, "Q5_0": down}, abs=1e-3)
+
+
+def test_predictions_are_compared_window_by_window(benchmark: Any) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 4, 5)).astype(np.float32)
+    got, exact = np.log(np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True))
+    tokens = rng.integers(0, 5, (3, 4))
+    loss, change, divergence, same = np.asarray(benchmark("quality").compare(tokens, got, exact))
+    for row in range(3):
+        steps = [(got[row, t], exact[row, t], tokens[row, t + 1]) for t in range(3)]
+        assert loss[row] == pytest.approx(np.mean([-p[token] for p, _, token in steps]), rel=1e-5)
+        assert change[row] == pytest.approx(np.mean([q[token] - p[token] for p, q, token in steps]), rel=1e-4)
+        assert divergence[row] == pytest.approx(np.mean([np.exp(q) @ (q - p) for p, q, _ in steps]), rel=1e-4)
+        assert same[row] == pytest.approx(np.mean([p.argmax() == q.argmax() for p, q, _ in steps]))
+
+
+def test_the_error_of_a_mean_is_that_of_its_samples(benchmark: Any) -> None:
+    estimate = benchmark("quality").Estimate
+    assert estimate.over(np.array([1.0, 2, 3])) == estimate(2, pytest.approx(1 / np.sqrt(3)))
+    tokens, rounds = np.array([[30, 30, 30], [10, 15, 12]])
+    tau = estimate.of_ratio(tokens, rounds)
+    left_out = [np.delete(tokens, i).sum() / np.delete(rounds, i).sum() for i in range(3)]
+    assert tau.mean == pytest.approx(90 / 37)
+    assert tau.error == pytest.approx(np.sqrt(2 / 3 * np.square(left_out - np.mean(left_out)).sum()), rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_quality_of_a_setting(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "quality.json"
+    sizes = ["--windows", "2", "--length", "64", "--max-tokens", "8", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["quality.py", "F32", "Q4_0+turbo2", *sizes])
+    assert benchmark("quality").main() == 0
+    original, coarse = json.loads(out.read_text())["settings"]
+    assert original["divergence"]["mean"] == 0
+    assert coarse["divergence"]["mean"] > 1e-3
+    assert (coarse["weight_bits"], coarse["kv_bits"]) == (4.5, 2.25)
+    assert "14 of 14" in capsys.readouterr().out
+
+
+def test_tokens_that_part_are_explained_by_errors_as_large_elsewhere(benchmark: Any) -> None:
+    quantized = benchmark("llama_cpp_quantized")
+    candidates = [_candidates({0: -0.5, 1: -0.6, 2: -3}), _candidates({1: -0.5, 0: -0.6})]
+    found = [quantized._answer([7], {"tokens": [0, 1], "completion_probabilities": candidates})] * 4
+    assert found[0].leads == pytest.approx([0.1, 0.1])
+    here = np.array([[0.3, 0.2, 0, 0], [0.2, 0.15, 0, 0]])
+    logits = [here] * 4
+    assert quantized.leads_of(found, logits) == pytest.approx([0.1, -0.05] * 4)
+    parted = quantized.partings(found, [[0, 1], [0, 0], [2, 1], [0, END]], logits, logits, limit=0.2, ends={END})
+    assert [(each.prompt, each.position, each.explained) for each in parted] == [(1, 1, True), (2, 0, False)]
+    assert parted[0].their_lead == pytest.approx(-0.1)
+    assert parted[0].our_lead == pytest.approx(0.05)
+
+
+def _candidates(probabilities: dict[int, float]) -> dict[str, Any]:
+    return {"top_logprobs": [{"id": token, "logprob": value} for token, value in probabilities.items()]}
