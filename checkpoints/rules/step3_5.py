@@ -196,8 +196,8 @@ def hf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
     """
     if config.rope_factors and config.rope_formula is None:
         raise ConfigError(
-            "config.json states rotary factors by Llama 3's formula, but this model has only the numbers, and the formula"
-            " gives them with no settings that were found; convert from the original checkpoint instead"
+            "config.json states rotary factors by a formula, Llama 3's, but this model has only the numbers, and no"
+            " settings of the formula were found that give them; convert from the original checkpoint instead"
         )
     prefix = hf_prefix(names)
 
