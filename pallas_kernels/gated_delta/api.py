@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from pallas_kernels import dispatch
 from pallas_kernels.gated_delta.arguments import check_head_map, check_inputs, expect, expect_counts, expect_state
 from pallas_kernels.gated_delta.heads import HeadMap
-from pallas_kernels.gated_delta.implementations import COMMIT, IMPLEMENTATIONS
+from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
 
 
 class Records(NamedTuple):
@@ -72,9 +72,17 @@ def verify(
 
 
 def commit(
-    state: Float[Array, "B Hv Dk Dv"], records: Records, n: Int[Array, " B"], *, head_map: HeadMap = "tiled"
+    state: Float[Array, "B Hv Dk Dv"],
+    records: Records,
+    n: Int[Array, " B"],
+    *,
+    head_map: HeadMap = "tiled",
+    impl: str | None = None,
 ) -> Float[Array, "B Hv Dk Dv"]:
-    """The state after the first n[b] recorded tokens, n[b] at most n_valid[b]; `state` is the one given to `verify`."""
+    """The state after the first n[b] recorded tokens, n[b] at most n_valid[b]; `state` is the one given to `verify`.
+
+    A state that is donated to the program is updated in place.
+    """
     b, t, hk, dk = records.k.shape
     hv, dv = records.u.shape[2:]
     check_head_map("gated_delta.commit", hk, hv, head_map)
@@ -82,7 +90,11 @@ def commit(
     expect("gated_delta.commit", "records.g", records.g, (b, t, hv), "B T Hv")
     expect_state("gated_delta.commit", "state", state, (b, hv, dk, dv), "B Hv Dk Dv")
     expect_counts("gated_delta.commit", "n", n, b)
-    return COMMIT(state, *records, n, head_map=head_map)
+    dims = {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
+    run = dispatch.choose("gated_delta.commit", IMPLEMENTATIONS["commit"], impl, dims).run
+    # The other records become some that change nothing. A select on the state would do the same, but compilers then
+    # contract multiply and add otherwise than in verification, and the last bits differ.
+    return run(state, *_zeroed(records, n), n_valid=n.astype(jnp.int32), head_map=head_map)
 
 
 def verify_snapshots(
@@ -116,7 +128,7 @@ def verify_snapshots(
 
 
 def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
-    """Which implementation "prefill", "verify" or "verify_snapshots" takes for sizes T, Hk, Hv, Dk, Dv, and why."""
+    """Which implementation "prefill", "verify", "commit" or "verify_snapshots" takes for T, Hk, Hv, Dk, Dv, and why."""
     if operation not in IMPLEMENTATIONS:
         raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(IMPLEMENTATIONS)}")
     if missing := [axis for axis in ("T", "Hk", "Hv", "Dk", "Dv") if axis not in dims]:
@@ -148,6 +160,10 @@ def _prepare(
     options = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
     if n_valid is None:
         return partial(run, n_valid=jnp.full((dims["B"],), dims["T"], jnp.int32), **options), inputs
-    valid = jnp.arange(dims["T"]) < n_valid[:, None]
-    masked = tuple(jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0) for x in inputs)
-    return partial(run, n_valid=n_valid.astype(jnp.int32), **options), masked
+    return partial(run, n_valid=n_valid.astype(jnp.int32), **options), _zeroed(inputs, n_valid)
+
+
+def _zeroed(arrays: tuple[Array, ...], n_valid: Array) -> tuple[Array, ...]:
+    """The arrays [B, T, ...] with 0 where t >= n_valid[b]."""
+    valid = jnp.arange(arrays[0].shape[1]) < n_valid[:, None]
+    return tuple(jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0) for x in arrays)

@@ -75,6 +75,17 @@ def verify(
     return recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)[:2]
 
 
+def commit(state: Array, k: Array, u: Array, g: Array, *, n_valid: Array, head_map: HeadMap) -> Array:
+    """The state after the first n_valid records."""
+    n_key_heads, n_value_heads = k.shape[2], u.shape[2]
+    heads = jnp.array([key_head(j, n_key_heads, n_value_heads, head_map) for j in range(n_value_heads)])
+    k = k[:, :, heads].astype(state.dtype)
+    for t in range(k.shape[1]):
+        new = state * jnp.exp(g[:, t])[:, :, None, None] + k[:, t, :, :, None] * u[:, t, :, None, :]
+        state = jnp.where((t < n_valid)[:, None, None, None], new, state)
+    return state
+
+
 def verify_snapshots(
     q: Array,
     k: Array,

@@ -54,14 +54,8 @@ def _scan(
     return state, (out, u)
 
 
-def commit(state: Array, k: Array, u: Array, g: Array, n: Array, *, head_map: HeadMap) -> Array:
-    """Applies the first n[b] records.
-
-    The rest become records that change nothing. A select on the state would do the same, but compilers then contract
-    multiply and add otherwise than in verification, and the last bits differ.
-    """
-    applied = jnp.arange(k.shape[1]) < n[:, None]
-    k, u, g = (jnp.where(applied.reshape(applied.shape + (1,) * (x.ndim - 2)), x, 0) for x in (k, u, g))
+def commit(state: Array, k: Array, u: Array, g: Array, *, head_map: HeadMap) -> Array:
+    """The state with all records applied; a record of zeros changes nothing."""
     k = per_value_head(k.astype(jnp.float32), u.shape[2], head_map, 2)
 
     def step(state: Array, xs: tuple[Array, ...]) -> tuple[Array, None]:

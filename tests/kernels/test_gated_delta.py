@@ -79,6 +79,16 @@ def test_verify_implementations_equal_the_law(impl, dtype, head_map):
     assert records.u.dtype == records.g.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("impl", runnable("commit"))
+@pytest.mark.parametrize(("dtype", "head_map"), [("float32", "tiled"), ("bfloat16", "grouped")])
+def test_commit_implementations_equal_the_law_and_read_no_other_record(impl, dtype, head_map):
+    expected, inputs, n = law(dtype=dtype, head_map=head_map), draw(dtype=dtype).first(5), [2, 4]
+    records = gated_delta.Records(*(poisoned(x, n) for x in (inputs.k, np.float32(expected.u[:, :5]), inputs.g)))
+    state = jitted(gated_delta.commit, head_map=head_map, impl=impl)(inputs.state, records, np.array(n))
+    for row in range(2):
+        assert rms_error(state[row], expected.states[n[row] - 1][row]) < ROUNDING["float32"]
+
+
 @pytest.mark.parametrize("impl", runnable("verify_snapshots"))
 @pytest.mark.parametrize(
     ("n_tokens", "n_slots", "head_map", "dtype"),
@@ -129,6 +139,7 @@ def test_padding_leaves_no_trace_in_verify(impl):
     assert rms_error(out[1, :2], law().out[1, :2]) < ROUNDING["float32"]
     assert not np.any(out[0])
     assert not np.any(out[1, 2:])
+    assert not np.any(records.u[1, 2:])
     state = gated_delta.commit(jnp.asarray(inputs.state), records, np.array([3, 3]))
     np.testing.assert_array_equal(state[0], inputs.state[0])
     assert rms_error(state[1], law().states[1][1]) < ROUNDING["float32"]

@@ -84,3 +84,14 @@ def test_commit_names_records_that_do_not_belong_to_the_state():
         gated_delta.commit(inputs.state, records, np.array(1))
     with pytest.raises(ValueError, match=r"records.u has shape"):
         gated_delta.commit(inputs.state, records._replace(u=records.u[:, :1]), np.array([1, 1]))
+    with pytest.raises(ValueError, match=r"gated_delta.commit: impl='xla_wy' is not known.*xla_recurrent, pallas_tpu"):
+        gated_delta.commit(inputs.state, records, np.array([1, 1]), impl="xla_wy")
+
+
+def test_a_kernel_names_the_tokens_that_are_too_many_for_it():
+    inputs = draw().first(17)
+    records = gated_delta.Records(k=inputs.k, u=inputs.v, g=inputs.g)
+    with pytest.raises(ValueError, match=r"verify: impl='pallas_tpu' does not fit: T=17 is more than 16 tokens"):
+        gated_delta.verify(*inputs, impl="pallas_tpu")
+    with pytest.raises(ValueError, match=r"commit: impl='pallas_tpu' does not fit: T=17 is more than 16 tokens"):
+        gated_delta.commit(inputs.state, records, np.array([1, 1]), impl="pallas_tpu")

@@ -6,7 +6,7 @@ into the same buffer: slots that are not written are not touched. Tokens older t
 newest last; padding tokens repeat slot 0; a row without tokens writes back what it read.
 """
 
-import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,10 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.gated_delta.config import TpuConfig, example_slots, tpu_tunable
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
-
-MAX_HEADS_PER_BLOCK = 8
-"""Value heads of one grid step; bounds VMEM (five blocks of 64 KiB a head at 128 x 128) and the unrolled program."""
+from pallas_kernels.gated_delta.pallas_tpu_recurrence import step
+from pallas_kernels.tuning import config_for
 
 
 def _body(
@@ -30,13 +30,10 @@ def _body(
         state_ref[...] = read_ref[...]
 
     for head in range(state_ref.shape[0]):
-        # Keys and queries are columns and everything of width Dv is a row: no transposes, one vector register layout.
         row, column = pl.ds(head, 1), (slice(None), pl.ds(head, 1))
-        k = k_ref[column]
-        state = state_ref[head] * decay_ref[row]
-        u = beta_ref[row] * (v_ref[row] - jnp.sum(state * k, axis=0, keepdims=True))
-        state = state + k * u
-        out_ref[row] = scale * jnp.sum(state * q_ref[column], axis=0, keepdims=True)
+        state, _, out_ref[row] = step(
+            state_ref[head], q_ref[column], k_ref[column], v_ref[row], decay_ref[row], beta_ref[row], scale
+        )
         state_ref[head] = state
     written_ref[...] = state_ref[...]
 
@@ -54,11 +51,13 @@ def verify_snapshots(
     head_map: HeadMap,
     scale: float,
     interpret: bool = False,
+    config: TpuConfig | None = None,
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the slots; padding rows of the inputs are zero."""
-    n_rows, n_tokens = k.shape[:2]
+    n_rows, n_tokens, hk = k.shape[:3]
     n_slots, hv, dk, dv = slots.shape[1:]
-    heads = max(h for h in range(1, MAX_HEADS_PER_BLOCK + 1) if hv % h == 0)
+    key_heads = config_for(TUNABLE, {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}, config).key_heads
+    heads = key_heads * (hv // hk)
 
     def blocks(x: Array) -> Array:  # [B, T, Hv, ...] -> [B, blocks, T, heads, ...]
         x = x.astype(jnp.float32).reshape(n_rows, n_tokens, hv // heads, heads, *x.shape[3:])
@@ -84,7 +83,7 @@ def verify_snapshots(
     row_spec = pl.BlockSpec((None, None, None, heads, dv), of_token)
     state_block = (None, None, heads, dk, dv)
     out, slots = pl.pallas_call(
-        functools.partial(_body, scale=scale),
+        partial(_body, scale=scale),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(n_rows, hv // heads, n_tokens),
@@ -102,3 +101,10 @@ def verify_snapshots(
         name="gated_delta_verify_snapshots",
     )(slot, n_valid, columns(q), columns(k), blocks(v), rows(jnp.exp(g.astype(jnp.float32))), rows(beta), slots)
     return jnp.moveaxis(out, 1, 2).reshape(n_rows, n_tokens, hv, dv), slots
+
+
+TUNABLE = tpu_tunable(
+    "verify_snapshots",
+    example_slots,
+    lambda *given, config: verify_snapshots(*given, n_valid=jnp.array([4]), head_map="tiled", scale=1.0, config=config),
+)

@@ -1,0 +1,116 @@
+"""Block sizes of the Pallas kernels. They change speed and memory, not results."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.dispatch import Dims
+from pallas_kernels.tuning import Tunable, register
+
+SHAPES: tuple[Dims, ...] = tuple(
+    {"Hk": 16, "Hv": hv, "Dk": 128, "Dv": 128}
+    for hv in (16, 32, 48)  # Qwen3.5-0.8B, Qwen3.5-35B-A3B, Qwen3.6-27B
+)
+"""The sizes that configurations go by, of real models."""
+
+_STATE_BLOCK = 2**20
+"""Bytes of state in one grid step on a TPU. VMEM has 16 MiB; `commit` keeps four such blocks in it, snapshots five."""
+
+
+@dataclass(frozen=True)
+class TpuConfig:
+    """`key_heads` of one grid step, each with all value heads that use it; divides Hk."""
+
+    key_heads: int
+
+
+def tpu_candidates(dims: Dims) -> list[TpuConfig]:
+    """Those whose states fit into a block, and 1."""
+    per_key_head = dims["Hv"] // dims["Hk"] * dims["Dk"] * dims["Dv"] * 4
+    divisors = [n for n in range(1, dims["Hk"] + 1) if dims["Hk"] % n == 0]
+    return [TpuConfig(n) for n in divisors if n == 1 or n * per_key_head <= _STATE_BLOCK]
+
+
+def tpu_heuristic(dims: Dims) -> TpuConfig:
+    """The largest block: a step costs a fixed time beside its transfers."""
+    return tpu_candidates(dims)[-1]
+
+
+@dataclass(frozen=True)
+class GpuConfig:
+    """`columns` of a head's state that one warpgroup holds in registers; divides Dv."""
+
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.columns not in (32, 64, 128):
+            raise ValueError(f"columns is {self.columns}; accepted: 32, 64, 128")
+
+
+def gpu_candidates(dims: Dims) -> list[GpuConfig]:
+    """Tiles of which a thread holds at most 128 values, and 32."""
+    fitting = [n for n in (64, 128) if dims["Dv"] % n == 0 and dims["Dk"] * n <= 128 * 128]
+    return [GpuConfig(n) for n in (32, *fitting)]
+
+
+def gpu_heuristic(dims: Dims) -> GpuConfig:
+    """The widest up to 64 columns, which leaves half of the registers free at Dk = 128."""
+    return [config for config in gpu_candidates(dims) if config.columns <= 64][-1]
+
+
+def example_inputs(dims: Dims, n_tokens: int) -> tuple[Array, ...]:
+    """q, k, v, g, beta and state of one row to time a kernel with."""
+    hk, hv, dk, dv = (dims[axis] for axis in ("Hk", "Hv", "Dk", "Dv"))
+    keys, values = jnp.full((1, n_tokens, hk, dk), dk**-0.5), jnp.ones((1, n_tokens, hv, dv))
+    scalars = jnp.full((1, n_tokens, hv), 0.5)
+    return keys, keys, values, -scalars, scalars, jnp.ones((1, hv, dk, dv))
+
+
+def tpu_tunable(operation: str, example: Callable[[Dims], tuple[Any, ...]], run: Callable[..., Any]) -> Tunable:
+    """Registers a kernel that goes by TpuConfig."""
+    return register(
+        Tunable(
+            operation=f"gated_delta.{operation}",
+            impl="pallas_tpu",
+            Config=TpuConfig,
+            heuristic=tpu_heuristic,
+            candidates=tpu_candidates,
+            platforms=frozenset({"tpu"}),
+            shapes=SHAPES,
+            example=example,
+            run=jax.jit(run, static_argnames="config"),
+        )
+    )
+
+
+def gpu_tunable(operation: str, example: Callable[[Dims], tuple[Any, ...]], run: Callable[..., Any]) -> Tunable:
+    """Registers a kernel that goes by GpuConfig."""
+    return register(
+        Tunable(
+            operation=f"gated_delta.{operation}",
+            impl="pallas_gpu",
+            Config=GpuConfig,
+            heuristic=gpu_heuristic,
+            candidates=gpu_candidates,
+            platforms=frozenset({"gpu"}),
+            shapes=SHAPES,
+            example=example,
+            run=jax.jit(run, static_argnames="config"),
+        )
+    )
+
+
+def example_records(dims: Dims) -> tuple[Array, ...]:
+    """State and four records, k, u and g."""
+    _, k, v, g, _, state = example_inputs(dims, 4)
+    return state, k, v, g
+
+
+def example_slots(dims: Dims) -> tuple[Array, ...]:
+    """Four tokens with four slots, and the slot to read."""
+    *inputs, state = example_inputs(dims, 4)
+    return *inputs, jnp.stack([state] * 4, axis=1), jnp.zeros((1,), jnp.int32)
