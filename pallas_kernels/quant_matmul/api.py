@@ -1,6 +1,7 @@
 """Products with matrices that stay quantized."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import ANYWHERE, Implementation
-from pallas_kernels.quant_matmul import cpu_native, reference, xla_dequant
+from pallas_kernels.quant_matmul import cpu_native, pallas_tpu, reference, xla_dequant
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
 
 Product = Callable[[Array, QTensor, Activations, Array | None], Array]
@@ -38,6 +39,9 @@ IMPLEMENTATIONS = (
     Implementation(
         "xla_dequant", _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight)), ANYWHERE
     ),
+    # Tested under the interpreter and compiled for v5e and v6e, but not yet measured on a device: they run when named.
+    Implementation("pallas_tpu", pallas_tpu.quant_matmul, unfit=pallas_tpu.unfit),
+    Implementation("pallas_tpu_interpret", partial(pallas_tpu.quant_matmul, interpret=True), unfit=pallas_tpu.unfit),
     Implementation("reference", _block_by_block(reference.quant_matmul)),
 )
 
