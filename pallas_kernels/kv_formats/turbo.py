@@ -80,13 +80,15 @@ class Turbo(KVFormat):
         group = self.group(x.shape[-1])
         first, second = map(jnp.asarray, signs(group))
         x = pad(x.astype(jnp.float32), self.stored_width(x.shape[-1]))
-        return (second * walsh_hadamard(first * x.reshape(*x.shape[:-1], -1, group))).reshape(x.shape)
+        groups = x.reshape(*x.shape[:-1], -1, group)
+        return walsh_hadamard(groups, before=first, after=second).reshape(x.shape)
 
     def unrotate(self, x: Float[Array, "... stored"], width: int) -> Float[Array, "... N"]:
         """The signs change places: the transform is its own inverse."""
         group = self.group(width)
         first, second = map(jnp.asarray, signs(group))
-        groups = first * walsh_hadamard(second * x.astype(jnp.float32).reshape(*x.shape[:-1], -1, group))
+        groups = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, group)
+        groups = walsh_hadamard(groups, before=second, after=first)
         return groups.reshape(x.shape)[..., :width]
 
     def encode(self, x: Float[Array, "... N"]) -> Parts:

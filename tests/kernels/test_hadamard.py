@@ -7,28 +7,116 @@ import numpy as np
 import pytest
 from tiny_models import relative_rms
 
-from pallas_kernels.hadamard import walsh_hadamard
+from pallas_kernels import explain
+from pallas_kernels.hadamard import pallas_gpu, pallas_tpu, walsh_hadamard, xla_matmul
 from pallas_kernels.hadamard.implementations import IMPLEMENTATIONS
 
-NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
+NAMES = [i.name for i in IMPLEMENTATIONS if i.platforms or "interpret" in i.name or i.name == "reference"]
+BOUND = 1e-6
+"""Relative root mean square error in float32; bfloat16 and float16 are exact in it."""
+
+
+def definition(x: np.ndarray, before: object = 1, after: object = 1) -> np.ndarray:
+    """In float64, from the entries."""
+    width = x.shape[-1]
+    signs = [[(-1) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
+    return after * np.einsum("...n,mn->...m", before * x.astype(np.float64), np.array(signs)) / np.sqrt(width)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape[-1]).normal(size=shape).astype(np.float32)
+
+
+def heavy(impl: str, width: int) -> bool:
+    """The interpreter of Mosaic GPU runs one operation after the other on 128 threads: half a minute for these."""
+    return impl == "pallas_gpu_interpret" and width in (64, 128)
+
+
+CASES = [
+    pytest.param(name, width, marks=pytest.mark.slow if heavy(name, width) else ())
+    for name in NAMES
+    for width in (1, 2, 64, 128, 256)
+]
+
+
+@pytest.mark.parametrize(("impl", "width"), CASES)
+def test_forms_are_the_definition(impl: str, width: int) -> None:
+    x = draw(3, 2, width)
+    assert relative_rms(walsh_hadamard(jnp.asarray(x), impl=impl), definition(x)) < BOUND
 
 
 @pytest.mark.parametrize("impl", NAMES)
-@pytest.mark.parametrize("width", [1, 2, 64, 128])
-def test_forms_are_the_definition(impl: str, width: int) -> None:
-    x = np.random.default_rng(width).normal(size=(3, 2, width)).astype(np.float32)
-    signs = [[(-1) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
-    want = np.einsum("...n,mn->...m", x.astype(np.float64), np.array(signs)) / np.sqrt(width)
-    assert relative_rms(walsh_hadamard(jnp.asarray(x), impl=impl), want) < 1e-6
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_factors_are_applied_before_and_after(impl: str, dtype: str) -> None:
+    x = jnp.asarray(draw(5, 16), dtype)
+    before, after = draw(2, 16)
+    got = walsh_hadamard(x, before=jnp.asarray(before), after=jnp.asarray(after), impl=impl)
+    assert got.dtype == jnp.float32
+    assert relative_rms(got, definition(np.asarray(x, np.float32), before, after)) < BOUND
+
+
+@pytest.mark.parametrize("impl", NAMES)
+def test_a_vector_of_nan_stays_alone(impl: str) -> None:
+    """Also where the rows are more than a block, or than the threads of a warpgroup."""
+    x = draw(130, 16)
+    poisoned = x.copy()
+    poisoned[[1, 129]] = np.nan
+    got = np.asarray(walsh_hadamard(jnp.asarray(poisoned), impl=impl))
+    assert np.isnan(got[[1, 129]]).all()
+    rest = [row for row in range(130) if row not in (1, 129)]
+    assert relative_rms(got[rest], definition(x[rest])) < BOUND
 
 
 @pytest.mark.parametrize("impl", NAMES)
 def test_it_is_its_own_inverse(impl: str) -> None:
-    x = np.random.default_rng(0).normal(size=(5, 256)).astype(np.float32)
+    x = draw(5, 16)
     twice = walsh_hadamard(walsh_hadamard(jnp.asarray(x), impl=impl), impl=impl)
-    assert relative_rms(twice, x) < 1e-6
+    assert relative_rms(twice, x) < BOUND
+
+
+@pytest.mark.parametrize(
+    ("transform", "config"),
+    [
+        (xla_matmul.transform, xla_matmul.Config(8)),
+        (pallas_tpu.transform, pallas_tpu.Config(16)),
+        (pallas_gpu.transform, pallas_gpu.Config(8)),
+    ],
+)
+def test_other_block_sizes_change_nothing(transform, config) -> None:
+    """Two factors where the rule takes one; blocks that do not divide the rows."""
+    x = draw(40, 32)
+    interpret = {} if transform is xla_matmul.transform else {"interpret": True}
+    assert relative_rms(transform(jnp.asarray(x), None, None, config=config, **interpret), definition(x)) < BOUND
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: xla_matmul.Config(3), "block is 3; accepted: powers of two"),
+        (lambda: pallas_tpu.Config(8), "rows is 8; accepted: multiples of 16"),
+        (lambda: pallas_gpu.Config(256), "block is 256; accepted: powers of two up to 128"),
+    ],
+)
+def test_impossible_block_sizes_are_refused(config, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config()
 
 
 def test_widths_other_than_powers_of_two_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the last axis has 96 values; it must be a power of two"):
         walsh_hadamard(jnp.zeros((2, 96)))
+
+
+def test_factors_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"walsh_hadamard: after has shape \(1,\); \[N\] is \(64,\)"):
+        walsh_hadamard(jnp.zeros((2, 64)), after=jnp.ones(1))
+
+
+@pytest.mark.parametrize("impl", ["pallas_tpu", "pallas_gpu"])
+def test_a_kernel_refuses_what_it_was_not_made_for(impl: str) -> None:
+    with pytest.raises(ValueError, match=rf"hadamard: impl='{impl}' does not fit: N=8192 is over 4096"):
+        walsh_hadamard(jnp.zeros((1, 8192)), impl=impl)
+
+
+def test_the_choice_is_explained() -> None:
+    assert "pallas_tpu            passed over: by name only" in explain("hadamard", N=128, platform="tpu")

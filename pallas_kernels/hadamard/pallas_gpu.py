@@ -1,0 +1,122 @@
+"""The transform for NVIDIA GPUs since Hopper, in Pallas (Mosaic GPU): one vector per thread, butterflies in registers.
+
+A thread takes its vector in blocks, as many values as its registers hold, and writes them out transformed; then it
+applies the outer factor to what it wrote, in the same manner. No value passes between threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dispatch import Dims
+from pallas_kernels.hadamard.butterflies import butterflies
+from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
+from pallas_kernels.tuning import Tunable, config_for, register
+
+MAX_WIDTH = 4096
+MAX_BLOCK = 128
+ONE_EACH = plgpu.Layout.WG_STRIDED((WARPGROUP,), vec_size=1)
+"""One value for each thread."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """block: values of a vector in registers at a time, a power of two of at most 128; two passes where N is more."""
+
+    block: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
+            raise ValueError(f"block is {self.block}; accepted: powers of two up to {MAX_BLOCK}")
+
+
+def unfit(dims: Dims) -> str | None:
+    """Why a width cannot be served, or None."""
+    return f"N={dims['N']} is over {MAX_WIDTH}" if dims["N"] > MAX_WIDTH else None
+
+
+def heuristic(dims: Dims) -> Config:
+    """Whole vectors up to 128, above that two factors of like size."""
+    width = dims["N"]
+    return Config(width if width <= MAX_BLOCK else 1 << (width.bit_length() // 2))
+
+
+def candidates(dims: Dims) -> list[Config]:
+    """All with which both factors fit into registers."""
+    width = dims["N"]
+    return [Config(1 << k) for k in range(3, 8) if 1 << k <= width <= MAX_BLOCK << k]
+
+
+def _body(
+    x_ref: Any, before_ref: Any, after_ref: Any, out_ref: Any, *, block: int, scale: float, interpreted: bool
+) -> None:
+    outer_blocks = x_ref.shape[1] // block
+    rows = pl.ds(lax.axis_index("rows") * WARPGROUP, WARPGROUP)
+
+    def values(ref: Any, n: Any) -> Array:
+        return load(ref.at[rows, n], ONE_EACH, interpreted=interpreted).astype(jnp.float32)
+
+    def inner(index: Any, carry: None) -> None:
+        numbers = [index * block + k for k in range(block)]
+        pieces = butterflies([values(x_ref, n) * before_ref[n] for n in numbers])
+        for n, piece in zip(numbers, pieces, strict=True):
+            out_ref[rows, n] = piece * (scale if outer_blocks > 1 else scale * after_ref[n])
+
+    def outer(offset: Any, carry: None) -> None:
+        numbers = [offset + k * block for k in range(outer_blocks)]
+        for n, piece in zip(numbers, butterflies([values(out_ref, n) for n in numbers]), strict=True):
+            out_ref[rows, n] = piece * after_ref[n]
+
+    lax.fori_loop(0, outer_blocks, inner, None)
+    if outer_blocks > 1:
+        lax.fori_loop(0, block, outer, None)
+
+
+@partial(jax.jit, static_argnames=("config", "interpret"))  # references to GMEM exist under jit
+def transform(
+    x: Array, before: Array | None, after: Array | None, *, config: Config | None = None, interpret: bool = False
+) -> Array:
+    """[..., N] float32."""
+    width = x.shape[-1]
+    rows = x.size // width
+    block = min(config_for(TUNABLE, {"N": width, "rows": rows}, config).block, width)
+    given = jnp.pad(x.reshape(rows, width), ((0, -rows % WARPGROUP), (0, 0)))
+
+    def factors(values: Array | None) -> Array:
+        return jnp.ones(width) if values is None else values.astype(jnp.float32)
+
+    out = pl.kernel(
+        partial(_body, block=block, scale=width**-0.5, interpreted=interpret),
+        out_type=jax.ShapeDtypeStruct(given.shape, jnp.float32),
+        mesh=plgpu.Mesh(grid=(given.shape[0] // WARPGROUP,), grid_names=("rows",)),
+        name="walsh_hadamard",
+        **kernel_options(interpreted=interpret),
+    )(given, factors(before), factors(after))
+    return out[:rows].reshape(x.shape)
+
+
+def _example(dims: Dims) -> tuple[Array]:
+    return (jax.random.normal(jax.random.key(0), (dims["rows"], dims["N"])),)
+
+
+TUNABLE = register(
+    Tunable(
+        operation="hadamard",
+        impl="pallas_gpu",
+        Config=Config,
+        heuristic=heuristic,
+        candidates=candidates,
+        platforms=frozenset({"gpu"}),
+        shapes=tuple({"N": width, "rows": rows} for width in (64, 128, 256, 512) for rows in (32, 8192)),
+        example=_example,
+        run=partial(transform, before=None, after=None),
+    )
+)
