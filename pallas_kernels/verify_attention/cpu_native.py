@@ -37,6 +37,8 @@ def unfit(dims: Dims) -> str | None:
         return reason
     if dims["T"] > MOST_ROWS:
         return f"made for at most {MOST_ROWS} rows"
+    if dims["soft_cap"] is not None or dims["sinks"]:
+        return "has neither soft-cap nor sinks"
     return None
 
 

@@ -8,7 +8,17 @@ from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.verify_attention.visibility import as_mask
 
 
-def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, window: int | None) -> Array:
+def attend(
+    q: Array,
+    k: KVStore,
+    v: KVStore,
+    positions: Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Array | None,
+) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
     keys, values = k.values(), v.values()
     seen = as_mask(positions, k.shape[1], window)
@@ -19,7 +29,11 @@ def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, 
             for h in range(heads):
                 g = h // per_kv_head
                 scores = jnp.dot(keys[b, :, g], q[b, t, h].astype(jnp.float32), precision="highest") * scale
-                weights = jax.nn.softmax(jnp.where(seen[b, t], scores, -jnp.inf))
+                if soft_cap is not None:
+                    scores = soft_cap * jnp.tanh(scores / soft_cap)
+                scores = jnp.where(seen[b, t], scores, -jnp.inf)
+                scores = jnp.append(scores, -jnp.inf if sinks is None else sinks[h])
+                weights = jax.nn.softmax(scores)[:-1]
                 row = jnp.dot(weights, values[b, :, g], precision="highest")
                 out = out.at[b, t, h].set(jnp.where(seen[b, t].any(), row, 0))
     return out

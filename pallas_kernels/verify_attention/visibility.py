@@ -5,6 +5,24 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 
+def spans(
+    positions: Int[Array, "B T"], capacity: int, window: int | None
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    """For each row the slot of its own position, and how many slots it sees from there backwards.
+
+    The slot before the first is the last. A row at -1 sees none.
+    """
+    if window is None:
+        return jnp.clip(positions, 0, capacity - 1), jnp.clip(positions + 1, 0, capacity)
+    return positions % capacity, jnp.clip(positions + 1, 0, min(window, capacity))
+
+
+def in_span(own: Array, reach: Array, slots: Array, capacity: int) -> Array:
+    """Whether slots are among the `reach` ones from `own` backwards, element by element."""
+    behind = own - slots
+    return jnp.where(behind < 0, behind + capacity, behind) < reach
+
+
 def visible_slots(positions: Int[Array, "B T"], slots: Int[Array, "n"], capacity: int, window: int | None) -> Array:
     """[B, T, n]: whether the row at a position sees a slot: its own and those before, as far back as the window goes.
 
@@ -13,10 +31,17 @@ def visible_slots(positions: Int[Array, "B T"], slots: Int[Array, "n"], capacity
         slots: of a cache of `capacity`.
         window: how many positions a row sees, itself included; None for all, where slots are not used again.
     """
-    rows = positions[:, :, None]
-    if window is None:
-        return slots <= rows
-    return (rows - slots) % capacity < jnp.minimum(window, rows + 1)
+    own, reach = (x[:, :, None] for x in spans(positions, capacity, window))
+    return in_span(own, reach, slots, capacity)
+
+
+def visible_tiles(positions: Int[Array, "B T"], tile: int, capacity: int, window: int | None) -> Bool[Array, "B n"]:
+    """Whether some row of a sequence sees a slot of each tile of a cache; the last tile may be shorter."""
+    own, reach = (x[:, :, None] for x in spans(positions, capacity, window))
+    first = jnp.arange(0, capacity, tile)
+    last = jnp.minimum(first + tile, capacity) - 1
+    inside = (first <= own) & (own <= last)
+    return jnp.any(jnp.where(inside, reach > 0, in_span(own, reach, last, capacity)), axis=1)
 
 
 def slots_in_use(positions: Int[Array, "B T"], capacity: int) -> Int[Array, ""]:

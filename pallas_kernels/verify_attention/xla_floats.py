@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.format import FloatFormat
+from pallas_kernels.verify_attention.softmax import capped, softmax
 from pallas_kernels.verify_attention.visibility import as_mask
 
 UNSEEN = jnp.finfo(jnp.float32).min
@@ -18,25 +19,42 @@ FEW_QUERIES = 64
 """At most so many query rows times heads read the cache in place on a CPU; beyond, copies are cheaper."""
 
 
-def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, window: int | None) -> Array:
+def attend(
+    q: Array,
+    k: KVStore,
+    v: KVStore,
+    positions: Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
+) -> Array:
     """[B, T, H, N] float32. Queries and weights are rounded to the types of what they are multiplied with."""
-    return attend_masked(q, k, v, as_mask(positions, k.shape[1], window), scale=scale)
+    return attend_masked(q, k, v, as_mask(positions, k.shape[1], window), scale=scale, soft_cap=soft_cap, sinks=sinks)
 
 
 def attend_masked(
-    q: Float[Array, "B T H N"], k: KVStore, v: KVStore, visible: Bool[Array, "B T S"], *, scale: float
+    q: Float[Array, "B T H N"],
+    k: KVStore,
+    v: KVStore,
+    visible: Bool[Array, "B T S"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " H"] | None = None,
 ) -> Float[Array, "B T H N"]:
     """Attention over the slots that each row sees, whichever these are; k and v are of float types."""
     batch, rows, heads, width = q.shape
     kv_heads = k.shape[2]
     keys, values = _floats(k), _floats(v)
     grouped = q.reshape(batch, rows, kv_heads, heads // kv_heads, width).astype(keys.dtype)
+    logits = None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, heads // kv_heads)
+    in_place, by_head = (partial(form, scale=scale, soft_cap=soft_cap) for form in (_in_place, _by_head))
     if rows * heads <= FEW_QUERIES:
-        out = jax.lax.platform_dependent(
-            grouped, keys, values, visible, cpu=partial(_in_place, scale), default=partial(_by_head, scale)
-        )
+        out = jax.lax.platform_dependent(grouped, keys, values, visible, logits, cpu=in_place, default=by_head)
     else:
-        out = _by_head(scale, grouped, keys, values, visible)
+        out = by_head(grouped, keys, values, visible, logits)
     return out.reshape(batch, rows, heads, width)
 
 
@@ -47,24 +65,31 @@ def _floats(store: KVStore) -> Float[Array, "B S G N"]:
 
 
 def _by_head(
-    scale: float,
     q: Float[Array, "B T G H/G N"],
     k: Float[Array, "B S G N"],
     v: Float[Array, "B S G N"],
     visible: Bool[Array, "B T S"],
+    sinks: Float[Array, "G H/G"] | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
 ) -> Float[Array, "B T G H/G N"]:
     """One product per KV head."""
-    scores = jnp.einsum("btgrn,bsgn->bgrts", q, k, preferred_element_type=jnp.float32) * scale
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, UNSEEN), axis=-1)
+    scores = capped(jnp.einsum("btgrn,bsgn->bgrts", q, k, preferred_element_type=jnp.float32) * scale, soft_cap)
+    scores = jnp.where(visible[:, None, None], scores, UNSEEN)
+    weights = softmax(scores, None if sinks is None else sinks[:, :, None])
     return jnp.einsum("bgrts,bsgn->btgrn", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
 
 def _in_place(
-    scale: float,
     q: Float[Array, "B T G H/G N"],
     k: Float[Array, "B S G N"],
     v: Float[Array, "B S G N"],
     visible: Bool[Array, "B T S"],
+    sinks: Float[Array, "G H/G"] | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
 ) -> Float[Array, "B T G H/G N"]:
     """One product over all KV heads at once, each query padded with zeros in the place of the heads it does not read.
 
@@ -79,7 +104,8 @@ def _in_place(
     # The barriers keep XLA from merging the transposes into the products and so choosing operands to copy.
     scores = jnp.einsum("bsc,bqc->bsq", flat_k, padded, preferred_element_type=jnp.float32)
     scores = jnp.swapaxes(jax.lax.optimization_barrier(scores), 1, 2).reshape(batch, rows, -1, capacity) * scale
-    weights = jax.nn.softmax(jnp.where(visible[:, :, None], scores, UNSEEN), axis=-1).astype(v.dtype)
+    scores = jnp.where(visible[:, :, None], capped(scores, soft_cap), UNSEEN)
+    weights = softmax(scores, None if sinks is None else sinks.reshape(-1)).astype(v.dtype)
     out = jnp.einsum(
         "bqs,bsc->bqc", weights.reshape(batch, queries, capacity), flat_v, preferred_element_type=jnp.float32
     )

@@ -8,13 +8,24 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.verify_attention.softmax import capped
 from pallas_kernels.verify_attention.visibility import slots_in_use, visible_slots
 
 TILE = 256
 """Slots decoded at a time."""
 
 
-def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, window: int | None) -> Array:
+def attend(
+    q: Array,
+    k: KVStore,
+    v: KVStore,
+    positions: Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
+) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
     batch, rows, heads, width = q.shape
     _, capacity, kv_heads, _ = k.shape
@@ -31,6 +42,7 @@ def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, 
         seen = visible_slots(positions, slots, capacity, window) & (slots >= index * tile)
         seen = seen[:, None, None]
         scores = jnp.einsum("btgrn,bsgn->bgrts", grouped, keys, preferred_element_type=jnp.float32) * scale
+        scores = capped(scores, soft_cap)
         now = jnp.maximum(highest, jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1))
         base = jnp.where(jnp.isneginf(now), 0, now)
         weights = jnp.where(seen, jnp.exp(scores - base[..., None]), 0)
@@ -39,9 +51,11 @@ def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, 
         return now, total * fade + jnp.sum(weights, axis=-1), sums * fade[..., None] + added
 
     lead = (batch, kv_heads, heads // kv_heads, rows)
+    logits = jnp.full((heads,), -jnp.inf) if sinks is None else sinks  # scores without values
+    logits = jnp.broadcast_to(logits.astype(jnp.float32).reshape(kv_heads, -1, 1), lead)
     start = (
-        jnp.full(lead, -jnp.inf, jnp.float32),
-        jnp.zeros(lead, jnp.float32),
+        logits,
+        jnp.where(jnp.isneginf(logits), 0.0, 1.0),
         jnp.zeros((*lead, v.kind.stored_width(width)), jnp.float32),
     )
     tiles = (slots_in_use(positions, capacity) + tile - 1) // tile
