@@ -41,6 +41,28 @@ def tpu_heuristic(dims: Dims) -> TpuConfig:
 
 
 @dataclass(frozen=True)
+class TpuPrefillConfig:
+    """`chunk` tokens at a time, of `key_heads` in one grid step as in TpuConfig."""
+
+    key_heads: int
+    chunk: int
+
+    def __post_init__(self) -> None:
+        if self.chunk not in (32, 64, 128):
+            raise ValueError(f"chunk is {self.chunk}; accepted: 32, 64, 128")
+
+
+def tpu_prefill_candidates(dims: Dims) -> list[TpuPrefillConfig]:
+    """Those of `tpu_candidates` with each chunk."""
+    return [TpuPrefillConfig(heads.key_heads, chunk) for heads in tpu_candidates(dims) for chunk in (32, 64, 128)]
+
+
+def tpu_prefill_heuristic(dims: Dims) -> TpuPrefillConfig:
+    """One key head: a chunk is work enough for a step. 64 tokens, as the published kernels have."""
+    return TpuPrefillConfig(1, 64)
+
+
+@dataclass(frozen=True)
 class GpuConfig:
     """`columns` of a head's state that one warpgroup holds in registers; divides Dv."""
 

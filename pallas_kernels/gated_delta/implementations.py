@@ -13,6 +13,7 @@ from pallas_kernels.gated_delta import (
     pallas_gpu_registers,
     pallas_gpu_snapshots,
     pallas_gpu_verify,
+    pallas_tpu_prefill,
     pallas_tpu_snapshots,
     pallas_tpu_verify,
     reference,
@@ -49,6 +50,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "prefill": (
         Implementation("xla_chunked", _masked(xla_chunked.prefill), ANYWHERE),
         Implementation("xla_recurrent", _masked(xla_recurrent.prefill)),
+        *_on_tpu(pallas_tpu_prefill.prefill),
         Implementation("reference", reference.prefill),
     ),
     "verify": (

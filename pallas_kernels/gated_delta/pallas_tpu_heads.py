@@ -35,18 +35,31 @@ class HeadBlocks:
         """Where a block of split value heads has the value head number `repeat` of its key head."""
         return self._ordered(repeat, key_head)
 
-    def of_values(self, last: tuple[int, int], place: Callable[..., tuple[Any, Any]], **options: Any) -> pl.BlockSpec:
-        """A block of split value heads with its last two axes whole; `place` gives row and block of a grid step."""
+    def of_values(self, last: tuple[int | None, ...], place: Callable[..., tuple[Any, ...]], **options: Any) -> Any:
+        """BlockSpec of split value heads.
+
+        `last` are the block's sizes on the axes after the heads. `place` gives row and block of heads of a grid step,
+        and then, if it is not the first, the block on the first of the other axes.
+        """
 
         def index(*step: Any) -> tuple[Any, ...]:
-            row, block = place(*step)
-            return (row, *self._ordered(0, block), 0, 0)
+            row, block, *others = place(*step)
+            return (row, *self._ordered(0, block), *_filled(others, len(last)))
 
         return pl.BlockSpec((None, *self._ordered(self.repeats, self.size), *last), index, **options)
 
-    def of_keys(self, last: tuple[int, int], place: Callable[..., tuple[Any, Any]]) -> pl.BlockSpec:
-        """A block of key heads, likewise."""
-        return pl.BlockSpec((None, self.size, *last), lambda *step: (*place(*step), 0, 0))
+    def of_keys(self, last: tuple[int | None, ...], place: Callable[..., tuple[Any, ...]]) -> Any:
+        """BlockSpec of key heads, likewise."""
+
+        def index(*step: Any) -> tuple[Any, ...]:
+            row, block, *others = place(*step)
+            return (row, block, *_filled(others, len(last)))
+
+        return pl.BlockSpec((None, self.size, *last), index)
 
     def _ordered(self, repeat: Any, key_head: Any) -> tuple[Any, Any]:
         return (repeat, key_head) if self.head_map == "tiled" else (key_head, repeat)
+
+
+def _filled(indices: list[Any], length: int) -> tuple[Any, ...]:
+    return (*indices, *[0] * (length - len(indices)))

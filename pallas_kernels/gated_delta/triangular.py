@@ -36,23 +36,28 @@ def solve_unit_lower(a: Array, rhs: Array) -> Array:
 
 
 def _inverse(a: Array) -> Array:
-    """(I + A)^-1 from the inverses of ever larger diagonal blocks.
+    """(I + A)^-1 for A strictly lower triangular; halves beyond BASE."""
+    n = a.shape[-1]
+    if n <= BASE or n % 2:
+        return doubling_inverse(a)
+    half = n // 2
+    first, last = _inverse(jnp.stack([a[..., :half, :half], a[..., half:, half:]]))
+    corner = -(last @ a[..., half:, :half] @ first)
+    top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([corner, last], axis=-1)], axis=-2)
+
+
+def doubling_inverse(a: Array) -> Array:
+    """(I + A)^-1 for A strictly lower triangular, from the inverses of ever larger diagonal blocks, as whole products.
 
     As stable as forward substitution. The Neumann series by repeated squaring is not: with repeated keys the powers of
     A grow like binomial coefficients and cancel (error 3e-4 at 16 x 16 where this has 3e-8).
     """
     n = a.shape[-1]
-    if n > BASE and n % 2 == 0:
-        half = n // 2
-        first, last = _inverse(jnp.stack([a[..., :half, :half], a[..., half:, half:]]))
-        corner = -(last @ a[..., half:, :half] @ first)
-        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
-        return jnp.concatenate([top, jnp.concatenate([corner, last], axis=-1)], axis=-2)
-    row, column = jnp.arange(n)[:, None], jnp.arange(n)
-    inverse = jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape)
-    size = 1
-    while size < n:
-        corners = jnp.where((row // (2 * size) == column // (2 * size)) & (row // size != column // size), a, 0)
-        inverse = inverse - (corners if size == 1 else inverse @ corners @ inverse)
-        size *= 2
+    row, column = (lax.broadcasted_iota(jnp.int32, a.shape, a.ndim - axis) for axis in (2, 1))
+    inverse = jnp.where(row == column, 1.0, 0.0).astype(a.dtype)
+    for level in range((n - 1).bit_length()):
+        # Below the diagonal of blocks of 2^level, within blocks of twice that size.
+        corners = jnp.where((row ^ column) >> level == 1, a, 0)
+        inverse = inverse - (corners if level == 0 else inverse @ corners @ inverse)
     return inverse

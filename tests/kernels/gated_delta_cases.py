@@ -12,7 +12,6 @@ from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
 
 B, HK, HV, DK, DV = 2, 2, 4, 16, 64  # the Hopper kernel works on 64 columns
 LONGEST = 130
-OPERATIONS = ("verify", "commit", "verify_snapshots")
 ROUNDING = {"float32": 1e-5, "bfloat16": 2e-3}
 """Relative RMS that outputs may differ by from the law on the same inputs; bfloat16 outputs are rounded. States and
 records are float32 and held to the first."""

@@ -11,6 +11,8 @@ from gated_delta_cases import DK, HV, PROFILES, ROUNDING, draw, law, rms_error, 
 from pallas_kernels import gated_delta
 
 CHUNK_BOUNDARIES = (1, 2, 16, 63, 64, 65, 130)
+CHUNKED = [None, *(impl for impl in runnable("prefill") if impl.startswith("pallas"))]
+"""What is tried on long prompts: the default and the kernels."""
 
 
 def jitted(function, impl=None, **settings):
@@ -44,17 +46,19 @@ def test_prefill_implementations_equal_the_law_in_both_head_maps(impl, head_map)
     assert rms_error(state, expected.states[19]) < ROUNDING["float32"]
 
 
+@pytest.mark.parametrize("impl", CHUNKED)
 @pytest.mark.parametrize("profile", PROFILES[1:])
-def test_prefill_equals_the_law_when_forgetting_and_when_repeating(profile):
+def test_prefill_equals_the_law_when_forgetting_and_when_repeating(profile, impl):
     expected = law(profile)
-    out, state = jitted(gated_delta.prefill)(*draw(profile))
+    out, state = jitted(gated_delta.prefill, impl)(*draw(profile))
     assert rms_error(out, expected.out) < 3e-5  # decays of e^-300 lose digits in the running sum of g
     assert rms_error(state, expected.states[-1]) < 3e-5
 
 
-def test_prefill_of_bfloat16_equals_the_law_on_the_same_inputs():
+@pytest.mark.parametrize("impl", CHUNKED)
+def test_prefill_of_bfloat16_equals_the_law_on_the_same_inputs(impl):
     expected = law(dtype="bfloat16")
-    out, state = jitted(gated_delta.prefill)(*draw(dtype="bfloat16"))
+    out, state = jitted(gated_delta.prefill, impl)(*draw(dtype="bfloat16"))
     assert out.dtype == jnp.bfloat16
     assert rms_error(out, expected.out) < ROUNDING["bfloat16"]
     assert rms_error(state, expected.states[-1]) < ROUNDING["float32"]
@@ -110,10 +114,11 @@ def test_snapshots_equal_the_law_and_spare_other_slots(impl, n_tokens, n_slots, 
             np.testing.assert_array_equal(got[:, s], slots[:, s])
 
 
-def test_padding_leaves_no_trace_in_prefill():
+@pytest.mark.parametrize("impl", CHUNKED)
+def test_padding_leaves_no_trace_in_prefill(impl):
     n_valid = [40, 69]
     inputs = draw().first(70)
-    run = jitted(gated_delta.prefill)
+    run = jitted(gated_delta.prefill, impl)
     out, state = run(*(poisoned(x, n_valid) for x in inputs[:5]), inputs.state, n_valid=np.array(n_valid))
     for row, n in enumerate(n_valid):
         assert rms_error(out[row, :n], law().out[row, :n]) < ROUNDING["float32"]
@@ -140,7 +145,7 @@ def test_padding_leaves_no_trace_in_verify(impl):
     assert not np.any(out[0])
     assert not np.any(out[1, 2:])
     assert not np.any(records.u[1, 2:])
-    state = gated_delta.commit(jnp.asarray(inputs.state), records, np.array([3, 3]))
+    state = gated_delta.commit(jnp.asarray(inputs.state), records, np.array([0, 2]))
     np.testing.assert_array_equal(state[0], inputs.state[0])
     assert rms_error(state[1], law().states[1][1]) < ROUNDING["float32"]
 
