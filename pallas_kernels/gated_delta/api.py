@@ -47,8 +47,8 @@ def prefill(
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Float[Array, "B Hv Dk Dv"]]:
     """Many tokens at once: outputs, and the state after each row's last valid token. Differentiable."""
-    run, inputs = _prepare("prefill", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
-    out, state = run(*inputs, state)
+    run = _prepare("prefill", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
+    out, state = run(q, k, v, g, beta, state)
     return out.astype(v.dtype), state
 
 
@@ -66,9 +66,9 @@ def verify(
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Records]:
     """A few tokens of which not all may stay: outputs, and the records from which `commit` makes the state."""
-    run, inputs = _prepare("verify", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
-    out, u = run(*inputs, state)
-    return out.astype(v.dtype), Records(k=inputs[1], u=u, g=inputs[3].astype(jnp.float32))
+    run = _prepare("verify", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
+    out, u = run(q, k, v, g, beta, state)
+    return out.astype(v.dtype), Records(k=k, u=u, g=g.astype(jnp.float32))
 
 
 def commit(
@@ -92,9 +92,7 @@ def commit(
     expect_counts("gated_delta.commit", "n", n, b)
     dims = {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
     run = dispatch.choose("gated_delta.commit", IMPLEMENTATIONS["commit"], impl, dims).run
-    # The other records become some that change nothing. A select on the state would do the same, but compilers then
-    # contract multiply and add otherwise than in verification, and the last bits differ.
-    return run(state, *_zeroed(records, n), n_valid=n.astype(jnp.int32), head_map=head_map)
+    return run(state, *records, n_valid=n.astype(jnp.int32), head_map=head_map)
 
 
 def verify_snapshots(
@@ -119,11 +117,9 @@ def verify_snapshots(
     """
     if slots.ndim != 5 or slots.shape[1] < 1:
         raise ValueError(f"gated_delta.verify_snapshots: slots has shape {slots.shape}; [B M Hv Dk Dv], M at least 1")
-    run, inputs = _prepare(
-        "verify_snapshots", (q, k, v, g, beta), slots, "B M Hv Dk Dv", n_valid, head_map, scale, impl
-    )
+    run = _prepare("verify_snapshots", (q, k, v, g, beta), slots, "B M Hv Dk Dv", n_valid, head_map, scale, impl)
     expect_counts("gated_delta.verify_snapshots", "slot", slot, slots.shape[0])
-    out, slots = run(*inputs, slots, slot)
+    out, slots = run(q, k, v, g, beta, slots, slot)
     return out.astype(v.dtype), slots
 
 
@@ -145,11 +141,10 @@ def _prepare(
     head_map: HeadMap,
     scale: float | None,
     impl: str | None,
-) -> tuple[Callable[..., Any], tuple[Array, ...]]:
-    """What every operation begins with: checks, the choice of an implementation, and rows t >= n_valid set to zero.
+) -> Callable[..., Any]:
+    """What every operation begins with: checks, and the choice of an implementation, returned with its options.
 
-    A zero row neither moves the state nor gives output. `axes` are those of `state`; with an axis M it is the slots.
-    Returns the implementation with its options, and q, k, v, g and beta for it.
+    `axes` are those of `state`; with an axis M it is the slots.
     """
     full_name, state_name = f"gated_delta.{operation}", "state"
     dims = check_inputs(full_name, *inputs, n_valid, head_map)
@@ -158,12 +153,5 @@ def _prepare(
     expect_state(full_name, state_name, state, tuple(dims[axis] for axis in axes.split()), axes)
     run = dispatch.choose(full_name, IMPLEMENTATIONS[operation], impl, dims).run
     options = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
-    if n_valid is None:
-        return partial(run, n_valid=jnp.full((dims["B"],), dims["T"], jnp.int32), **options), inputs
-    return partial(run, n_valid=n_valid.astype(jnp.int32), **options), _zeroed(inputs, n_valid)
-
-
-def _zeroed(arrays: tuple[Array, ...], n_valid: Array) -> tuple[Array, ...]:
-    """The arrays [B, T, ...] with 0 where t >= n_valid[b]."""
-    valid = jnp.arange(arrays[0].shape[1]) < n_valid[:, None]
-    return tuple(jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0) for x in arrays)
+    counts = jnp.full((dims["B"],), dims["T"]) if n_valid is None else n_valid
+    return partial(run, n_valid=counts.astype(jnp.int32), **options)

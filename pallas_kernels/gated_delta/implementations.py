@@ -10,6 +10,7 @@ from typing import Any
 
 from pallas_kernels.dispatch import ANYWHERE, Implementation
 from pallas_kernels.gated_delta import (
+    cpu_native,
     pallas_gpu_registers,
     pallas_gpu_snapshots,
     pallas_gpu_verify,
@@ -21,15 +22,7 @@ from pallas_kernels.gated_delta import (
     xla_recurrent,
     xla_wy,
 )
-
-
-def _masked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """For forms that need no lengths: padding rows reach them as zeros, which change nothing."""
-
-    def call(*args: Any, n_valid: Any, **kwargs: Any) -> Any:
-        return run(*args, **kwargs)
-
-    return call
+from pallas_kernels.gated_delta.padding import RECORDS, masked, zeroed
 
 
 def _on_tpu(run: Callable[..., Any], **unfit: Any) -> tuple[Implementation, ...]:
@@ -46,30 +39,37 @@ def _on_gpu(run: Callable[..., Any], **unfit: Any) -> tuple[Implementation, ...]
     )
 
 
+def _on_cpu(run: Callable[..., Any]) -> Implementation:
+    return Implementation("cpu_native", run, frozenset({"cpu"}), cpu_native.unfit)
+
+
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "prefill": (
-        Implementation("xla_chunked", _masked(xla_chunked.prefill), ANYWHERE),
-        Implementation("xla_recurrent", _masked(xla_recurrent.prefill)),
-        *_on_tpu(pallas_tpu_prefill.prefill),
-        Implementation("reference", reference.prefill),
+        _on_cpu(cpu_native.prefill),
+        Implementation("xla_chunked", masked(xla_chunked.prefill), ANYWHERE),
+        Implementation("xla_recurrent", masked(xla_recurrent.prefill)),
+        *_on_tpu(zeroed(pallas_tpu_prefill.prefill)),
+        Implementation("reference", zeroed(reference.prefill)),
     ),
     "verify": (
-        Implementation("xla_wy", _masked(xla_wy.verify), ANYWHERE),
-        Implementation("xla_recurrent", _masked(xla_recurrent.verify)),
-        *_on_tpu(_masked(pallas_tpu_verify.verify), unfit=pallas_tpu_verify.unfit),
-        *_on_gpu(_masked(pallas_gpu_verify.verify), unfit=pallas_gpu_registers.unfit),
-        Implementation("reference", reference.verify),
+        _on_cpu(cpu_native.verify),
+        Implementation("xla_wy", masked(xla_wy.verify), ANYWHERE),
+        Implementation("xla_recurrent", masked(xla_recurrent.verify)),
+        *_on_tpu(masked(pallas_tpu_verify.verify), unfit=pallas_tpu_verify.unfit),
+        *_on_gpu(masked(pallas_gpu_verify.verify), unfit=pallas_gpu_registers.unfit),
+        Implementation("reference", zeroed(reference.verify)),
     ),
     "commit": (
-        Implementation("xla_recurrent", _masked(xla_recurrent.commit), ANYWHERE),
-        *_on_tpu(pallas_tpu_verify.commit, unfit=pallas_tpu_verify.unfit),
-        *_on_gpu(pallas_gpu_verify.commit, unfit=pallas_gpu_registers.unfit),
-        Implementation("reference", reference.commit),
+        _on_cpu(cpu_native.commit),
+        Implementation("xla_recurrent", masked(xla_recurrent.commit, RECORDS), ANYWHERE),
+        *_on_tpu(zeroed(pallas_tpu_verify.commit, RECORDS), unfit=pallas_tpu_verify.unfit),
+        *_on_gpu(zeroed(pallas_gpu_verify.commit, RECORDS), unfit=pallas_gpu_registers.unfit),
+        Implementation("reference", zeroed(reference.commit, RECORDS)),
     ),
     "verify_snapshots": (
-        Implementation("xla_recurrent", xla_recurrent.verify_snapshots, ANYWHERE),
-        *_on_tpu(pallas_tpu_snapshots.verify_snapshots),
-        *_on_gpu(pallas_gpu_snapshots.verify_snapshots, unfit=pallas_gpu_registers.unfit),
-        Implementation("reference", reference.verify_snapshots),
+        Implementation("xla_recurrent", zeroed(xla_recurrent.verify_snapshots), ANYWHERE),
+        *_on_tpu(zeroed(pallas_tpu_snapshots.verify_snapshots)),
+        *_on_gpu(zeroed(pallas_gpu_snapshots.verify_snapshots), unfit=pallas_gpu_registers.unfit),
+        Implementation("reference", zeroed(reference.verify_snapshots)),
     ),
 }

@@ -6,9 +6,9 @@ A committed state has `conv_window()` and `matrix_state()` and takes new tokens 
 - `verify(...)`: some of the last tokens may be taken back; returns the outputs and a *window*, whose
   `commit(n)` gives the committed state after the first n of them.
 
-`Replay` keeps the state of the last commit and the records of the window's tokens, and applies the accepted ones on
-commit. `Snapshot` writes the state after each of the window's newest tokens and on commit only remembers which one
-counts. Both start from zeros and agree to rounding; see the tests.
+A row's first token was chosen already, and always stays. `Replay` keeps the state of the last commit and the records of
+the window's tokens, and applies the accepted ones on commit. `Snapshot` writes the state after each of the window's
+newest tokens and on commit only remembers which one counts. Both start from zeros and agree to rounding; see the tests.
 """
 
 from __future__ import annotations
@@ -62,10 +62,24 @@ class ReplayState:
 
     def verify(
         self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
-    ) -> tuple[Float[Array, "B T Hv Dv"], ReplayWindow]:
-        """Process tokens that may be taken back."""
+    ) -> tuple[Float[Array, "B T Hv Dv"], ReplayWindow | KeptToken]:
+        """Process tokens that may be taken back: all but the first of each row."""
+        if x.q.shape[1] == 1:
+            out, after = self.extend(x, conv_inputs, n_valid)
+            return out, KeptToken(after)
         out, records = gated_delta.verify(*x, self.matrix, n_valid=n_valid)
         return out, ReplayWindow(self.matrix, records, conv_inputs, self.window.shape[1])
+
+
+@struct.dataclass
+class KeptToken:
+    """A window of one token per row or none: nothing can be taken back, and the state is passed over once."""
+
+    after: ReplayState
+
+    def commit(self, n: Int[Array, "B"]) -> ReplayState:
+        """The state after the window's token, in rows that had one."""
+        return self.after
 
 
 @struct.dataclass

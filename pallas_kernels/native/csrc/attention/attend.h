@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "attention/decode.h"
+#include "floats/exp.h"
 
 namespace specjax {
 namespace {
@@ -17,21 +18,6 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 inline void Fill(float* begin, float* end, float value) {
   for (; begin < end; ++begin) *begin = value;
-}
-
-// exp of x <= 0 to about two units in the last place; below -87, where it is less than 1.7e-38, as of -87.
-// Reduction and polynomial: S. Moshier, Cephes, single/expf.c.
-template <typename Isa>
-inline typename Isa::Floats Exp(typename Isa::Floats x) {
-  x = Isa::Max(x, Isa::Set(-87.0f));
-  const auto n = Isa::Round(Isa::Multiply(x, Isa::Set(1.44269504088896341f)));
-  auto r = Isa::Fma(n, Isa::Set(-0.693359375f), x);
-  r = Isa::Fma(n, Isa::Set(2.12194440e-4f), r);
-  auto p = Isa::Set(1.9875691500e-4f);
-  for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = Isa::Fma(p, r, Isa::Set(c));
-  p = Isa::Add(Isa::Fma(p, Isa::Multiply(r, r), r), Isa::Set(1.0f));
-  return Isa::Multiply(p, Isa::PowerOfTwo(n));
 }
 
 // Whether a row of any token sees a slot in [begin, end), or with `all`, every one of them.
@@ -54,7 +40,7 @@ void DecodeTile(const ChunkTask& task, const KvArray& array, int64_t padded, int
   const uint8_t* ahead = array.codes + (slot + kTile) * stride + task.head * array.code_bytes;
   if (slot + 2 * kTile <= task.end) {
     for (int64_t i = 0; i < kTile; ++i)
-      for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(ahead + i * stride + at, 0, 3);
+      for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(ahead + i * stride + at, 0, 2);
   }
   for (int64_t i = 0; i < kTile; ++i) {
     vectors[i] = all || SeenBySome(task, slot + i, slot + i + 1, false)

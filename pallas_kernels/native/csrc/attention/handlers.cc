@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "attention/kernels.h"
 #include "cpu.h"
 #include "parallel.h"
+#include "thread_memory.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace specjax {
@@ -62,21 +62,6 @@ ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer 
   return ffi::Error::Success();
 }
 
-struct Delete {
-  void operator()(float* floats) const { ::operator delete[](floats, std::align_val_t{64}); }
-};
-
-// Memory of this thread, kept from call to call.
-float* ThreadMemory(int64_t floats) {
-  thread_local std::unique_ptr<float[], Delete> memory;
-  thread_local int64_t size = 0;
-  if (size < floats) {
-    memory.reset(new (std::align_val_t{64}) float[floats]);
-    size = floats;
-  }
-  return memory.get();
-}
-
 // q [B, T, H, padded] over k and v [B, S, G, ...], to out [B, T, H, padded]. Chunks of slots are the same whatever the
 // rows and the threads, and are merged in their order.
 ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::S32> positions,
@@ -108,8 +93,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
   const int64_t chunks = std::max<int64_t>(1, (used + kChunk - 1) / kChunk);
   const int64_t tasks = batch * chunks * heads;
   // For each task and row: the largest score, the sum of weights, and the weighted values.
-  const std::unique_ptr<float[]> partial(new float[tasks * group * (2 + v_width)]);
-  float* const highest = partial.get();
+  float* const highest = ThreadMemory<Purpose::kCall>(tasks * group * (2 + v_width));
   float* const total = highest + tasks * group;
   float* const sums = total + tasks * group;
 
@@ -134,7 +118,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
     task.k_width = k_width;
     task.v_width = v_width;
     task.scale = scale;
-    task.memory = ThreadMemory(MemoryFloats(group, std::max(k_width, v_width)));
+    task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, std::max(k_width, v_width)));
     task.highest = highest + i * group;
     task.total = total + i * group;
     task.sums = sums + i * group * v_width;

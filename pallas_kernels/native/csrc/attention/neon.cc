@@ -5,29 +5,14 @@
 #include <cstdint>
 
 #include "attention/attend.h"
+#include "floats/neon.h"
 
 namespace specjax {
 namespace {
 
-struct Neon {
-  using Floats = float32x4_t;
+struct Neon : NeonFloats {
   using Ints = int32x4_t;
   using Table = const float*;
-  static constexpr int kLanes = 4;
-  static constexpr bool kManyRegisters = true;
-
-  static Floats Load(const float* in) { return vld1q_f32(in); }
-  static void Store(float* out, Floats x) { vst1q_f32(out, x); }
-  static Floats Set(float x) { return vdupq_n_f32(x); }
-  static Floats Add(Floats a, Floats b) { return vaddq_f32(a, b); }
-  static Floats Subtract(Floats a, Floats b) { return vsubq_f32(a, b); }
-  static Floats Multiply(Floats a, Floats b) { return vmulq_f32(a, b); }
-  static Floats Fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
-  static Floats Max(Floats a, Floats b) { return vmaxq_f32(a, b); }
-  static Floats Round(Floats x) { return vrndnq_f32(x); }
-  static Floats PowerOfTwo(Floats n) {
-    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
-  }
 
   static float Half(uint16_t half) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))), 0); }
   static float Unit(int64_t group) { return 1.0f / std::sqrt(static_cast<float>(group)); }
@@ -51,8 +36,6 @@ struct Neon {
     const uint32x4_t set = vtstq_s32(vdupq_n_s32(*bits >> from), each);
     return vaddq_s32(x, vandq_s32(vreinterpretq_s32_u32(set), vdupq_n_s32(value)));
   }
-  // Lane i has the sum over the lanes of x[i].
-  static Floats SumEach(const Floats* x) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
 };
 
 }  // namespace

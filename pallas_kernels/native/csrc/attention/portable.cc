@@ -4,68 +4,22 @@
 #include <cstring>
 
 #include "attention/attend.h"
+#include "floats/portable.h"
 
 namespace specjax {
 namespace {
 
-struct Portable {
-  static constexpr int kLanes = 4;
-  static constexpr bool kManyRegisters = false;
-  struct Floats {
-    float lane[kLanes];
-  };
+struct Portable : PortableFloats {
   struct Ints {
     int32_t lane[kLanes];
   };
   using Table = const float*;
 
   template <typename F>
-  static Floats Each(const F& value) {
-    Floats out;
-    for (int i = 0; i < kLanes; ++i) out.lane[i] = value(i);
-    return out;
-  }
-  template <typename F>
   static Ints EachInt(const F& value) {
     Ints out;
     for (int i = 0; i < kLanes; ++i) out.lane[i] = value(i);
     return out;
-  }
-
-  static Floats Load(const float* in) {
-    Floats out;
-    std::memcpy(out.lane, in, sizeof out);
-    return out;
-  }
-  static void Store(float* out, const Floats& x) { std::memcpy(out, x.lane, sizeof x); }
-  static Floats Set(float x) {
-    return Each([=](int) { return x; });
-  }
-  static Floats Add(const Floats& a, const Floats& b) {
-    return Each([&](int i) { return a.lane[i] + b.lane[i]; });
-  }
-  static Floats Subtract(const Floats& a, const Floats& b) {
-    return Each([&](int i) { return a.lane[i] - b.lane[i]; });
-  }
-  static Floats Multiply(const Floats& a, const Floats& b) {
-    return Each([&](int i) { return a.lane[i] * b.lane[i]; });
-  }
-  static Floats Fma(const Floats& a, const Floats& b, const Floats& c) {
-    return Each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
-  }
-  static Floats Max(const Floats& a, const Floats& b) {
-    return Each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
-  }
-  static Floats Round(const Floats& x) {
-    return Each([&](int i) { return std::nearbyint(x.lane[i]); });
-  }
-  static Floats PowerOfTwo(const Floats& n) {
-    return Each([&](int i) {
-      const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.lane[i]) + 127) << 23;
-      float out;
-      std::memcpy(&out, &bits, 4);
-      return out;
-    });
   }
 
   // Denormal halves are made of their integers: as floats on the way they would be flushed.
@@ -109,10 +63,6 @@ struct Portable {
   // Adds `value` where the bits from bit `from` on are set.
   static Ints AddBits(const Ints& x, const uint8_t* bits, int64_t from, int value) {
     return EachInt([&](int i) { return x.lane[i] + (*bits >> (from + i) & 1) * value; });
-  }
-  // Lane i has the sum over the lanes of x[i].
-  static Floats SumEach(const Floats* x) {
-    return Each([=](int i) { return (x[i].lane[0] + x[i].lane[1]) + (x[i].lane[2] + x[i].lane[3]); });
   }
 };
 

@@ -1,0 +1,12 @@
+// x86-64 with AVX-512.
+#include "floats/avx512.h"
+#include "gated_delta/recurrence.h"
+
+namespace specjax {
+
+const GatedDeltaKernels& Avx512GatedDeltaKernels() {
+  static constexpr GatedDeltaKernels kKernels = GatedDeltaKernelsOf<Avx512Floats>();
+  return kKernels;
+}
+
+}  // namespace specjax

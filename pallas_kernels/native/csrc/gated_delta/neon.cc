@@ -1,0 +1,12 @@
+// ARM with NEON.
+#include "floats/neon.h"
+#include "gated_delta/recurrence.h"
+
+namespace specjax {
+
+const GatedDeltaKernels& NeonGatedDeltaKernels() {
+  static constexpr GatedDeltaKernels kKernels = GatedDeltaKernelsOf<NeonFloats>();
+  return kKernels;
+}
+
+}  // namespace specjax

@@ -1,0 +1,107 @@
+"""The native CPU kernels of the gated delta rule: a state's bits do not depend on how it was reached."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gated_delta_cases import ROUNDING, Inputs, draw, law, rms_error
+
+from pallas_kernels import gated_delta, native
+from pallas_kernels.gated_delta import cpu_native, reference
+from pallas_kernels.native import library
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+OPTIONS = {"head_map": "tiled", "scale": 0.25}
+
+
+@pytest.fixture(params=native.instruction_sets())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A test with this runs with each instruction set that this processor has."""
+    monkeypatch.setenv(library.ISA_VARIABLE, request.param)
+    return request.param
+
+
+def run(operation: str, inputs: Inputs, n_valid: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    function = jax.jit(partial(getattr(cpu_native, operation), **OPTIONS))
+    return tuple(map(np.asarray, function(*inputs, n_valid=np.array(n_valid, np.int32))))
+
+
+def committed(inputs: Inputs, u: np.ndarray, n: list[int]) -> np.ndarray:
+    commit = jax.jit(partial(cpu_native.commit, head_map="tiled"))
+    return np.asarray(commit(inputs.state, inputs.k, u, inputs.g, n_valid=np.array(n, np.int32)))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("profile", ["model", "forgetting", "repeating"])
+def test_states_and_outputs_have_the_same_bits_however_tokens_are_grouped(profile: str) -> None:
+    inputs = draw(profile).first(16)
+    whole, last = run("prefill", inputs, [16, 16])
+    assert rms_error(last, law(profile).states[15]) < ROUNDING["float32"]
+    verified, u = run("verify", inputs, [16, 16])
+    np.testing.assert_array_equal(verified, whole)
+    state = inputs.state
+    for t in range(16):
+        one = Inputs(*(x[:, t : t + 1] for x in inputs[:5]), state)
+        out, state = run("prefill", one, [1, 1])
+        np.testing.assert_array_equal(out[:, 0], whole[:, t])
+        np.testing.assert_array_equal(committed(inputs, u, [t + 1, t + 1]), state)
+    np.testing.assert_array_equal(state, last)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("key_width", "value_width"), [(8, 8), (24, 20), (16, 100)])
+def test_widths_that_fill_no_vector_or_tile(key_width: int, value_width: int) -> None:
+    rng = np.random.default_rng(3)
+    q, k = rng.normal(size=(2, 3, 5, 2, key_width)).astype(np.float32) / key_width**0.5
+    v, state = (rng.normal(size=(3, *shape, value_width)).astype(np.float32) for shape in [(5, 4), (4, key_width)])
+    g, beta = -rng.uniform(size=(3, 5, 4)).astype(np.float32), rng.uniform(size=(3, 5, 4)).astype(np.float32)
+    inputs, n_valid = Inputs(q, k, v, g, beta, state), [5, 0, 3]
+    poisoned = Inputs(*(np.where(_valid(x, n_valid), x, np.nan) for x in inputs[:5]), state)
+    out, last = run("prefill", poisoned, n_valid)
+    want, want_last = reference.prefill(*map(jnp.asarray, inputs), n_valid=jnp.array(n_valid), **OPTIONS)
+    assert rms_error(out, np.asarray(want)) < ROUNDING["float32"]
+    assert rms_error(last, np.asarray(want_last)) < ROUNDING["float32"]
+    np.testing.assert_array_equal(last[1], state[1])
+    _, u = run("verify", poisoned, n_valid)
+    assert not u[2, 3:].any()
+    np.testing.assert_array_equal(committed(poisoned, u, n_valid), last)
+
+
+def _valid(x: np.ndarray, n_valid: list[int]) -> np.ndarray:
+    return (np.arange(x.shape[1]) < np.array(n_valid)[:, None]).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+
+
+def test_the_state_given_stays_as_it_was_where_it_is_needed_again() -> None:
+    inputs = draw().first(3)
+    state = jnp.asarray(inputs.state)
+    once = partial(cpu_native.prefill, n_valid=jnp.array([3, 3], jnp.int32), **OPTIONS)
+    first, second = jax.jit(lambda state: (once(*inputs[:5], state)[1], once(*inputs[:5], state)[1]))(state)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(state, inputs.state)
+
+
+def test_native_prefill_has_the_derivatives_of_the_xla_form() -> None:
+    inputs = draw().first(3)
+
+    def loss(impl: str, *arrays: jax.Array) -> jax.Array:
+        out, state = gated_delta.prefill(*arrays, impl=impl)
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(state))
+
+    got, want = (jax.grad(partial(loss, impl), tuple(range(6)))(*inputs) for impl in ("cpu_native", "xla_recurrent"))
+    for a, b in zip(got, want, strict=True):
+        assert rms_error(a, np.asarray(b)) < 1e-4
+
+
+def test_programs_for_other_platforms_do_without_native_kernels() -> None:
+    inputs = jax.tree.map(jnp.asarray, draw().first(4))
+
+    def step(*arrays: jax.Array) -> jax.Array:
+        _, records = gated_delta.verify(*arrays, impl="cpu_native")
+        return gated_delta.commit(arrays[-1], records, jnp.array([2, 4]))
+
+    text = jax.export.export(jax.jit(step), platforms=["tpu"])(*inputs).mlir_module()
+    assert "specjax_gated_delta" not in text
