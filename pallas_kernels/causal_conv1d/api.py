@@ -13,15 +13,9 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
-from pallas_kernels.causal_conv1d import reference, xla_shifted
-from pallas_kernels.dispatch import ANYWHERE, Implementation
+from pallas_kernels.causal_conv1d.implementations import IMPLEMENTATIONS
 
 Activation = Literal["silu"]
-
-IMPLEMENTATIONS = (
-    Implementation("xla_shifted", xla_shifted.convolve, ANYWHERE),
-    Implementation("reference", reference.convolve),
-)
 
 
 def causal_conv1d(
@@ -44,11 +38,19 @@ def causal_conv1d(
         raise ValueError(f"causal_conv1d: weight has shape {weight.shape}; [C W] with x {x.shape} is ({c}, W)")
     if window.shape != (b, w - 1, c):
         raise ValueError(f"causal_conv1d: window has shape {window.shape}; [B W-1 C] is {(b, w - 1, c)}")
+    for name, array in {"x": x, "weight": weight, "window": window}.items():
+        if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+            raise ValueError(f"causal_conv1d: {name} is {array.dtype}; accepted: float32, bfloat16, float16")
     if activation not in ("silu", None):
         raise ValueError(f"causal_conv1d: activation is {activation!r}; accepted: 'silu', None")
     inputs = jnp.concatenate([window, x.astype(window.dtype)], axis=1)
-    run = dispatch.choose("causal_conv1d", IMPLEMENTATIONS, impl, {"B": b, "T": t, "C": c, "W": w}).run
-    return run(inputs, weight, activation=activation).astype(x.dtype), inputs
+    run = dispatch.choose("causal_conv1d", IMPLEMENTATIONS, impl, {"T": t, "C": c, "W": w}).run
+    return run(inputs, weight, activation=activation, dtype=x.dtype), inputs
+
+
+def explain(*, T: int, C: int, W: int, platform: str | None = None) -> str:
+    """Which implementation `causal_conv1d` chooses for these sizes, and why not the others."""
+    return dispatch.explain("causal_conv1d", IMPLEMENTATIONS, {"T": T, "C": C, "W": W}, platform)
 
 
 def window_at(inputs: Float[Array, "B P C"], offset: Int[Array, " B"], width: int) -> Float[Array, "B width C"]:

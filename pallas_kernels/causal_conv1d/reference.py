@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 
-def convolve(inputs: Array, weight: Array, *, activation: str | None) -> Array:
-    """`inputs` [B, W-1+T, C] with the window in front; returns [B, T, C] in the dtype of the weight."""
+def convolve(inputs: Array, weight: Array, *, activation: str | None, dtype: DTypeLike) -> Array:
+    """`inputs` [B, W-1+T, C] with the window in front; returns [B, T, C]. Computed in the dtype of the weight."""
     n_taps = weight.shape[1]
     outputs = []
     for t in range(inputs.shape[1] - n_taps + 1):
@@ -14,4 +15,4 @@ def convolve(inputs: Array, weight: Array, *, activation: str | None) -> Array:
         for tap in range(n_taps):
             total = total + weight[:, tap] * inputs[:, t + tap].astype(weight.dtype)
         outputs.append(jax.nn.silu(total) if activation == "silu" else total)
-    return jnp.stack(outputs, axis=1)
+    return jnp.stack(outputs, axis=1).astype(dtype)

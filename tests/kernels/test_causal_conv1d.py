@@ -5,12 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.causal_conv1d import causal_conv1d, window_at
-from pallas_kernels.causal_conv1d.api import IMPLEMENTATIONS
+from pallas_kernels import explain
+from pallas_kernels.causal_conv1d import causal_conv1d, pallas_gpu, pallas_tpu, window_at
+from pallas_kernels.causal_conv1d.implementations import IMPLEMENTATIONS
 from pallas_kernels.causal_conv1d.reference import convolve
 
-B, C, W = 2, 12, 4
-ROUNDING = {"float32": 1e-6, "bfloat16": 2e-3}
+B, C, W = 2, 128, 4
+NAMES = [i.name for i in IMPLEMENTATIONS if i.platforms or "interpret" in i.name or i.name == "reference"]
+ROUNDING = {"float32": 1e-6, "bfloat16": 2e-3, "float16": 3e-4}
+"""Relative root mean square error: that of rounding the outputs."""
 
 
 def draw(n_tokens, dtype="float32"):
@@ -25,20 +28,52 @@ def draw(n_tokens, dtype="float32"):
 def law(x, weight, window, activation):
     with jax.enable_x64(True):
         inputs = jnp.concatenate([window, x], axis=1).astype(jnp.float64)
-        return np.asarray(convolve(inputs, jnp.asarray(weight, jnp.float64), activation=activation))
+        options = {"activation": activation, "dtype": jnp.float64}
+        return np.asarray(convolve(inputs, jnp.asarray(weight, jnp.float64), **options))
 
 
-@pytest.mark.parametrize("impl", [i.name for i in IMPLEMENTATIONS])
-@pytest.mark.parametrize("activation", ["silu", None])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n_tokens", [1, 3, 9])
-def test_convolution_equals_the_law(impl, activation, dtype, n_tokens):
+def error(got, expected):
+    """Relative root mean square."""
+    return np.sqrt(np.mean((np.asarray(got, np.float64) - expected) ** 2) / np.mean(expected**2))
+
+
+@pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize(
+    ("n_tokens", "dtype", "activation"),
+    [(1, "float32", "silu"), (3, "bfloat16", None), (9, "float16", "silu"), (9, "float32", None)],
+)
+def test_convolution_equals_the_law(impl, n_tokens, dtype, activation):
     x, weight, window = draw(n_tokens, dtype)
     out, inputs = causal_conv1d(x, weight, window, activation=activation, impl=impl)
-    expected = law(x, weight, window, activation)
     assert out.dtype == dtype
-    assert np.sqrt(np.mean((np.asarray(out, np.float64) - expected) ** 2) / np.mean(expected**2)) < ROUNDING[dtype]
+    assert error(out, law(x, weight, window, activation)) < ROUNDING[dtype]
     np.testing.assert_array_equal(inputs, np.concatenate([window, x], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "n_tokens"),
+    [
+        (pallas_tpu, pallas_tpu.Config(tokens=16, channels=128), 35),
+        (pallas_gpu, pallas_gpu.Config(per_thread=2, tokens=4), 9),
+    ],
+)
+def test_blocks_of_tokens_meet_without_a_seam(kernel, config, n_tokens):
+    """The last block is not a whole one; a thread takes no more channels than there are."""
+    x, weight, window = draw(n_tokens)
+    inputs = jnp.concatenate([window, x], axis=1)
+    options = {"activation": "silu", "dtype": jnp.float32, "interpret": True}
+    got = kernel.convolve(inputs, jnp.asarray(weight), config=config, **options)
+    assert error(got, law(x, weight, window, "silu")) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("impl", NAMES)
+def test_what_comes_later_is_not_seen(impl):
+    x, weight, window = draw(9)
+    poisoned = x.copy()
+    poisoned[0, 2:], poisoned[1, :] = np.nan, np.nan
+    out, _ = causal_conv1d(poisoned, weight, window, impl=impl)
+    assert error(out[0, :2], law(x, weight, window, "silu")[0, :2]) < ROUNDING["float32"]
+    assert np.isnan(np.asarray(out)[1]).all()
 
 
 def test_the_last_tap_meets_the_token_itself():
@@ -81,11 +116,12 @@ def test_convolution_can_be_trained_through():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"x": np.zeros((B, C), np.float32)}, r"x is \[B, T, C\].*got x \(2, 12\)"),
-        ({"weight": np.zeros((W, C), np.float32)}, r"weight has shape \(4, 12\); \[C W\] with x \(2, 5, 12\)"),
-        ({"window": np.zeros((B, W, C), np.float32)}, r"window has shape \(2, 4, 12\); \[B W-1 C\] is \(2, 3, 12\)"),
+        ({"x": np.zeros((B, C), np.float32)}, r"x is \[B, T, C\].*got x \(2, 128\)"),
+        ({"weight": np.zeros((W, C), np.float32)}, r"weight has shape \(4, 128\); \[C W\] with x \(2, 5, 128\)"),
+        ({"window": np.zeros((B, W, C), np.float32)}, r"window has shape \(2, 4, 128\); \[B W-1 C\] is \(2, 3, 128\)"),
         ({"activation": "gelu"}, r"activation is 'gelu'; accepted: 'silu', None"),
-        ({"impl": "fast"}, r"impl='fast' is not known.*xla_shifted, reference"),
+        ({"weight": np.zeros((C, W), int)}, r"weight is int64; accepted: float32, bfloat16, float16"),
+        ({"impl": "fast"}, r"impl='fast' is not known.*xla_shifted, .*reference"),
     ],
 )
 def test_a_bad_argument_is_named(changed, message):
@@ -95,8 +131,45 @@ def test_a_bad_argument_is_named(changed, message):
 
 
 @pytest.mark.parametrize(
+    ("impl", "n_channels", "width", "message"),
+    [
+        ("pallas_tpu", 128, 18, "W=18 is over 17"),
+        ("pallas_gpu", 128, 17, "W=17 is over 16"),
+        ("pallas_gpu", 96, 4, "C=96 is not a multiple of 128"),
+    ],
+)
+def test_a_kernel_refuses_what_it_was_not_made_for(impl, n_channels, width, message):
+    x, weight, window = (
+        jnp.zeros(shape) for shape in ((1, 2, n_channels), (n_channels, width), (1, width - 1, n_channels))
+    )
+    with pytest.raises(ValueError, match=f"causal_conv1d: impl='{impl}' does not fit: {message}"):
+        causal_conv1d(x, weight, window, impl=impl)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: pallas_tpu.Config(8, 128), "tokens is 8; accepted: multiples of 16"),
+        (lambda: pallas_tpu.Config(16, 64), "channels is 64; accepted: multiples of 128"),
+        (lambda: pallas_tpu.Config(1024, 512), r"tokens \* channels is 524288; accepted: up to 262144"),
+        (lambda: pallas_gpu.Config(3, 1), "per_thread is 3; accepted: 1, 2, 4"),
+        (lambda: pallas_gpu.Config(1, 65), "tokens is 65; accepted: 1 to 64"),
+    ],
+)
+def test_impossible_block_sizes_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        config()
+
+
+def test_the_choice_is_explained():
+    text = explain("causal_conv1d", platform="gpu", T=4, C=96, W=4)
+    assert "xla_shifted           chosen" in text
+    assert "pallas_gpu            passed over: by name only" in text
+
+
+@pytest.mark.parametrize(
     ("offset", "width", "message"),
-    [([0, 0], 9, r"width is 9; inputs \(2, 8, 12\)"), ([0], 3, r"offset has shape \(1,\); \[B\] is \(2,\)")],
+    [([0, 0], 9, r"width is 9; inputs \(2, 8, 128\)"), ([0], 3, r"offset has shape \(1,\); \[B\] is \(2,\)")],
 )
 def test_a_bad_window_is_named(offset, width, message):
     with pytest.raises(ValueError, match=message):

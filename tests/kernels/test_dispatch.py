@@ -55,7 +55,7 @@ def test_explain_has_a_verdict_for_every_implementation():
 
 def test_gated_delta_explains_its_choice():
     text = gated_delta.explain("verify", platform="cpu", T=4, Hk=16, Hv=48, Dk=128, Dv=128)
-    assert re.search("xla_wy +chosen", text)
+    assert re.search(r"gated_delta.verify on cpu, T=4.*\n(.*\n)*  \w+ +chosen", text)
     with pytest.raises(ValueError, match=r"operation is 'undo'; accepted: .*verify"):
         gated_delta.explain("undo", T=4, Hk=1, Hv=1, Dk=8, Dv=8)
     with pytest.raises(ValueError, match="sizes missing: Hk, Dv"):

@@ -1,0 +1,18 @@
+"""Calls as models make them, for those who measure."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.dispatch import Dims
+
+MODEL_SHAPES: tuple[Dims, ...] = tuple(
+    {"B": rows, "T": tokens, "C": 10240, "W": 4} for rows, tokens in ((1, 1), (1, 4), (8, 4), (1, 512), (1, 2048))
+)
+"""The channels of Qwen3.5-27B and 3.6-27B: 16 key heads twice and 48 value heads, 128 wide."""
+
+
+def example(dims: Dims) -> tuple[Array, Array]:
+    """`inputs` in bfloat16, with the window in front, and the weight in float32."""
+    inputs = jax.random.normal(jax.random.key(0), (dims["B"], dims["W"] - 1 + dims["T"], dims["C"]), jnp.bfloat16)
+    return inputs, jax.random.normal(jax.random.key(1), (dims["C"], dims["W"]))
