@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.round import draft
@@ -113,7 +114,7 @@ def _verify_only(decoder: Decoder, params: Params, state: DecodeState, repeats: 
         assert output.logits is not None
         kept = commit(window, n_valid)
         sequences = replace(kept, drafter=state.sequences.drafter, length=state.sequences.length)
-        pending = jnp.argmax(output.logits[:, -1], axis=-1).astype(jnp.int32)
+        pending = argmax(output.logits[:, -1])
         return replace(state, sequences=sequences, pending=pending)
 
     return jax.lax.fori_loop(0, repeats, once, state)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
+from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, uniform
 from specjax.decoding.sampling import SamplerConfig, Shortlist, sample_shortlist, sample_tokens, shortlist, warp
 from specjax.models.protocol import Choice
@@ -177,7 +178,7 @@ def propose_token(
 
     confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
     if config.greedy:
-        return Choice(named(jnp.argmax(logits, axis=-1).astype(jnp.int32)), None, confidence)
+        return Choice(named(argmax(logits)), None, confidence)
     logq = None
     if rule == "rejection":
         logq = warp(logits, config)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
+from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, gumbel_at
 
 # A nucleus is almost always far smaller than this; only where it is not is the whole vocabulary sorted.
@@ -120,8 +121,7 @@ def warp(logits: Float[Array, "*T V"], config: SamplerConfig) -> Float[Array, "*
     For a greedy config all of the probability is on the argmax.
     """
     if config.greedy:
-        best = jnp.argmax(logits, axis=-1, keepdims=True)
-        return jnp.where(jnp.arange(logits.shape[-1]) == best, 0.0, -jnp.inf)
+        return jnp.where(jnp.arange(logits.shape[-1]) == argmax(logits)[..., None], 0.0, -jnp.inf)
     tokens, scores = shortlist(logits, config)
     logp = jax.nn.log_softmax(scores, axis=-1)
     if tokens.shape == logits.shape:
@@ -163,7 +163,7 @@ def sample_tokens(
 ) -> Int[Array, "B *T"]:
     """Plain sampling: the token at each absolute position, a function of the logits and (seed, sequence, position)."""
     if config.greedy:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return argmax(logits)
     return sample_shortlist(shortlist(logits, config), seed=seed, sequence=sequence, position=position)
 
 
