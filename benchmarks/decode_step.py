@@ -69,7 +69,7 @@ def main() -> None:
     print("milliseconds; x: how many times as fast as llama.cpp")
     columns = " ".join(f"{name:>7} {'llama':>7} {'x':>5}" for name in ("1 row", "4 rows"))
     print(f"{'file':<12} {'GB':>5} {'':>4} {'read':>5} {columns}")
-    pieces = jnp.split(jnp.ones((8 << 20, 8), jnp.float32), 8)
+    pieces = jnp.split(jnp.ones((1 << 16, 1 << 10), jnp.float32), 8)
     with tempfile.TemporaryDirectory() as folder:
         for kind, head in FILES:
             path = Path(folder) / f"{kind}.gguf"
