@@ -1,5 +1,6 @@
 """Products with matrices that stay quantized."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import get_args
@@ -11,7 +12,7 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import ANYWHERE, Implementation
-from pallas_kernels.quant_matmul import cpu_native, pallas_tpu, reference, xla_dequant
+from pallas_kernels.quant_matmul import cpu_native, pallas_gpu, pallas_tpu, reference, xla_dequant
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
 
 Product = Callable[[Array, QTensor, Activations, Array | None], Array]
@@ -39,9 +40,12 @@ IMPLEMENTATIONS = (
     Implementation(
         "xla_dequant", _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight)), ANYWHERE
     ),
-    # Tested under the interpreter and compiled for v5e and v6e, but not yet measured on a device: they run when named.
+    # Tested under the interpreters, lowered for their platforms and compiled for v5e and v6e, but not yet measured on a
+    # device: they run when named.
     Implementation("pallas_tpu", pallas_tpu.quant_matmul, unfit=pallas_tpu.unfit),
     Implementation("pallas_tpu_interpret", partial(pallas_tpu.quant_matmul, interpret=True), unfit=pallas_tpu.unfit),
+    Implementation("pallas_gpu", pallas_gpu.quant_matmul, unfit=pallas_gpu.unfit),
+    Implementation("pallas_gpu_interpret", partial(pallas_gpu.quant_matmul, interpret=True), unfit=pallas_gpu.unfit),
     Implementation("reference", _block_by_block(reference.quant_matmul)),
 )
 
@@ -89,5 +93,5 @@ def explain(x: Float[Array, "... K"], weight: QTensor, platform: str | None = No
 
 
 def _dims(x: Array, weight: QTensor) -> dispatch.Dims:
-    rows = int(jnp.size(x)) // max(1, x.shape[-1])
+    rows = math.prod(x.shape[:-1] if weight.ndim == 2 else x.shape[1:-1])  # of a block, where there are blocks
     return {"M": rows, "N": weight.rows, "K": weight.width, "format": weight.format, "layout": weight.layout}

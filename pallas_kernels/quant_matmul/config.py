@@ -1,4 +1,4 @@
-"""Block sizes of the kernels for accelerators. None of them changes a result."""
+"""Block sizes of the kernels for accelerators. Those for TPU do not change a result."""
 
 from dataclasses import dataclass
 
@@ -77,3 +77,56 @@ def _vmem(kind: PanelFormat, config: TpuConfig, chunks: int) -> int:
     kept = 2 * (4 * depth // group * columns + supers)
     products = 4 * columns * (3 * LANES // group * rows if rows <= FEW_ROWS else rows)
     return 2 * moved + kept + 20 * CHUNK * columns + products
+
+
+@dataclass(frozen=True)
+class GpuConfig:
+    """What a program of one warpgroup takes.
+
+    Attributes:
+        columns: rows of the matrix, which are columns of the result: 128 threads with 1, 2 or 4 each.
+        splits: shares of the depth; divides the number of chunks of 256. It changes how sums are rounded.
+        unroll: bytes of a plane and column that are loaded before the next ones: 4, 8 or 16.
+    """
+
+    columns: int
+    splits: int
+    unroll: int
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("columns", (128, 256, 512)), ("unroll", (4, 8, 16))):
+            if (size := getattr(self, name)) not in accepted:
+                raise ValueError(f"GpuConfig: {name} is {size}; accepted: {', '.join(map(str, accepted))}")
+        if self.splits < 1:
+            raise ValueError(f"GpuConfig: splits is {self.splits}; accepted: 1 and more")
+
+
+PROGRAMS = 1024
+"""So many programs are enough for the largest GPUs: about eight for each of their multiprocessors."""
+
+
+def gpu_heuristic(dims: Dims) -> GpuConfig:
+    """A configuration for N, K and a format: four columns a thread, and as few splits as keep the GPU busy."""
+    configs = [config for config in gpu_candidates(dims) if config.unroll == 8]
+    widest = max(config.columns for config in configs)
+
+    def programs(config: GpuConfig) -> int:
+        return -(-dims["N"] // config.columns) * config.splits
+
+    return min(
+        (config for config in configs if config.columns == widest),
+        key=lambda config: (programs(config) < PROGRAMS, abs(programs(config) - PROGRAMS)),
+    )
+
+
+def gpu_candidates(dims: Dims) -> list[GpuConfig]:
+    """All for N and K, with up to 32 splits."""
+    lanes, chunks = -(-dims["N"] // LANES) * LANES, -(-dims["K"] // CHUNK)
+    return [
+        GpuConfig(columns, splits, unroll)
+        for columns in (128, 256, 512)
+        if columns <= lanes
+        for splits in range(1, min(chunks, 32) + 1)
+        if chunks % splits == 0
+        for unroll in (4, 8, 16)
+    ]

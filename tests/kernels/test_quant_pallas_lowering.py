@@ -30,7 +30,9 @@ def program(impl: str) -> Any:
     return jax.jit(lambda x, weight, index=None: quant_matmul(x, weight, index=index, impl=impl))
 
 
-@pytest.mark.parametrize(("impl", "platform", "target"), [("pallas_tpu", "tpu", "tpu_custom_call")])
+@pytest.mark.parametrize(
+    ("impl", "platform", "target"), [("pallas_tpu", "tpu", "tpu_custom_call"), ("pallas_gpu", "cuda", "mosaic_gpu_v2")]
+)
 @pytest.mark.parametrize(
     ("name", "shape", "rows"),
     [("Q8_0", WIDE, 4), ("Q4_K", DEEP, 16), ("Q6_K", EXPERTS, 2), ("Q5_1", SMALL, 1), ("IQ4_XS", HEAD, 8)],
