@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -121,6 +122,15 @@ def test_what_is_registered_can_be_tuned() -> None:
             for config in configs:
                 assert isinstance(config, tunable.Config)
                 assert tunable.Config(**json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_examples_are_what_kernels_run_on() -> None:
+    """On a device that is not at hand nothing would tell before somebody tunes there."""
+    for tunable in tuning.tunables().values():
+        dims = tunable.shapes[0]
+        example = jax.eval_shape(partial(tunable.example, dims))
+        out = jax.eval_shape(partial(tunable.run, config=tunable.heuristic(dims)), *example)
+        assert jax.tree.leaves(out), tunable.impl
 
 
 def test_tuning_keeps_the_fastest_and_other_entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
