@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return _tune(args)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -66,9 +67,12 @@ def _tune(args: argparse.Namespace) -> int:
     platform, kind = jax.default_backend(), device_kind()
     path = winners_file(kind)
     _say(f"device: {kind}, jax {jax.__version__}; winners go to {path}")
-    winners = {
-        same_call(winner): winner for winner in read_winners(path)
-    }  # a broken file is to be seen before the work
+    # A broken file or a folder that cannot be written are to be seen before the work.
+    winners = {same_call(winner): winner for winner in read_winners(path)}
+    if not args.dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise ValueError(f"{path.parent} is not writable; name another folder in {FOLDER_VARIABLE}")
     chosen = _chosen(args.operation, args.impl)
     here = [tunable for tunable in chosen if platform in tunable.platforms]
     for tunable in chosen:

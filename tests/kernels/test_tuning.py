@@ -168,6 +168,17 @@ def test_a_bad_option_is_named(folder: Path, argv: list[str], message: str, caps
     assert re.search(message, capsys.readouterr().err)
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "file").touch()
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(folder / "file"))
+    assert tune.main(["--impl", "xla_matmul", "--shapes", "N=64"]) == 2
+    said = capsys.readouterr()
+    assert str(folder / "file") in said.err
+    assert "[1/1]" not in said.out
+
+
 def test_ctrl_c_leaves_the_file_whole(folder: Path) -> None:
     """The first result is kept, the second is under way when the signal comes."""
     shapes = ["--shapes", "N=32", "--shapes", "N=64"]
