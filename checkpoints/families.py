@@ -145,6 +145,8 @@ def model_of_gguf(
         MissingMTPWarning: a head is declared, and absent.
     """
     architecture = metadata.get("general.architecture")
+    if (kind := metadata.get("general.type", "model")) != "model":
+        raise UnknownArchitectureError(f"{where}: a GGUF of the type {kind!r}, and no model")
     family = family_of_gguf(architecture, where)
     with _no_model(where):
         _check_layers(metadata.get(f"{architecture}.block_count"), tensors)

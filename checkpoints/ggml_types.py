@@ -21,6 +21,8 @@ from pallas_kernels.quant_matmul import FORMATS
 
 _CODES_OF_GGUF = frozenset(map(int, GGMLQuantizationType))
 _OF_FORKS = {"TQ3_1S": 45, "TQ4_1S": 46}
+OF_CACHES: Mapping[int, str] = {42: "TURBO2_0", 43: "TURBO3_0", 44: "TURBO4_0"}
+"""Numbers that these forks give to types of KV caches."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gguf import GGUFValueType
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import FormatError
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, TYPE_OF_CODE, decode_rows, is_decodable
+from checkpoints.ggml_types import GGML_TYPES, OF_CACHES, PLAIN_TYPES, TYPE_OF_CODE, decode_rows, is_decodable
 from checkpoints.gguf_values import SCALARS, GGUFValue
 from checkpoints.source import FileRange, TensorInfo, aligned_empty
 
@@ -162,6 +162,8 @@ class GGUFFile:
         values: dict[str, GGUFValue] = {}
         for _ in range(num_keys):
             key = cursor.string("a metadata key")
+            if key in values:
+                raise FormatError(f"{path}: the metadata key {key} occurs twice; convert the file again")
             values[key] = cursor.value(f"the value of {key}")
         table = [self._tensor_entry(cursor) for _ in range(num_tensors)]
         self.values |= {key: value for key, value in values.items() if key not in self.values}
@@ -170,6 +172,7 @@ class GGUFFile:
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise FormatError(f"{path}: general.alignment is {alignment!r}; it must be a power of two")
         self._place(path, data, table, -(-cursor.offset // alignment) * alignment)
+        _check_offsets(path, table, alignment)
         return values
 
     def _tensor_entry(self, cursor: _Cursor) -> tuple[TensorInfo, int]:
@@ -178,6 +181,14 @@ class GGUFFile:
         shape = tuple(reversed(cursor.scalars("Q", num_axes, f"the shape of {name}")))
         code, offset = cursor.scalar("I", f"the type of {name}"), cursor.scalar("Q", f"the offset of {name}")
         if (kind := self._types.get(code)) is None:
+            if code in OF_CACHES:
+                raise FormatError(
+                    f"{cursor.path}: tensor {name} has the type number {code}, which is {OF_CACHES[code]} in the forks"
+                    " of llama.cpp with TurboQuant: a type of KV caches, which is not read as one of weights. Quantize"
+                    " the original again, to TQ4_1S or another type that specjax quantize --help lists. If the file is"
+                    " of another fork, which numbers a known type so: specjax quantize --gguf-type"
+                    f" {code}=TQ4_1S"
+                )
             raise FormatError(
                 f"{cursor.path}: tensor {name} has the type number {code}, which the installed gguf package does not"
                 " know. A newer gguf package may: pip install --upgrade gguf. If it is the number that a fork of"
@@ -205,6 +216,21 @@ class GGUFFile:
                 raise FormatError(f"{path}: tensor {info.name} occurs twice")
             self.tensors[info.name] = info
             self._ranges[info.name] = FileRange(path, start + offset, info.num_bytes)
+
+
+def _check_offsets(path: Path, table: list[tuple[TensorInfo, int]], alignment: int) -> None:
+    end, before = 0, ""
+    for info, offset in sorted(table, key=lambda entry: entry[1]):
+        if offset % alignment:
+            raise FormatError(
+                f"{path}: tensor {info.name} begins at byte {offset} of the data, which is no multiple of the alignment"
+                f" {alignment}; the file is damaged: download or convert it again"
+            )
+        if offset < end:
+            raise FormatError(
+                f"{path}: tensor {info.name} begins within {before}; the file is damaged: download or convert it again"
+            )
+        end, before = offset + info.num_bytes, info.name
 
 
 def parts_of(path: Path) -> list[Path]:

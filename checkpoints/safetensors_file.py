@@ -114,16 +114,31 @@ class SafetensorsDirectory(SafetensorsFiles):
         if not config.is_file():
             raise FormatError(f"{self.path}: not a model directory: there is no config.json")
         self.document = read_object(config, FormatError)
-        names = self._file_names()
+        weight_map = self._weight_map()
+        names = ["model.safetensors"] if weight_map is None else sorted(set(weight_map.values()))
         if absent := [name for name in names if not (self.path / name).is_file()]:
             raise FormatError(f"{self.path}: incomplete: missing {', '.join(absent)}")
         super().__init__(self.path / name for name in names)
+        if weight_map is not None:
+            self._check_index(weight_map)
 
-    def _file_names(self) -> list[str]:
+    def _check_index(self, weight_map: Mapping[str, str]) -> None:
+        found = {name: entry.path.name for name, entry in self._ranges.items()}
+        if wrong := sorted(
+            name for name in found.keys() | weight_map.keys() if found.get(name) != weight_map.get(name)
+        ):
+            first = wrong[0]
+            raise FormatError(
+                f"{self.path}: index and shards disagree about {len(wrong)} tensors; {first} is in"
+                f" {found.get(first, 'no shard')}, by the index in {weight_map.get(first, 'none')}: they are not of one"
+                " model, or a download was mixed; download all of them again"
+            )
+
+    def _weight_map(self) -> dict[str, str] | None:
         index = self.path / "model.safetensors.index.json"
         if not index.is_file():
-            return ["model.safetensors"]
+            return None
         weight_map = read_object(index, FormatError).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise FormatError(f"{index}: no weight_map that names the file of each tensor; download the file again")
-        return sorted(set(weight_map.values()))
+        return weight_map

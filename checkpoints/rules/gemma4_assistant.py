@@ -39,10 +39,10 @@ _HF_ENDS: gemma4.Names = (
     ("post_projection.weight", "mtp.post_projection.weight"),
 )
 _CENTROIDS, _ORDERING = "mtp.centroids.proj.weight", "mtp.centroids.token_ordering"
-_GGUF_CENTROIDS, _GGUF_ORDERING = "masked_embd_centroids.weight", "masked_embd_ordering"
+GGUF_CENTROIDS, _GGUF_ORDERING = "masked_embd_centroids.weight", "masked_embd_ordering"
 _HF_CENTROIDS, _HF_ORDERING = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
 _DEFAULT_CENTROIDS, _DEFAULT_SELECTED = 2048, 32
-_SELECTED = "centroid_intermediate_top_k"
+SELECTED = "centroid_intermediate_top_k"
 _REQUIRED = (*gemma4_gguf.REQUIRED, "embedding_length_out")
 _REQUIRED_HF = ("backbone_hidden_size", "text_config")
 
@@ -67,8 +67,8 @@ def config_from_gguf(
     try:
         layer_types = keys.layer_types()
         centroids = None
-        if (table := tensors.get(_GGUF_CENTROIDS)) is not None:
-            centroids = CentroidHead(table.shape[0], keys.get(_SELECTED, _DEFAULT_SELECTED))
+        if (table := tensors.get(GGUF_CENTROIDS)) is not None:
+            centroids = CentroidHead(table.shape[0], keys.get(SELECTED, _DEFAULT_SELECTED))
         return Gemma4AssistantConfig(
             vocab_size=tensors["token_embd.weight"].shape[0],
             target_width=keys.get("embedding_length_out"),
@@ -106,7 +106,7 @@ def config_to_gguf(config: Gemma4AssistantConfig) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": float(config.norm_eps),
     }
     if config.centroids is not None:
-        keys[_SELECTED] = config.centroids.selected
+        keys[SELECTED] = config.centroids.selected
     return {f"{_ARCHITECTURE}.{key}": value for key, value in keys.items()}
 
 
@@ -120,7 +120,7 @@ def gguf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> Ru
         for i in range(len(config.layer_types)):
             yield from gemma4.gguf_layer(config.layer(i), f"blk.{i}.", f"mtp.layers_{i}.")
         if config.centroids is not None:
-            yield Copy(_GGUF_CENTROIDS, _CENTROIDS)
+            yield Copy(GGUF_CENTROIDS, _CENTROIDS)
             yield Copy(_GGUF_ORDERING, _ORDERING)
 
     return _table(config, rules(), {})
@@ -145,7 +145,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         centroids = None
         if document.get("use_ordered_embeddings", False):
             centroids = CentroidHead(
-                document.get("num_centroids", _DEFAULT_CENTROIDS), document.get(_SELECTED, _DEFAULT_SELECTED)
+                document.get("num_centroids", _DEFAULT_CENTROIDS), document.get(SELECTED, _DEFAULT_SELECTED)
             )
         return Gemma4AssistantConfig(
             vocab_size=text["vocab_size"],
@@ -188,7 +188,7 @@ def config_to_hf(config: Gemma4AssistantConfig) -> dict[str, Any]:
     }
     if config.centroids is not None:
         document["num_centroids"] = config.centroids.num_centroids
-        document[_SELECTED] = config.centroids.selected
+        document[SELECTED] = config.centroids.selected
     return document
 
 

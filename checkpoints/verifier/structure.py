@@ -6,6 +6,7 @@ from collections import Counter
 
 from checkpoints.gguf_writer import FILE_TYPES, stays_f32
 from checkpoints.load import OpenedCheckpoint
+from checkpoints.rules.gemma4_assistant import GGUF_CENTROIDS, SELECTED
 from checkpoints.verifier.findings import Report
 from specjax.models.gemma4 import Gemma4AssistantConfig
 
@@ -55,6 +56,11 @@ def _centroids_divide_the_vocabulary(opened: OpenedCheckpoint, config: Gemma4Ass
             report.error(
                 f"there are tensors of a centroid head, but use_ordered_embeddings is {declared!r}",
                 "set it to true in config.json, or download the file again",
+            )
+        elif any(key.endswith(f".{SELECTED}") for key in opened.metadata):
+            report.error(
+                f"{SELECTED} declares a centroid head, but there is no {GGUF_CENTROIDS}",
+                "the head was lost: convert the original again, with specjax convert",
             )
         return
     count, vocabulary = config.centroids.num_centroids, config.vocab_size

@@ -8,6 +8,7 @@ from checkpoints.convert.source_model import SourceModel
 from checkpoints.errors import CheckpointError
 from checkpoints.load import OpenedCheckpoint
 from checkpoints.mapping import Progress
+from checkpoints.rope_formula import DIVISORS
 from checkpoints.tree import is_matrix
 from checkpoints.verifier.findings import Report
 
@@ -26,6 +27,8 @@ def check(opened: OpenedCheckpoint, report: Report, progress: Progress | None = 
         try:
             for path in rule.paths:
                 _values(model, path, report)
+            if not rule.paths:  # such as divisors that the config knows: reading compares
+                rule.forward(source.read(name, np.float32) for name in rule.sources)
         except CheckpointError as error:
             report.error(str(error), "the file is damaged: download or convert it again")
         done += sum(source.tensors[name].num_bytes for name in rule.sources)
@@ -47,16 +50,27 @@ def _values(model: SourceModel, path: str, report: Report) -> None:
         count += portion.size
         bad += int(portion.size - np.count_nonzero(np.isfinite(portion)))
         zeros = zeros and not portion.any()
+    needed = is_matrix(path, stored.shape) or path.endswith("norm.weight")
     if bad:
         kind = "scales of blocks are not finite" if stored.packed else "values are not finite"
         report.error(
             f"{names} ({stored.type}): {kind}: {bad} of {count} values are infinite or no numbers",
             "the file is damaged or was quantized from a damaged one: download or convert it again",
         )
-    elif zeros and is_matrix(path, stored.shape) and count > 1:
+    elif zeros and needed and count > 1:
         report.error(
             f"{names}: every value is zero",
             "so look files whose download was interrupted after the space was reserved: download it again",
+        )
+    elif path.endswith(".delta_net.a") and not (stored.array < 0).all():
+        report.error(
+            f"{names}: decay rates must be negative, -exp(A_log); the largest is {stored.array.max():.3g}",
+            "the converter left A_log as it was, or changed it twice: convert the original again",
+        )
+    elif path == DIVISORS and not ((stored.array >= 1).all() and (np.diff(stored.array) >= 0).all()):
+        report.error(
+            f"{names}: divisors of rotary frequencies begin at 1 and do not fall; these are {stored.array[:4]}, ...",
+            "the tensor is damaged or of another model: convert the original again",
         )
 
 

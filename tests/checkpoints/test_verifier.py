@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +91,9 @@ INFINITE = np.tile(np.frombuffer(np.float16(np.inf).tobytes() + bytes(range(32))
             _edit(retype={UP: _f32((96, 64), 0)}),
             "every value is zero | so look files whose download",
         ),
+        (_edit(retype={"output_norm.weight": _f32((64,), 0)}), "every value is zero"),
+        (_edit(retype={"blk.1.ssm_a": _f32((4,), 2)}), "decay rates must be negative, -exp(A_log); the largest is 2"),
+        (_edit(keys={"general.type": "adapter"}), "a GGUF of the type 'adapter', and no model"),
         (_edit(keys={"general.architecture": "mamba"}), "'mamba' is not known"),
         (_edit(keys={"qwen35.block_count": "four"}), "describe no model"),
     ],
@@ -98,6 +103,88 @@ def test_damage_to_a_gguf_is_explained(
     damage: Callable[[Path, Path], Path], message: str, good: Path, tmp_path: Path
 ) -> None:
     assert message in errors(damage(good, tmp_path / "bad.gguf"))
+
+
+def _entry(raw: bytes, name: str) -> int:
+    """Where the number of the tensor's type is; its offset follows."""
+    text = struct.pack("<Q", len(name)) + name.encode()
+    at = raw.index(text) + len(text)
+    return at + 4 + 8 * struct.unpack_from("<I", raw, at)[0]
+
+
+@pytest.mark.parametrize(
+    ("position", "code", "value", "message"),
+    [
+        (0, "<I", 42, "type number 42, which is TURBO2_0 .* a type of KV caches, .* Quantize the original again"),
+        (0, "<I", 44, "type number 44, which is TURBO4_0"),
+        (0, "<I", 199, "type number 199, which the installed gguf package does not know"),
+        (4, "<Q", 34, "begins at byte 34 of the data, which is no multiple of the alignment 32"),
+        (4, "<Q", 0, "begins within|begin within"),
+    ],
+)
+def test_damage_to_the_table_of_a_gguf_is_explained(
+    position: int, code: str, value: int, message: str, good: Path, tmp_path: Path
+) -> None:
+    raw = bytearray(good.read_bytes())
+    struct.pack_into(code, raw, _entry(raw, UP) + position, value)
+    (tmp_path / "bad.gguf").write_bytes(raw)
+    assert re.search(message, errors(tmp_path / "bad.gguf"))
+
+
+def test_a_key_that_occurs_twice_is_an_error(good: Path, tmp_path: Path) -> None:
+    raw = good.read_bytes()
+    (count,) = struct.unpack_from("<Q", raw, 16)
+    key = b"qwen35.context_length"
+    again = struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, 64)
+    (tmp_path / "bad.gguf").write_bytes(raw[:16] + struct.pack("<Q", count + 1) + again + raw[24:])
+    assert "the metadata key qwen35.context_length occurs twice" in errors(tmp_path / "bad.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("gemma4/dense/assistant.gguf", "pairs rotate"), ("dense/llama/model.gguf", "divisors of rotary frequencies")],
+)
+def test_rotary_divisors_are_checked(name: str, message: str, tmp_path: Path) -> None:
+    divisors = GGUFFile(FIXTURES / name).read("rope_freqs.weight", np.float32)[::-1].copy()
+    retype = {"rope_freqs.weight": (divisors, GGMLQuantizationType.F32)}
+    assert message in errors(edit_gguf(FIXTURES / name, tmp_path / "bad.gguf", retype=retype))
+
+
+def test_damage_to_an_assistants_centroid_head_is_explained(tmp_path: Path) -> None:
+    """Nothing of the head may be lost, cut, or of another type."""
+    source, bad = tmp_path / "assistant.gguf", tmp_path / "bad.gguf"
+    prepare(ASSISTANT, source, ConvertOptions(tokenizer=ASSISTANT.parent / "hf")).run()
+    file, f32, i32 = GGUFFile(source), GGMLQuantizationType.F32, GGMLQuantizationType.I32
+    ordering, centroids = "masked_embd_ordering", "masked_embd_centroids.weight"
+    ids, table = file.read(ordering, np.int32), file.read(centroids, np.float32)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"retype": {ordering: (ids.astype(np.float32), f32)}}, "masked_embd_ordering: F32 is not a type"),
+        (
+            {"retype": {ordering: (ids[:-8], i32)}},
+            f"expected ({len(ids)},), got ({len(ids) - 8},)",
+        ),
+        ({"retype": {centroids: (table[:-3], f32)}}, f"of {len(table) - 3} centroids"),
+        ({"drop": [ordering]}, "the MTP head is incomplete: tensor masked_embd_ordering"),
+        ({"drop": [centroids]}, "masked_embd_ordering"),
+        ({"drop": [ordering, centroids]}, "declares a centroid head, but there is no masked_embd_centroids"),
+    ]
+    assert not errors(source)
+    for changes, message in cases:
+        assert message in errors(edit_gguf(source, bad, **changes)), message
+
+
+def test_shards_must_be_those_of_the_index(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(FIXTURES / "qwen3_5/moe/hf", folder)
+    index = folder / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    weights = document["weight_map"]
+    first, last = min(weights.values()), max(weights.values())
+    name = next(name for name, file in weights.items() if file == first)
+    rest = {key: file for key, file in weights.items() if key != name}
+    for changed in (weights | {name: last}, rest, weights | {"model.absent.weight": last}):
+        index.write_text(json.dumps(document | {"weight_map": changed}))
+        assert "index and shards disagree about 1 tensors" in errors(folder)
 
 
 def test_values_are_left_unread_when_fast(good: Path, tmp_path: Path) -> None:
