@@ -6,10 +6,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from test_quant_formats import random_blocks
 
 import pallas_kernels
-from pallas_kernels import dispatch, hadamard, operations, override, using
+from pallas_kernels import dispatch, hadamard, operations, override, quant_matmul, using
 from pallas_kernels.dispatch import ANYWHERE, Implementation, choose
 
 TABLE = (
@@ -95,6 +97,18 @@ def test_using_goes_before_the_variable_and_is_named_as_the_reason(variable: pyt
     variable.setenv(override.VARIABLE, "hadamard=reference")
     with using("xla"):
         assert re.search(r"xla_matmul +chosen \(using\('xla'\)\)", hadamard.explain(N=64, platform="tpu"))
+
+
+def test_plain_xla_reads_the_layout_of_the_native_kernels(variable: pytest.MonkeyPatch) -> None:
+    """Weights are laid out when a model is loaded, whatever is chosen later."""
+    blocks = quant_matmul.from_blocks(jnp.asarray(random_blocks("Q8_0", 37, 4, 0)), "Q8_0")
+    weight = quant_matmul.prepare(blocks)
+    x = jax.random.normal(jax.random.key(0), (2, 128))
+    with using("xla"):
+        assert re.search("xla_dequant +chosen", quant_matmul.explain(x, weight))
+        got = quant_matmul.quant_matmul(x, weight)
+    expected = x @ quant_matmul.dequantize(blocks).T
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 def test_every_operation_has_implementations_in_plain_xla(variable: pytest.MonkeyPatch) -> None:
