@@ -11,6 +11,7 @@ from typing import Any
 from pallas_kernels.dispatch import ANYWHERE, Implementation
 from pallas_kernels.gated_delta import (
     cpu_native,
+    pallas_gpu_prefill,
     pallas_gpu_registers,
     pallas_gpu_snapshots,
     pallas_gpu_verify,
@@ -49,6 +50,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         Implementation("xla_chunked", masked(xla_chunked.prefill), ANYWHERE),
         Implementation("xla_recurrent", masked(xla_recurrent.prefill)),
         *_on_tpu(zeroed(pallas_tpu_prefill.prefill)),
+        *_on_gpu(zeroed(pallas_gpu_prefill.prefill), unfit=pallas_gpu_prefill.unfit),
         Implementation("reference", zeroed(reference.prefill)),
     ),
     "verify": (

@@ -9,6 +9,8 @@ With G_t the running sum of g inside a chunk and S the state at its start, the r
 (the WY / UT transform; Yang et al., "Gated Delta Networks", arXiv:2412.06464, section 3.3).
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -18,13 +20,30 @@ from pallas_kernels.gated_delta.triangular import decay_ratios, solve_unit_lower
 CHUNK = 64
 
 
-def prefill(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
-) -> tuple[Array, Array]:
-    """Outputs in float32 and the final state. All chunks' inner work is batched; only the chunk states form a chain."""
+class Chunks(NamedTuple):
+    """What can be made of each of N chunks of C tokens without its state, all [B, Hv, N, ...].
+
+    Attributes:
+        u_alone: [C, Dv], u = u_alone - u_of_state S.
+        u_of_state: [C, Dk].
+        k_to_end: [C, Dk], keys decayed to the chunk's end, so that S_end = decay S + k_to_end^T u.
+        decay: [1, 1].
+        q_from_start: [C, Dk], out = scale (q_from_start S + queries_keys u).
+        queries_keys: [C, C].
+    """
+
+    u_alone: Array
+    u_of_state: Array
+    k_to_end: Array
+    decay: Array
+    q_from_start: Array
+    queries_keys: Array
+
+
+def transform(q: Array, k: Array, v: Array, g: Array, beta: Array, *, head_map: HeadMap, chunk: int) -> Chunks:
+    """Of [B, T, ...] in float32, the last chunk filled up with zeros. All chunks at once."""
     n_rows, n_tokens = k.shape[:2]
     hv, dv = v.shape[2:]
-    chunk = min(CHUNK, 1 << (n_tokens - 1).bit_length())
     n_chunks = -(-n_tokens // chunk)
 
     def chunked(x: Array) -> Array:  # [B, T, H, ...] -> [B, H, chunks, chunk, ...]
@@ -43,15 +62,30 @@ def prefill(
     keys_keys, queries_keys = with_keys(k), with_keys(q)
     q, k = per_value_head(q, hv, head_map, 1), per_value_head(k, hv, head_map, 1)
     solved = solve_unit_lower(beta * keys_keys, jnp.concatenate([beta * v, beta * from_start * k], axis=-1))
-    u_alone, u_of_state = solved[..., :dv], solved[..., dv:]
+    return Chunks(
+        u_alone=solved[..., :dv],
+        u_of_state=solved[..., dv:],
+        k_to_end=k * to_end,
+        decay=from_start[..., -1:, :],
+        q_from_start=q * from_start,
+        queries_keys=queries_keys,
+    )
+
+
+def prefill(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
+) -> tuple[Array, Array]:
+    """Outputs in float32 and the final state. All chunks' inner work is batched; only the chunk states form a chain."""
+    n_rows, n_tokens, hv, dv = v.shape
+    chunk = min(CHUNK, 1 << (n_tokens - 1).bit_length())
+    chunks = transform(q, k, v, g, beta, head_map=head_map, chunk=chunk)
 
     def next_chunk(state: Array, xs: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         u_alone, u_of_state, k_to_end, chunk_decay = xs
         u = u_alone - u_of_state @ state
         return state * chunk_decay + jnp.swapaxes(k_to_end, -1, -2) @ u, (state, u)
 
-    per_chunk = (u_alone, u_of_state, k * to_end, from_start[..., -1:, :])
-    state, (starts, u) = lax.scan(next_chunk, state, tuple(jnp.moveaxis(x, 2, 0) for x in per_chunk))
+    state, (starts, u) = lax.scan(next_chunk, state, tuple(jnp.moveaxis(x, 2, 0) for x in chunks[:4]))
     starts, u = jnp.moveaxis(starts, 0, 2), jnp.moveaxis(u, 0, 2)
-    out = scale * ((q * from_start) @ starts + queries_keys @ u)
-    return jnp.moveaxis(out, 1, 3).reshape(n_rows, n_chunks * chunk, hv, dv)[:, :n_tokens], state
+    out = scale * (chunks.q_from_start @ starts + chunks.queries_keys @ u)
+    return jnp.moveaxis(out, 1, 3).reshape(n_rows, -1, hv, dv)[:, :n_tokens], state
