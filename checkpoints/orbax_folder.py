@@ -9,7 +9,7 @@ array `parts.blocks` of a `QTensor`. It also holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -34,6 +34,9 @@ HF_FOLDER = "source"
 HF_KEPT = "source/kept.safetensors"
 PACKED = ".parts.blocks"
 """What follows the path of a quantized matrix: as `jax.tree_util` names the part of a `QTensor`."""
+
+_TREE = "_METADATA"
+"""Where Orbax describes the tree."""
 
 Origin = Literal["gguf", "safetensors"]
 Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding | None]
@@ -60,12 +63,15 @@ class OrbaxFolder:
         document = read_object(self.path / MANIFEST, FormatError)
         try:
             self.origin: Origin = {"gguf": "gguf", "safetensors": "safetensors"}[document["origin"]]  # type: ignore[assignment]
-            self.origin_tensors = {info.name: info for info in map(_tensor_info, document["tensors"])}
-            self.tensors = {info.name: info for info in map(_tensor_info, document["parameters"])}
+            known = GGML_TYPES.keys() if self.origin == "gguf" else ()
+            self.origin_tensors = {row[0]: _tensor_info(row, known) for row in document["tensors"]}
+            self.tensors = {row[0]: _tensor_info(row, GGML_TYPES.keys()) for row in document["parameters"]}
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{self.path / MANIFEST}: damaged ({error!r}); convert the model again") from error
-        if not (self.path / "_METADATA").is_file():
-            raise FormatError(f"{self.path}: not an Orbax checkpoint: there is no _METADATA")
+        if not (self.path / _TREE).is_file():
+            raise FormatError(f"{self.path}: not an Orbax checkpoint: there is no {_TREE}")
+        if "tree_metadata" not in read_object(self.path / _TREE, FormatError):
+            raise FormatError(f"{self.path / _TREE}: damaged: it describes no tree; convert the model again")
         self.kept: TensorSource
         if self.origin == "gguf":
             self.kept = file = GGUFFile(self.path / GGUF_METADATA)
@@ -83,7 +89,7 @@ class OrbaxFolder:
         """The parameter, decoded to `dtype`."""
         info = self.tensors[name]
         if info.type in PLAIN_TYPES:
-            return self._array(name, info.shape).astype(dtype, copy=False)
+            return self._array(name, info.shape, np.dtype(PLAIN_TYPES[info.type])).astype(dtype, copy=False)
         out, packed = aligned_empty(info.shape, dtype), self.read_blocks(name)
         rows, packed = out.reshape(-1, info.shape[-1]), packed.reshape(-1, packed.shape[-1])
         for start in range(0, len(rows), _ROWS_PER_STEP):
@@ -95,12 +101,12 @@ class OrbaxFolder:
         """The parameter's bytes as they lie in a GGUF file, [..., N, bytes of a row] uint8."""
         info = self.tensors[name]
         if info.type in PLAIN_TYPES:
-            raw = self._array(name, info.shape)
+            raw = self._array(name, info.shape, np.dtype(PLAIN_TYPES[info.type]))
             return raw.reshape(*info.shape[:-1], -1).view(np.uint8)
         shape = (*info.shape[:-1], GGML_TYPES[info.type].row_bytes(info.shape[-1]))
-        return self._array(name + PACKED, shape)
+        return self._array(name + PACKED, shape, np.dtype(np.uint8))
 
-    def _array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _array(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         import tensorstore  # comes with Orbax, whose files are OCDBT databases of zarr arrays
 
         base = f"file://{self.path.absolute()}/"
@@ -109,7 +115,9 @@ class OrbaxFolder:
             store = tensorstore.open(spec, open=True, read=True).result()
             if store.shape != shape:
                 raise FormatError(f"{self.path}: {name} is {store.shape}, but {MANIFEST} says {shape}")
-            array = aligned_empty(shape, store.dtype.numpy_dtype)
+            if store.dtype.numpy_dtype != dtype:
+                raise FormatError(f"{self.path}: {name} is {store.dtype.name}, but {MANIFEST} says {dtype.name}")
+            array = aligned_empty(shape, dtype)
             chunk = cast(tuple[int, ...], store.chunk_layout.read_chunk.shape)
             # All at once would be in memory a second time, as chunks.
             for index in np.ndindex(*(-(-size // step) for size, step in zip(shape, chunk, strict=True))):
@@ -160,8 +168,14 @@ def restore(path: str | Path, sharding: Placement) -> dict[str, Any]:
         return checkpointer.restore(folder.path.absolute(), tree)
 
 
-def _tensor_info(entry: Any) -> TensorInfo:
-    name, kind, shape, num_bytes = entry
+def _tensor_info(row: Any, known: Collection[str]) -> TensorInfo:
+    """A row of the manifest; its type must be known, unless none is given."""
+    name, kind, shape, num_bytes = row
     if not isinstance(name, str) or not isinstance(kind, str):
-        raise TypeError(f"{entry!r} is not [name, type, shape, bytes]")
-    return TensorInfo(name, tuple(int(n) for n in shape), kind, int(num_bytes))
+        raise TypeError(f"{row!r} is not [name, type, shape, bytes]")
+    if known and kind not in known:
+        raise ValueError(f"{name} is of the unknown type {kind}")
+    info = TensorInfo(name, tuple(int(n) for n in shape), kind, int(num_bytes))
+    if kind in GGML_TYPES and GGML_TYPES[kind].tensor_bytes(info.shape) != info.num_bytes:
+        raise ValueError(f"{name}: {kind} {info.shape} does not take {num_bytes} bytes")
+    return info

@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from checkpoints.convert.source_model import SourceModel, Subset
 from checkpoints.errors import CheckpointError, MissingMTPWarning, TensorMismatchError
 from checkpoints.load import OpenedCheckpoint, open_checkpoint
 from checkpoints.mapping import Progress
+from checkpoints.orbax_folder import MANIFEST, OrbaxFolder
 from checkpoints.verifier import structure, tokens, values
 from checkpoints.verifier.findings import Report
 
@@ -31,7 +33,7 @@ def verify(path: str | Path, *, fast: bool = False, progress: Progress | None = 
             report.error(str(error), _AGAIN)
             return report
         except OSError as error:
-            report.error(f"{path}: {error.strerror or error}", "make it readable")
+            report.error(f"{error.filename or path}: {error.strerror or error}", f"make it readable; or {_AGAIN}")
             return report
     report.checked.append("the file is whole, and its metadata describe a model")
     for warning in caught:
@@ -43,11 +45,34 @@ def verify(path: str | Path, *, fast: bool = False, progress: Progress | None = 
     if opened.config.mtp_layers and not report.errors:
         report.checked.append(f"the MTP head is there, as declared ({opened.config.mtp_layers} layers)")
     whole = _tensors_pair_up(opened, report)
+    if isinstance(opened.source, OrbaxFolder):
+        _origin_can_be_made(opened, report)
     structure.check(opened, report)
     tokens.check(opened, report)
     if whole and not fast:
         values.check(opened, report, progress)
     return report
+
+
+class _Origin(Subset):
+    """Tensors of a file that is gone."""
+
+    def can_read(self, name: str) -> bool:
+        """What was converted could be read."""
+        return name in self.tensors
+
+
+def _origin_can_be_made(opened: OpenedCheckpoint, report: Report) -> None:
+    """An Orbax folder remembers the tensors of its origin; they must be those of the model."""
+    model = SourceModel(opened)
+    try:
+        model.origin_rules.check(_Origin(opened.source, model.origin_tensors), str(opened.path))
+    except TensorMismatchError as error:
+        for entry in (*error.missing, *error.surplus, *error.misshapen, *error.unsupported):
+            report.error(
+                f"{MANIFEST} remembers other tensors of the {model.origin} it was made of than the model has: {entry}",
+                "the file was changed: convert the original again",
+            )
 
 
 def _tensors_pair_up(opened: OpenedCheckpoint, report: Report) -> bool:

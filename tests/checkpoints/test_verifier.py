@@ -61,6 +61,41 @@ def test_an_orbax_folder_is_verified_too(good: Path, tmp_path: Path) -> None:
     assert "cannot be read" in errors(tmp_path / "m.orbax")
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "value", "message"),
+    [
+        ("parameters", 1, "F99", "unknown type F99"),
+        ("parameters", 3, 1, "does not take 1 bytes"),
+        ("tensors", 3, 1, "does not take 1 bytes"),
+        ("tensors", 0, "blk.9.absent.weight", "remembers other tensors of the gguf it was made of"),
+        ("parameters", 0, "target.absent", "is missing"),
+    ],
+)
+def test_damage_to_an_orbax_folders_manifest_is_explained(
+    table: str, column: int, value: object, message: str, good: Path, tmp_path: Path
+) -> None:
+    prepare(good, tmp_path / "m.orbax").run()
+    manifest = tmp_path / "m.orbax" / "specjax.json"
+    document = json.loads(manifest.read_text())
+    document[table][-1][column] = value
+    manifest.write_text(json.dumps(document))
+    assert message in errors(tmp_path / "m.orbax")
+
+
+def test_an_orbax_array_of_another_type_and_a_damaged_tree_are_explained(good: Path, tmp_path: Path) -> None:
+    prepare(good, tmp_path / "m.orbax").run()
+    manifest, tree = (tmp_path / "m.orbax" / name for name in ("specjax.json", "_METADATA"))
+    text = manifest.read_text()
+    document = json.loads(text)
+    row = next(row for row in document["parameters"] if row[1] == "F32")
+    row[1], row[3] = "BF16", row[3] // 2
+    manifest.write_text(json.dumps(document))
+    assert f"{row[0]} is float32, but specjax.json says bfloat16" in errors(tmp_path / "m.orbax")
+    manifest.write_text(text)
+    tree.write_bytes(tree.read_bytes()[:-20])
+    assert "_METADATA: not JSON" in errors(tmp_path / "m.orbax")
+
+
 def _edit(**changes: Any) -> Callable[[Path, Path], Path]:
     return lambda source, target: edit_gguf(source, target, **changes)
 
