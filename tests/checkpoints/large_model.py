@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 from tiny_checkpoints import make_config, make_tokenizer, write_tiny_gguf
 
+from checkpoints import quantization
 from checkpoints.convert import ConvertOptions, prepare
 from checkpoints.ggml_types import GGML_TYPES
 from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import typed
 from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
 from checkpoints.heap import release
+from checkpoints.quantization import QuantizeOptions
 from checkpoints.rules.qwen3_5 import gguf_rules
 from specjax.models.qwen3_5 import hybrid_layer_types
 
@@ -53,6 +55,10 @@ def write_large(path: Path, vocab_size: int, layers: int, width: int = 512) -> i
 
 
 def convert(source: Path, destination: Path, kind: str, split_bytes: int | None = None) -> None:
+    """Convert, or quantize if that is the kind."""
+    if kind == "quantize":
+        quantization.prepare(source, destination, QuantizeOptions("Q4_0", force=True, split_bytes=split_bytes)).run()
+        return
     options = ConvertOptions(kind, force=True, split_bytes=split_bytes)  # type: ignore[arg-type]
     prepare(source, destination, options).run()
 

@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-from large_model import write_large
+from large_model import convert, write_large
 from tiny_checkpoints import make_config, write_tiny_gguf
 
 import checkpoints
-from checkpoints import CheckpointError
+from checkpoints import CheckpointError, quantization
 from checkpoints.convert import ConvertOptions, prepare, remove
 from checkpoints.gguf_file import GGUFFile
+from checkpoints.quantization import ImportanceMatrix, QuantizeOptions, write_imatrix
+from checkpoints.quantization.imatrix import Entry
 
 SCRIPT = Path(__file__).with_name("large_model.py")
 PATHS = os.pathsep.join([str(SCRIPT.parents[2]), str(SCRIPT.parent)])
@@ -37,6 +40,7 @@ def test_memory_follows_the_largest_tensor_not_the_model(tmp_path: Path) -> None
 
 
 SPLIT = 4_000_000
+MANY_TIMES = (("gguf", SPLIT), ("hf", SPLIT), ("orbax", 0), ("quantize", 0), ("quantize", SPLIT))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +48,8 @@ SPLIT = 4_000_000
     [
         ("gguf", 0, 3),
         ("orbax", 0, 3),
-        *(pytest.param(*case, 20, marks=pytest.mark.slow) for case in (("gguf", SPLIT), ("hf", SPLIT), ("orbax", 0))),
+        ("quantize", SPLIT, 3),
+        *(pytest.param(*case, 20, marks=pytest.mark.slow) for case in MANY_TIMES),
     ],
 )
 def test_a_killed_conversion_leaves_a_whole_model_or_none(kind: str, split: int, times: int, tmp_path: Path) -> None:
@@ -52,7 +57,7 @@ def test_a_killed_conversion_leaves_a_whole_model_or_none(kind: str, split: int,
     source, folder = tmp_path / "source.gguf", tmp_path / "out"
     write_large(source, 4000, 4)
     folder.mkdir()
-    destination = folder / ("model.gguf" if kind == "gguf" else "model")
+    destination = folder / ("model.gguf" if kind in ("gguf", "quantize") else "model")
     command = [sys.executable, str(SCRIPT), "kill", *map(str, (source, destination, kind, split, times))]
     states = []
     pipe = subprocess.PIPE
@@ -60,18 +65,18 @@ def test_a_killed_conversion_leaves_a_whole_model_or_none(kind: str, split: int,
         assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
-            states.append(_state(source, folder, json.loads(line)))
+            states.append(_state(kind, source, folder, json.loads(line)))
             process.stdin.write("\n")
             process.stdin.flush()
     assert len(states) == times
     assert "none" in states
-    prepare(source, destination, ConvertOptions(kind, force=True, split_bytes=split or None)).run()  # type: ignore[arg-type]
+    convert(source, destination, kind, split or None)
     left = [path.name for path in folder.iterdir()]
     assert not [name for name in left if name.startswith(".")]
-    assert _state(source, folder, left) == "whole"
+    assert _state(kind, source, folder, left) == "whole"
 
 
-def _state(source: Path, folder: Path, names: list[str]) -> str:
+def _state(kind: str, source: Path, folder: Path, names: list[str]) -> str:
     """Whether a model is there; fails on anything between none and the whole. What is there is removed."""
     visible = sorted(folder / name for name in names if not name.startswith("."))
     if not visible:
@@ -81,6 +86,11 @@ def _state(source: Path, folder: Path, names: list[str]) -> str:
             with pytest.raises(CheckpointError, match="no such file"):
                 GGUFFile(path)
         state = "none"
+    elif kind == "quantize":  # what one that was not killed has made lies beside the folder
+        wanted = {path.name.removeprefix("whole-"): path for path in folder.parent.glob("whole-*")}
+        assert [path.name for path in visible] == sorted(wanted)
+        assert all(path.read_bytes() == wanted[path.name].read_bytes() for path in visible)
+        state = "whole"
     else:
         assert not prepare(source, folder / "unused.gguf").compare(visible).wrong
         state = "whole"
@@ -111,6 +121,21 @@ def test_a_full_disk_is_said_and_keeps_nothing(kind: str, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
     conversion.run()
     assert checkpoints.describe(tmp_path / "model").problems is None
+
+
+@pytest.mark.parametrize("split", [None, 40_000])
+def test_a_full_disk_is_said_by_quantizations_and_importance_matrices(split: int | None, tmp_path: Path) -> None:
+    source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
+    plan = quantization.prepare(source, tmp_path / "q.gguf", QuantizeOptions("Q8_0", split_bytes=split))
+    with full_disk(20_000), pytest.raises(CheckpointError, match=r"cannot be written: .*make room"):
+        plan.run()
+    entries = {"blk.0.ffn_up.weight": Entry(np.ones((1, 8192), np.float32), np.ones(1, np.float32))}
+    matrix = ImportanceMatrix(entries, ("text",), 1, 512)
+    with full_disk(20_000), pytest.raises(CheckpointError, match=r"imatrix\.gguf: cannot be written: .*make room"):
+        write_imatrix(tmp_path / "imatrix.gguf", matrix)
+    assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
+    assert checkpoints.describe(plan.run()).problems is None
+    write_imatrix(tmp_path / "imatrix.gguf", matrix)
 
 
 @pytest.mark.parametrize("kind", ["gguf", "hf", "orbax"])
