@@ -11,6 +11,7 @@ With G_t the running sum of g inside a chunk and S the state at its start, the r
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -40,6 +41,7 @@ class Chunks(NamedTuple):
     queries_keys: Array
 
 
+@jax.default_matmul_precision("highest")  # the state adds up what products round
 def transform(q: Array, k: Array, v: Array, g: Array, beta: Array, *, head_map: HeadMap, chunk: int) -> Chunks:
     """Of [B, T, ...] in float32, the last chunk filled up with zeros. All chunks at once."""
     n_rows, n_tokens = k.shape[:2]
@@ -72,6 +74,7 @@ def transform(q: Array, k: Array, v: Array, g: Array, beta: Array, *, head_map: 
     )
 
 
+@jax.default_matmul_precision("highest")  # the state adds up what products round
 def prefill(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
 ) -> tuple[Array, Array]:

@@ -3,6 +3,7 @@
 `commit` does the arithmetic of `verify_snapshots` in the same order: on CPU the states of the two agree bit for bit.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -45,6 +46,7 @@ def prefill(
     return out, state
 
 
+@jax.default_matmul_precision("highest")  # the state adds up what products round
 def _scan(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
 ) -> tuple[Array, tuple[Array, Array]]:
@@ -65,6 +67,7 @@ def commit(state: Array, k: Array, u: Array, g: Array, *, head_map: HeadMap) -> 
     return lax.scan(step, state, _time_major(k, u, g))[0]
 
 
+@jax.default_matmul_precision("highest")  # the state adds up what products round
 def verify_snapshots(
     q: Array,
     k: Array,

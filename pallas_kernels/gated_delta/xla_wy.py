@@ -1,5 +1,6 @@
 """Verification of a few tokens in one read of the state: the equations of xla_chunked.py with a single chunk."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -7,6 +8,7 @@ from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
 from pallas_kernels.gated_delta.triangular import decay_ratios, solve_unit_lower
 
 
+@jax.default_matmul_precision("highest")  # the state adds up what products round
 def verify(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
 ) -> tuple[Array, Array]:
