@@ -133,15 +133,26 @@ class Lanes:
             bits = codes.astype(jnp.int32)
             return [lax.bitcast_convert_type(bits << 16, jnp.float32) if kind.name == "bf16" else half(bits)]
         bits = codes.astype(jnp.int32)
-        if not isinstance(kind, Turbo):
-            assert isinstance(kind, BlockFormat)
-            planes = [bits] if kind.bits == 8 else [((bits >> shift & 15) ^ 8) - 8 for shift in (0, 4)]
-            return [plane.astype(jnp.float32) for plane in planes]
-        if kind.bits == 3:
-            planes = [low | high << 2 for low, high in zip(_fields(bits, 2), self._high_bits(bits), strict=True)]
-        else:
-            planes = _fields(bits, kind.bits)
-        table = [float(x) for x in kind.centroids(self.group)]
+        return self.unpack(bits, self._high_bits(bits) if self.bits == 3 else None)
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        assert isinstance(self.kind, BlockFormat | Turbo)
+        return self.kind.bits
+
+    def unpack(self, codes: Int[Array, "..."], high: Sequence[Int[Array, "..."]] | None = None) -> list[Array]:
+        """Each plane of quantized values without scales, float32; `high` are the third bits of codes that have them."""
+        if self.bits == 8:
+            return [codes.astype(jnp.float32)]
+        size = 2 if high else self.bits
+        planes = [codes >> shift & ((1 << size) - 1) for shift in range(0, 8, size)]
+        if isinstance(self.kind, BlockFormat):
+            return [((plane ^ 8) - 8).astype(jnp.float32) for plane in planes]
+        if high:
+            planes = [low | bit << 2 for low, bit in zip(planes, high, strict=True)]
+        assert isinstance(self.kind, Turbo)
+        table = [float(x) for x in self.kind.centroids(self.group)]
         return [_look_up(plane, table) for plane in planes]
 
     def _high_bits(self, bits: Int[Array, "tile C"]) -> list[Int[Array, "tile C"]]:
@@ -203,10 +214,6 @@ def _chunks(order: np.ndarray, group: int) -> tuple[Chunk, ...]:
             if runs:
                 chunks.append(Chunk(plane, first, first + len(part), runs, at))
     return tuple(chunks)
-
-
-def _fields(bits: Int[Array, "..."], size: int) -> list[Int[Array, "..."]]:
-    return [bits >> shift & ((1 << size) - 1) for shift in range(0, 8, size)]
 
 
 def _look_up(codes: Int[Array, "..."], table: Sequence[float]) -> Float[Array, "..."]:

@@ -30,6 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.verify_attention.examples import full_cache, model_shapes
 from pallas_kernels.verify_attention.lanes import Lanes, half, iota, lanes_of
 from pallas_kernels.verify_attention.softmax import capped
 from pallas_kernels.verify_attention.visibility import in_span, spans, visible_tiles
@@ -60,6 +61,9 @@ BLOCK_BYTES = 4 << 20
 """Bounds keys and values of one tile, of which VMEM has two."""
 
 
+MOST_DECODED = 256 * 256
+"""Bounds the values of a head in a tile that are decoded, of which there are many intermediate forms."""
+
 MOST_SCORES = 512 * 64
 """Bounds the scores of a KV head with a tile. Where 8 groups of values are scaled apart, VMEM has 8 times as many."""
 
@@ -71,9 +75,12 @@ def heuristic(dims: Dims) -> Config:
 
 def candidates(dims: Dims) -> list[Config]:
     """Tiles up to 1024 of which two fit into VMEM with what is made of one, and 128."""
-    slot_bytes = dims["G"] * sum(format_named(dims[name]).num_bytes(dims["N"]) for name in ("k_type", "v_type"))
+    kinds = [format_named(dims[name]) for name in ("k_type", "v_type")]
+    slot_bytes = dims["G"] * sum(kind.num_bytes(dims["N"]) for kind in kinds)
     queries = dims["T"] * dims["H"] // dims["G"]
     most = min(BLOCK_BYTES // slot_bytes, MOST_SCORES // queries)
+    if any(kind.quantized for kind in kinds):
+        most = min(most, MOST_DECODED // dims["N"])
     return [Config(LANES), *(Config(tile) for tile in (256, 512, 1024) if tile <= most)]
 
 
@@ -206,8 +213,11 @@ def attend(
     config: Config | None = None,
     interpret: bool = False,
 ) -> Array:
-    """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    (batch, n_rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
+    """[B, T, H, N] float32; zeros for a row that sees nothing.
+
+    B may be a multiple of the number of caches: then neighbouring ones are blocks of rows of one sequence.
+    """
+    (batch, n_rows, heads, width), (sequences, capacity, kv_heads, _) = q.shape, k.shape
     dims = {
         "T": n_rows, "H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format,
     }  # fmt: skip
@@ -216,7 +226,7 @@ def attend(
     keys, values = lanes_of(k.kind, width), lanes_of(v.kind, width)
     n_queries = n_rows * per_kv_head
     rows = -(-n_queries // SUBLANES) * SUBLANES
-    tiles = pl.cdiv(capacity, tile)
+    tiles, blocks = pl.cdiv(capacity, tile), batch // sequences
 
     def by_head(x: Array) -> Array:  # [B, T, H, ...] -> [B, G, R, ...]
         x = x.reshape(batch, n_rows, kv_heads, per_kv_head, *x.shape[3:])
@@ -241,11 +251,11 @@ def attend(
 
     def codes_at(b, t, read_ref):
         at = read_ref[b * tiles + t]
-        return lax.div(at, tiles), lax.rem(at, tiles), 0, 0
+        return lax.div(at, tiles * blocks), lax.rem(at, tiles), 0, 0
 
     def scales_at(b, t, read_ref):
         at = read_ref[b * tiles + t]
-        return lax.div(at, tiles), 0, 0, lax.rem(at, tiles)
+        return lax.div(at, tiles * blocks), 0, 0, lax.rem(at, tiles)
 
     def of_store(store: KVStore) -> tuple[dict[str, Array], dict[str, pl.BlockSpec]]:
         codes = store.parts["codes"]
@@ -311,17 +321,6 @@ def _blocks_to_read(seen: Array) -> Array:
     return jnp.maximum(lax.cummax(jnp.where(seen, index, 0)), jnp.argmax(seen).astype(jnp.int32))
 
 
-QWEN3_6_27B = {"H": 24, "G": 4, "N": 256}
-
-
-def _example(dims: Dims) -> tuple[Array, KVStore, KVStore, Array]:
-    """One sequence that fills its cache."""
-    rows, capacity = dims["T"], dims["S"]
-    cache = jnp.ones((1, capacity, dims["G"], dims["N"]))
-    k, v = (KVStore.of(cache, dims[name]) for name in ("k_type", "v_type"))
-    return jnp.ones((1, rows, dims["H"], dims["N"])), k, v, jnp.arange(capacity - rows, capacity)[None]
-
-
 TUNABLE = register(
     Tunable(
         operation="verify_attention",
@@ -330,10 +329,8 @@ TUNABLE = register(
         heuristic=heuristic,
         candidates=candidates,
         platforms=frozenset({"tpu"}),
-        shapes=tuple(
-            {"T": 4, **QWEN3_6_27B, "S": 32768, "k_type": kind, "v_type": kind} for kind in ("bf16", "q8_0", "turbo4")
-        ),
-        example=_example,
+        shapes=model_shapes(T=4, S=32768),
+        example=full_cache,
         run=jax.jit(partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None), static_argnames="config"),
     )
 )

@@ -88,8 +88,9 @@ class Case:
     def dims(self) -> dict[str, object]:
         """What implementations are chosen by."""
         return {
-            "T": self.rows.shape[1], "H": self.heads, "G": self.kv_heads, "N": self.width, "S": self.slots,
-            "k_type": self.k_type, "v_type": self.v_type, "soft_cap": self.soft_cap, "sinks": self.sinks is not None,
+            "B": len(self.rows), "T": self.rows.shape[1], "H": self.heads, "G": self.kv_heads, "N": self.width,
+            "S": self.slots, "k_type": self.k_type, "v_type": self.v_type, "soft_cap": self.soft_cap,
+            "sinks": self.sinks is not None,
         }  # fmt: skip
 
     @cached_property
@@ -128,5 +129,6 @@ CASES = {
     "sinks": Case("turbo3", "f16", ((3, -1), (38, 39)), 40, width=24, sinks=(0.5, -2.0, 3.0, 30.0)),
     "sixteen rows": Case("f16", "turbo3", (tuple(range(20, 36)),), 40, width=160, soft_cap=20.0, sinks=(1.0,) * 4),
     "two bits": Case("turbo2", "turbo2", ((39,),), 40, width=80, heads=3, kv_heads=3),
+    "wide": Case("turbo3", "q8_0", ((38, 39),), 40, width=256, heads=2, kv_heads=1, sinks=(4.0, -1.0)),
 }
 """All formats, T from 1 to 16, sequences of different lengths, window edges, and a row that sees nothing."""

@@ -16,7 +16,7 @@ from pallas_kernels.verify_attention import pallas_tpu
 from pallas_kernels.verify_attention.implementations import IMPLEMENTATIONS
 from pallas_kernels.verify_attention.visibility import visible_tiles
 
-EXACT, ROUNDED = 2e-6, 1e-2
+EXACT, ROUNDED = 5e-6, 1e-2
 """Relative RMS errors: of products in float32; of products whose operands are rounded to bfloat16."""
 READ_WHAT_IS_SEEN = ("cpu_native", "pallas_tpu_interpret", "pallas_gpu_interpret")
 
@@ -24,7 +24,7 @@ READ_WHAT_IS_SEEN = ("cpu_native", "pallas_tpu_interpret", "pallas_gpu_interpret
 def bound(impl: str, *types: str) -> float:
     if impl == "xla_floats":
         return max({"f32": EXACT, "f16": 2e-3, "bf16": 2e-2}[name] for name in types)
-    return ROUNDED if impl.startswith("pallas") and not {"f32", "f16"}.issuperset(types) else EXACT
+    return ROUNDED if impl.startswith("pallas_tpu") and not {"f32", "f16"}.issuperset(types) else EXACT
 
 
 def fitting() -> list[tuple[str, str]]:

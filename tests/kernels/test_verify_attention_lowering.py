@@ -18,6 +18,7 @@ QWEN3_6_27B = {"heads": 24, "kv_heads": 4, "width": 256, "slots": 4096}
 WINDOWED = {"heads": 16, "kv_heads": 8, "width": 256, "slots": 1040, "window": 1024}
 GLOBAL = {"heads": 16, "kv_heads": 2, "width": 512, "slots": 2048}
 SMALL = {"heads": 6, "kv_heads": 3, "width": 24, "slots": 40, "window": 30}
+ONE_GROUP = {"heads": 2, "kv_heads": 1, "width": 128, "slots": 64}
 
 
 def arguments(kinds: tuple[str, str], rows: int, heads: int, kv_heads: int, width: int, slots: int) -> tuple[Any, ...]:
@@ -65,3 +66,17 @@ def test_the_tpu_compiler_accepts_the_kernel_and_copies_no_codes(
     codes = given[1].parts["codes"]
     if name != "f16" and shape is not SMALL:
         assert memory.temp_size_in_bytes < codes.size * codes.dtype.itemsize / 2
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rows", "shape"),
+    [
+        (("bf16", "q8_0"), 4, QWEN3_6_27B),
+        (("turbo2", "turbo3"), 1, ONE_GROUP),
+        (("q4_0", "turbo4"), 1, ONE_GROUP),
+        (("f16", "f32"), 1, GLOBAL),
+    ],
+)
+def test_the_gpu_kernel_lowers(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> None:
+    run, given = call("pallas_gpu", kinds, rows, shape)
+    assert len(kernel_calls(lowered(run, "cuda", *given), "cuda")) == 1

@@ -1,0 +1,434 @@
+"""Attention of few rows for NVIDIA GPUs since Hopper, in Pallas (Mosaic GPU), over caches of every format.
+
+A warpgroup has one KV head, some of its queries, and every n-th tile of slots. Its four warps take a slot of four each:
+the 32 lanes of a warp hold one key and one value decoded in registers, and a warp has a softmax of its own, so that no
+sum crosses warps. What the warps of all splits have is combined by XLA at the end (flash-decoding). Tiles that no row
+of the sequence sees are not read.
+
+All arithmetic is float32 on the CUDA cores: keys and values are read in their format and never written back. A vector
+is read once for each block of queries, from the second on out of the L2 cache.
+
+Sources: Milakov and Gimelshein, arXiv 1805.02867; Dao et al., "Flash-Decoding for long-context inference" (2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dispatch import Dims
+from pallas_kernels.kv_formats import KVStore, format_named
+from pallas_kernels.kv_formats.blocks import BLOCK
+from pallas_kernels.kv_formats.format import FloatFormat
+from pallas_kernels.kv_formats.turbo import GROUP
+from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.verify_attention.examples import full_cache, model_shapes
+from pallas_kernels.verify_attention.lanes import Lanes, lanes_of
+from pallas_kernels.verify_attention.softmax import capped
+from pallas_kernels.verify_attention.visibility import in_span, spans, visible_tiles
+
+MOST_ROWS = 16
+WARPS, LANES = 4, 32
+MOST_VECTOR = 8
+"""Values of a lane that lie side by side."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Block sizes.
+
+    Attributes:
+        queries: of a warpgroup.
+        slots: of a tile; a multiple of 4.
+        splits: of the tiles of a cache.
+    """
+
+    queries: int
+    slots: int
+    splits: int
+
+    def __post_init__(self) -> None:
+        if self.queries < 1 or self.splits < 1:
+            raise ValueError(f"queries is {self.queries}, splits is {self.splits}; accepted: at least 1")
+        if self.slots < WARPS or self.slots % WARPS:
+            raise ValueError(f"slots is {self.slots}; accepted: multiples of {WARPS}")
+
+
+SUMS_PER_LANE = 64
+"""Registers for weighted values; queries take as many again."""
+
+SPLIT_SLOTS = 256
+"""Fewer in a split do not pay for combining it."""
+
+WARPGROUPS = 264
+"""Two on each multiprocessor of an H100."""
+
+
+def heuristic(dims: Dims) -> Config:
+    """As many splits as give every multiprocessor work."""
+    queries = max(1, min(8, SUMS_PER_LANE * LANES // dims["N"]))
+    blocks = dims["B"] * dims["G"] * -(-dims["T"] * dims["H"] // dims["G"] // queries)
+    return Config(queries, 16, max(1, min(WARPGROUPS // blocks, dims["S"] // SPLIT_SLOTS)))
+
+
+def candidates(dims: Dims) -> list[Config]:
+    """Around the heuristic."""
+    base = heuristic(dims)
+    queries = sorted({max(1, base.queries // 2), base.queries})
+    splits = sorted({max(1, base.splits // 2), base.splits, 2 * base.splits})
+    return [Config(q, slots, n) for q in queries for slots in (8, 16, 32) for n in splits]
+
+
+def unfit(dims: Dims) -> str | None:
+    """Why these sizes cannot be served, or None."""
+    if dims["T"] > MOST_ROWS:
+        return f"T={dims['T']}: made for at most {MOST_ROWS} rows"
+    if dims["S"] < WARPS:
+        return f"S={dims['S']}: made for at least {WARPS} slots"
+    splits = []
+    for name in ("k_type", "v_type"):
+        tile = _Tile.of(lanes_of(format_named(dims[name]), dims["N"]))
+        if tile.split is None:
+            return f"N={dims['N']} in {dims[name]}: {tile.shape} entries cannot be dealt to {LANES} lanes evenly"
+        splits.append(tile.split[0])
+    if splits[0] != splits[1]:
+        return f"N={dims['N']}: types of keys and values may only differ where it is a multiple of {GROUP}"
+    return None
+
+
+def _more_than_one(count: int) -> tuple[int, ...]:
+    """As an axis; layouts have no use for those of size 1."""
+    return (count,) if count > 1 else ()
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """One stored vector for each warp: [4, *shape], a plane at a time.
+
+    Attributes:
+        lanes: of the format.
+        shape: (N / 128, 4, rest) where 128 divides N, so that every format deals a vector to lanes in the same way and
+            keys can have another one than values; else (groups, bytes of a group), or (N,) without scales. A first axis
+            of size 1 is left out. The low bits of a group of codes of 3 bits are (4, 8) bytes or fewer; a byte of high
+            bits has one for each of 8.
+        scale_axes: how many of `shape` the scales have.
+    """
+
+    lanes: Lanes
+    shape: tuple[int, ...]
+    scale_axes: int
+
+    @staticmethod
+    def of(lanes: Lanes) -> _Tile:
+        width, group = lanes.kind.stored_width(lanes.width), lanes.group
+        in_group = group // len(lanes.order)
+        if lanes.width % GROUP == 0:
+            parts = _more_than_one(width // GROUP)
+            if group == BLOCK:
+                return _Tile(lanes, (*parts, 4, in_group), len(parts) + 1)
+            return _Tile(lanes, (*parts, 4, (in_group or GROUP) // 4), len(parts))
+        if not group:
+            return _Tile(lanes, (width,), 0)
+        parts = _more_than_one(width // group)
+        return _Tile(lanes, (*parts, *((in_group // 8, 8) if lanes.bits == 3 else (in_group,))), len(parts))
+
+    @property
+    def order(self) -> np.ndarray:
+        """[planes, *shape]: the stored value that an entry has."""
+        order = self.lanes.order
+        if self.three_bits:
+            groups = self.lanes.kind.stored_width(self.lanes.width) // self.lanes.group
+            order = order.reshape(len(order), groups, -1)[:, :, : math.prod(self.shape[-2:])]
+        return order.reshape(len(order), *self.shape)
+
+    @property
+    def three_bits(self) -> bool:
+        """Whether bytes of high bits follow those of low bits."""
+        return bool(self.lanes.group) and self.lanes.bits == 3
+
+    @property
+    def split(self) -> tuple[tuple[int, ...], int] | None:
+        """Lanes along each axis, and neighbouring values along the last that a lane has: as many as there can be."""
+        for vector in (MOST_VECTOR, 4, 2, 1):
+            if self.shape[-1] % vector:
+                continue
+            left, lanes = LANES, []
+            # The first axes first: these are the same in every format.
+            for size in (*self.shape[:-1], self.shape[-1] // vector):
+                lanes.append(math.gcd(left, size))
+                left //= lanes[-1]
+            if left == 1:
+                return tuple(lanes), vector
+        return None
+
+    @property
+    def layout(self) -> Any:
+        """A warp has one of the four vectors."""
+        assert self.split is not None, self.shape
+        lanes, vector = self.split
+        # A canonical layout has no tile that is the whole of the one before, and no lanes along axes of size 1.
+        whole = (WARPS, *lanes[:-1], lanes[-1] * vector)
+        divided = (WARPS, *lanes, vector) if lanes[-1] > 1 else whole
+        return plgpu.Layout.TILED(
+            plgpu.Tiling((whole, (vector,)) if lanes[-1] > 1 else (whole,)),
+            warp_dims=(-len(divided),),
+            lane_dims=tuple(axis for axis in range(1 - len(divided), -1) if divided[axis] > 1),
+            vector_dim=-1,
+        )
+
+
+@dataclass(frozen=True)
+class _Registers:
+    """Loads and broadcasts of a tile with register layouts, or without for the interpreter."""
+
+    tile: _Tile
+    interpreted: bool
+
+    def load(self, ref: Any, missing: tuple[int, ...] = ()) -> Array:
+        """All of a reference, which lacks some axes of a tile."""
+        if self.interpreted:
+            return ref[...]
+        layout = self.tile.layout.reduce(missing) if missing else self.tile.layout
+        # jax 0.10 wants an index beside the reference, 0.11 deprecates it.
+        index: tuple[Any, ...] = ((),) if jax.__version_info__ < (0, 11) else ()
+        return plgpu.load(ref, *index, layout=layout, optimized=False)
+
+    def spread(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """The same along the axes of a tile that x lacks."""
+        x = lax.broadcast_in_dim(x, (WARPS, *self.tile.shape), axes)
+        return x if self.interpreted else plgpu.layout_cast(x, self.tile.layout)
+
+    def per_warp(self, x: Array) -> Array:
+        """[4]."""
+        return x if self.interpreted else plgpu.layout_cast(x, self.tile.layout.reduce(self.values))
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """All axes but that of the warps."""
+        return tuple(range(1, len(self.tile.shape) + 1))
+
+    def sum(self, x: Array) -> Array:
+        """[4]: over the values of a vector."""
+        for axis in reversed(self.values):
+            x = jnp.sum(x, axis=axis)
+        return x
+
+    def decode(self, refs: Mapping[str, Any], at: tuple[Any, ...]) -> list[Array]:
+        """The planes of four vectors."""
+        kind, codes = self.tile.lanes.kind, refs["codes"].at[at]
+        if isinstance(kind, FloatFormat):
+            floats = self.load(codes)
+            if kind.name == "bf16":
+                return [lax.bitcast_convert_type(floats.astype(jnp.int32) << 16, jnp.float32)]
+            return [floats.astype(jnp.float32)]
+        axes = self.tile.scale_axes
+        scales = self.load(refs["scales"].at[at], self.values[axes:]).astype(jnp.float32)
+        scales = self.spread(scales, tuple(range(axes + 1)))
+        if self.tile.three_bits:
+            bits = self.load(self._rows(codes, pl.ds(0, self.tile.shape[-2]))).astype(jnp.int32)
+            planes = self.tile.lanes.unpack(bits, [self._high_bits(codes, plane) for plane in range(4)])
+        else:
+            planes = self.tile.lanes.unpack(self.load(codes).astype(jnp.int32))
+        return [plane * scales for plane in planes]
+
+    def _rows(self, codes: Any, *index: Any) -> Any:
+        """Of the bytes of a group, eight in a row."""
+        return codes.at[(*(slice(None),) * (len(self.tile.shape) - 1), *index)]
+
+    def _high_bits(self, codes: Any, plane: int) -> Array:
+        """The third bits of a plane's codes: a byte has those of the 8 codes along the last axis."""
+        count, axes = self.tile.shape[-2], len(self.tile.shape)
+        row, column = divmod(count * plane, 8)
+        packed = self.load(self._rows(codes, count + row, pl.ds(column, count)), (axes,)).astype(jnp.int32)
+        bit = lax.broadcasted_iota(jnp.int32, (WARPS, *self.tile.shape), axes)
+        bit = bit if self.interpreted else plgpu.layout_cast(bit, self.tile.layout)
+        return self.spread(packed, tuple(range(axes))) >> bit & 1
+
+
+def _body(
+    warp_ref, count_ref, tile_ref, own_ref, reach_ref, q_ref, k_ref, v_ref, highest_ref, total_ref, sums_ref,
+    *, keys: _Registers, values: _Registers, config: Config, capacity: int, soft_cap: float | None,
+):  # fmt: skip
+    row, head, block, split = (lax.axis_index(name) for name in ("row", "head", "block", "split"))
+    warp = keys.load(warp_ref, keys.values)
+    planes_k, planes_v = len(keys.tile.order), len(values.tile.order)
+    queries = [block * config.queries + i for i in range(config.queries)]
+    q = [
+        [keys.spread(keys.load(q_ref.at[row, head, r, plane], (0,)), keys.values) for plane in range(planes_k)]
+        for r in queries
+    ]
+
+    def four_slots(first: Array, state: list[tuple[Array, Array, list[Array]]]) -> list[Any]:
+        # The last four may begin among those before, which then do not count again.
+        start = jnp.minimum(first, capacity - WARPS)
+        slots = warp + start
+        at = row, pl.ds(start, WARPS), head
+        k, v = keys.decode(k_ref, at), values.decode(v_ref, at)
+        new = []
+        for i, r in enumerate(queries):
+            highest, total, sums = state[i]
+            products = [a * b for a, b in zip(q[i], k, strict=True)]
+            score = capped(keys.sum(sum(products[1:], products[0])), soft_cap)
+            seen = in_span(own_ref[row, r], reach_ref[row, r], slots, capacity) & (slots >= first)
+            score = jnp.where(seen, score, -jnp.inf)
+            now = jnp.maximum(highest, score)
+            base = jnp.where(now == -jnp.inf, 0.0, now)
+            weight, fade = jnp.exp(score - base), jnp.exp(highest - base)
+            total = total * fade + weight
+            wide_weight, wide_fade = (
+                values.spread(values.per_warp(weight), (0,)),
+                values.spread(values.per_warp(fade), (0,)),
+            )
+            # What is not seen may be anything, and zero times anything is not always zero.
+            sums = [
+                s * wide_fade + jnp.where(wide_weight > 0, wide_weight * x, 0.0) for s, x in zip(sums, v, strict=True)
+            ]
+            new.append((now, total, sums))
+        return new
+
+    def tile(index: Array, state: Any) -> Any:
+        first = tile_ref[row, split, index] * config.slots
+        return lax.fori_loop(0, config.slots // WARPS, lambda i, state: four_slots(first + i * WARPS, state), state)
+
+    def start() -> tuple[Array, Array, list[Array]]:
+        zero = jnp.zeros((WARPS, *values.tile.shape), jnp.float32)
+        zero = zero if values.interpreted else plgpu.layout_cast(zero, values.tile.layout)
+        lowest = keys.per_warp(jnp.full((WARPS,), -jnp.inf, jnp.float32))
+        return lowest, keys.per_warp(jnp.zeros((WARPS,), jnp.float32)), [zero] * planes_v
+
+    state = lax.fori_loop(0, count_ref[row, split], tile, [start() for _ in queries])
+    for r, (highest, total, sums) in zip(queries, state, strict=True):
+        highest_ref[row, head, r, split] = highest
+        total_ref[row, head, r, split] = total
+        for plane in range(planes_v):
+            sums_ref[row, head, r, split, plane] = sums[plane]
+
+
+@partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "config", "interpret"))
+def attend(
+    q: Array,
+    k: KVStore,
+    v: KVStore,
+    positions: Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Array | None,
+    config: Config | None = None,
+    interpret: bool = False,
+) -> Array:
+    """[B, T, H, N] float32; zeros for a row that sees nothing."""
+    (batch, rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
+    dims = {
+        "B": batch, "T": rows, "H": heads, "G": kv_heads, "N": width, "S": capacity,
+        "k_type": k.format, "v_type": v.format,
+    }  # fmt: skip
+    config = config_for(TUNABLE, dims, config)
+    keys, values = (_Registers(_Tile.of(lanes_of(x.kind, width)), interpret) for x in (k, v))
+    per_kv_head = heads // kv_heads
+    count = rows * per_kv_head
+    blocks = pl.cdiv(count, config.queries)
+    padded = blocks * config.queries
+
+    def by_head(x: Array) -> Array:  # [B, T, H, ...] -> [B, G, R, ...]
+        x = jnp.moveaxis(x.reshape(batch, rows, kv_heads, per_kv_head, *x.shape[3:]), 2, 1)
+        return x.reshape(batch, kv_heads, count, *x.shape[4:])
+
+    def padded_to(x: Array, axis: int) -> Array:
+        return jnp.pad(x, [(0, padded - count if a == axis else 0) for a in range(x.ndim)])
+
+    queries = padded_to(by_head(k.kind.rotate(q.astype(jnp.float32)) * scale), 2)
+    queries = jnp.take(queries, keys.tile.order, axis=-1)
+    own, reach = spans(positions.astype(jnp.int32), capacity, window)
+    own, reach = (padded_to(jnp.repeat(x, per_kv_head, axis=1), 1) for x in (own, reach))
+    tile_counts, tiles = _tiles_of_splits(visible_tiles(positions, config.slots, capacity, window), config.splits)
+    lead = batch, kv_heads, padded, config.splits
+    planes = len(values.tile.order)
+    call = pl.kernel(
+        partial(_body, keys=keys, values=values, config=config, capacity=capacity, soft_cap=soft_cap),
+        out_type=(
+            jax.ShapeDtypeStruct((*lead, WARPS), jnp.float32),
+            jax.ShapeDtypeStruct((*lead, WARPS), jnp.float32),
+            jax.ShapeDtypeStruct((*lead, planes, WARPS, *values.tile.shape), jnp.float32),
+        ),
+        mesh=plgpu.Mesh(grid=(batch, kv_heads, config.splits, blocks), grid_names=("row", "head", "split", "block")),
+        # Explicit because the default differs between releases of jax.
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=_interpreter() if interpret else False,
+        name="verify_attention",
+    )
+    warps = jnp.arange(WARPS, dtype=jnp.int32)
+    parts = (_viewed(store, registers.tile) for store, registers in ((k, keys), (v, values)))
+    highest, total, sums = call(warps, tile_counts, tiles, own, reach, queries, *parts)
+    sums = jnp.moveaxis(sums, 4, 5).reshape(*lead[:3], -1, planes, *values.tile.shape)
+    logits = jnp.full((heads,), -jnp.inf) if sinks is None else sinks.astype(jnp.float32)
+    logits = padded_to(by_head(jnp.broadcast_to(logits, (batch, rows, heads))), 2)
+    out = _combined(highest.reshape(*lead[:3], -1), total.reshape(*lead[:3], -1), sums, logits)[:, :, :count]
+    place = np.zeros(v.kind.stored_width(width), np.int32)
+    place[values.tile.order.reshape(-1)] = np.arange(values.tile.order.size)
+    out = jnp.take(out.reshape(batch, kv_heads, rows, per_kv_head, -1), place, axis=-1)
+    return v.kind.unrotate(jnp.moveaxis(out, 1, 2).reshape(batch, rows, heads, -1), width)
+
+
+def _viewed(store: KVStore, tile: _Tile) -> dict[str, Array]:
+    """The parts with the axes of a tile; nothing moves."""
+    codes = store.parts["codes"]
+    shape = (*tile.shape[:-2], -1, 8) if tile.three_bits else tile.shape
+    parts = {**store.parts, "codes": codes.reshape(*codes.shape[:3], *shape)}
+    if "scales" in parts:
+        parts["scales"] = parts["scales"].reshape(*codes.shape[:3], *tile.shape[: tile.scale_axes])
+    return parts
+
+
+def _tiles_of_splits(seen: Array, splits: int) -> tuple[Array, Array]:
+    """For each split, which has every n-th tile: how many of them are seen [B, n], and which these are [B, n, most].
+
+    Which tiles a split has does not depend on what is seen, and so a row's sums do not depend on the other rows.
+    """
+    batch, tiles = seen.shape
+    seen = jnp.pad(seen, ((0, 0), (0, -tiles % splits))).reshape(batch, -1, splits).swapaxes(1, 2)
+    index = jnp.argsort(~seen, axis=-1, stable=True).astype(jnp.int32)
+    return jnp.sum(seen, axis=-1, dtype=jnp.int32), index * splits + jnp.arange(splits, dtype=jnp.int32)[:, None]
+
+
+def _combined(highest: Array, total: Array, sums: Array, sinks: Array) -> Array:
+    """[B, G, R, planes, ...]: the weighted means of parts along axis 3, and sinks that are scores without values."""
+    most = jnp.maximum(jnp.max(highest, axis=3), sinks)
+    base = jnp.where(jnp.isneginf(most), 0, most)
+    share = jnp.exp(highest - base[..., None])
+    whole = jnp.sum(total * share, axis=3) + jnp.exp(sinks - base)
+    share = share / jnp.where(whole == 0, 1, whole)[..., None]
+    return jnp.einsum("bgrs,bgrs...->bgr...", share, sums, precision="highest")
+
+
+def _interpreter() -> Any:
+    # jax 0.11 has it as plgpu.InterpretGPUParams, jax 0.10 only here.
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams()
+
+
+TUNABLE = register(
+    Tunable(
+        operation="verify_attention",
+        impl="pallas_gpu",
+        Config=Config,
+        heuristic=heuristic,
+        candidates=candidates,
+        platforms=frozenset({"gpu"}),
+        shapes=model_shapes(B=1, T=4, S=32768),
+        example=full_cache,
+        run=partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None),
+    )
+)
