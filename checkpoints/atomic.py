@@ -110,7 +110,7 @@ def check_room(path: Path, num_bytes: int) -> None:
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     if (free := shutil.disk_usage(folder).free) < num_bytes:
         raise CheckpointError(
-            f"{path}: {num_bytes / 1e9:.2f} GB are to be written, but only {free / 1e9:.2f} GB are free in {folder};"
+            f"{path}: {num_bytes / 1e6:,.1f} MB are to be written, but only {free / 1e6:,.1f} MB are free in {folder};"
             " make room, or choose another place"
         )
 

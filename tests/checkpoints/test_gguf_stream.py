@@ -152,7 +152,7 @@ def test_too_little_room_is_said_before_anything_is_written(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(CheckpointError, match=r"GB are to be written, but only 0\.00 GB are free"):
+    with pytest.raises(CheckpointError, match=r"MB are to be written, but only 0\.0 MB are free"):
         copy(quantized, tmp_path / "model.gguf")
     assert not list(tmp_path.iterdir())
 
