@@ -27,7 +27,8 @@ def call(operation, impl, head_map, *arguments):
 
 
 def arguments(operation, n_tokens, hk, hv, width, dtype):
-    """Shapes of what `call` takes; the state is number 0 of commit's and number 5 of the others'."""
+    """Shapes of what `call` takes; prefill gets sixteen times the tokens, for several chunks."""
+    n_tokens *= 16 if operation == "prefill" else 1
 
     def array(*shape, dtype=jnp.float32):
         return jax.ShapeDtypeStruct((N_ROWS, *shape), dtype)
