@@ -24,9 +24,10 @@ enum class Kind { kOne, kAffine, kHalves, kCentroids };
 // Asks for the codes that come this many bytes later: arithmetic on several rows leaves the processor's own prefetching
 // too far behind. Measured on two cores of a Zen 4.
 constexpr int kAhead = 2048;
+constexpr int kStepsAhead = 2;  // the same for scales
 
-inline void Prefetch(const uint8_t* in, int bytes) {
-  for (int at = 0; at < bytes; at += kVector) __builtin_prefetch(in + kAhead + at, 0, 2);
+inline void Prefetch(const uint8_t* in, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kVector) __builtin_prefetch(in + at, 0, 2);
 }
 
 template <typename Isa, typename Codes, int R, bool wide, int begin, int end, int byte = 0>
@@ -57,7 +58,7 @@ void Tile(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, 
   Floats total[R];
   for (int r = 0; r < R; ++r) total[r] = Isa::Load(totals + kLanes * r);
   for (int g = 0; g < groups; ++g, codes += Codes::kBytes, x += group_bytes) {
-    Prefetch(codes, Codes::kBytes);
+    Prefetch(codes + kAhead, Codes::kBytes);
     const Floats scale = Isa::Load(step.scale[g][0]);
     Floats product[R];
     if constexpr (kind == Kind::kOne || kind == Kind::kAffine) {
@@ -103,10 +104,12 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
     std::memset(totals, 0, sizeof(float) * kLanes * rows);
     for (int64_t g = 0; g < groups; g += kStep) {
       const int count = static_cast<int>(std::min<int64_t>(kStep, groups - g));
+      const int64_t scale_bytes = (format.super() ? 1 : count) * format.scale_bytes();
+      Prefetch(scales + kStepsAhead * scale_bytes, scale_bytes);
       DecodeScales<Isa>(format, scales, count, &step);
       Tiles<Isa, Codes, kind, wide>(codes, step, count, records + g * group_bytes, group_bytes, rows, totals);
       codes += count * Codes::kBytes;
-      scales += (format.super() ? 1 : count) * format.scale_bytes();
+      scales += scale_bytes;
     }
     const int64_t lanes = std::min<int64_t>(kLanes, outputs - kLanes * panel);
     for (int64_t row = 0; row < rows; ++row) {
