@@ -51,10 +51,11 @@ def test_a_written_model_is_the_same_model(name: str, tmp_path: Path) -> None:
     assert load(tmp_path / "hf").config == first.config
 
 
-def test_rotary_divisors_of_a_gguf_cannot_become_a_config(tmp_path: Path) -> None:
+def test_rotary_divisors_without_a_formula_cannot_become_a_config(tmp_path: Path) -> None:
     llama = load(FOLDER / "llama" / "model.gguf")
+    bent = llama.params["target"]["rope_factors"] * 1.125
     with pytest.raises(ConfigError, match="formula"):
-        write_hf(tmp_path / "hf", llama.config, llama.params, llama.tokenizer)
+        write_hf(tmp_path / "hf", llama.config, {"target": {**llama.params["target"], "rope_factors": bent}})
 
 
 # Parameters that the published checkpoints hold.
