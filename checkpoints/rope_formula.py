@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from checkpoints.families import Config
-from specjax.layers.rope import Llama3Rope
-from specjax.models.dense import DenseConfig
+from specjax.models.dense import DenseConfig, Llama3Rope
 from specjax.models.step3_5 import Step35Config
 
 DIVISORS = "target.rope_factors"

@@ -20,7 +20,7 @@ IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69,
 TQ3_CENTROIDS = (-1.996684, -1.291398, -0.740341, -0.247508, 0.230106, 0.725222, 1.277503, 1.988943)
 _TQ4_POSITIVE = (0.128395, 0.388048, 0.656759, 0.942340, 1.256231, 1.618046, 2.069017, 2.732590)
 TQ4_CENTROIDS = (*(-c for c in reversed(_TQ4_POSITIVE)), *_TQ4_POSITIVE)
-TQ_SIGNS = tuple(1 if sign == "+" else -1 for sign in "+-+-++-+--+-++-+--+-+--+-++--+--")
+TQ_SIGNS = tuple(1 if sign == "+" else -1 for sign in "+-+-++-+--+-++-+--+-+--+-++-+--+")
 """Of the rotation of a block of 32 in the TQ formats."""
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_without_the_library_everything_runs_in_xla(monkeypatch: pytest.MonkeyPa
     library._load.cache_clear()
     try:
         assert not native.available()
-        assert "cpu_native   passed over: the native kernels were not built" in explain(x, blocks)
+        assert re.search("cpu_native +passed over: the native kernels were not built", explain(x, blocks))
         assert prepare(blocks) is blocks
         np.testing.assert_allclose(quant_matmul(x, panels), quant_matmul(x, blocks), rtol=1e-5, atol=1e-5)
     finally:

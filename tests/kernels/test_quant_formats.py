@@ -51,6 +51,31 @@ def test_tq_blocks_decode_by_butterflies(name: str, centroids: tuple[float, ...]
     np.testing.assert_allclose(got, expected, atol=1e-6 * np.abs(expected).max())
 
 
+DECODED_ELSEWHERE = {
+    "TQ3_1S": (
+        "0038003407121d28333e49545f6a7580",
+        "-0.75765 -0.88473 0.11598 0.66925 -0.6479 -0.56576 -0.37805 0.53799 0.306 -0.44602 0.12406 -0.45517 -0.26944 "
+        "0.29736 -0.44427 1.43199 0.47765 -0.58556 -0.05743 0.71794 -0.1068 0.16917 -0.64887 1.00742 0.34501 0.45777 "
+        "0.26157 -0.98655 0.57996 -0.38303 -0.40418 0.28505",
+    ),
+    "TQ4_1S": (
+        "0038003407121d28333e49545f6a75808b96a1ac",
+        "-1.06759 -1.09044 0.02388 -0.34079 -0.08854 0.43274 0.2113 -0.2002 0.52536 -0.50251 0.62628 -0.79632 -0.21913 "
+        "-0.16167 -0.17267 0.23884 1.11414 -1.18268 -0.09736 -0.08075 -0.64574 0.45005 0.5988 -0.63571 0.29411 0.22557 "
+        "0.1065 -0.22954 -0.67556 0.66189 -0.56227 0.67224",
+    ),
+}
+"""Blocks, and their values as dequantize_row_tq3_1s and dequantize_row_tq4_1s of TheTom/llama-cpp-turboquant give them
+(branch feature/turboquant-kv-cache, ggml-turbo-quant.c)."""
+
+
+@pytest.mark.parametrize("name", DECODED_ELSEWHERE)
+def test_tq_blocks_mean_what_the_fork_that_defines_them_says(name: str) -> None:
+    block, expected = DECODED_ELSEWHERE[name]
+    got = dequantize(from_blocks(jnp.asarray(np.frombuffer(bytes.fromhex(block), np.uint8)[None]), name))[0]
+    np.testing.assert_allclose(got, np.array(expected.split(), float), atol=6e-6)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_product_is_that_of_the_decoded_matrix(name: str, rows: int) -> None:
