@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from pallas_kernels.quant_matmul import Activations, from_blocks
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample_tokens
 from specjax.divergence import Divergence, find_divergence
@@ -87,3 +88,17 @@ def test_the_margin_of_a_draw_has_the_noise_of_its_sequence() -> None:
         found = find(options, 0, 1, sequence)
         assert not found.filtered
         assert found.margin == pytest.approx(abs(scores[0] - scores[1]), rel=1e-5)
+
+
+@pytest.mark.parametrize(("act", "near_tie"), [("a8", True), ("a16", False)])
+def test_how_activations_are_rounded_decides_what_is_a_tie(act: Activations, near_tie: bool) -> None:
+    """Also where a quantized matrix is the embedding."""
+    packed = from_blocks(np.zeros((1, 34), np.uint8), "Q8_0", act)
+    logits = np.array([4, 3.96, 0], np.float32)
+    model: Any = SimpleNamespace(
+        next_logits=lambda prefix, kv_types: logits, params={"target": {"embed": {"weight": packed}}}
+    )
+    found = find_divergence(model, PROMPT, GenerateOptions(), [0], [1])
+    assert found is not None
+    assert found.relative_margin == pytest.approx(0.01)
+    assert found.near_tie == near_tie
