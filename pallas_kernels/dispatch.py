@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from pallas_kernels import override
 
 Dims = Mapping[str, Any]
@@ -36,13 +34,13 @@ ANYWHERE = frozenset({"cpu", "gpu", "tpu", "METAL", "mps"})
 def choose(
     operation: str, implementations: Sequence[Implementation], impl: str | None, dims: Dims, platform: str | None = None
 ) -> Implementation:
-    """The implementation called `impl`, or the first that fits on the platform (default: the one that jax runs on).
+    """The implementation called `impl`, or the first that fits on the platform (default: see `current_platform`).
 
     A named implementation is checked against the arguments but not against the platform, so that a program can be
     lowered for another machine. Where `impl` is None, SPECJAX_KERNELS or `using` may name one in the same sense, or
     leave only those in plain XLA. Raises ValueError when nothing fits.
     """
-    platform = jax.default_backend() if platform is None else platform
+    platform = override.current_platform() if platform is None else platform
     if impl is None:
         for candidate in implementations:
             if _refusal(operation, candidate, dims, platform) is None:
@@ -59,7 +57,7 @@ def choose(
 
 def explain(operation: str, implementations: Sequence[Implementation], dims: Dims, platform: str | None = None) -> str:
     """One line for each implementation: chosen, and whether SPECJAX_KERNELS or `using` had a say; fits; or why not."""
-    platform = jax.default_backend() if platform is None else platform
+    platform = override.current_platform() if platform is None else platform
     forced = override.current()
     reason_to_choose = f" ({forced.source})" if forced.forces(operation) else ""
     lines = [f"{operation} on {platform}, {', '.join(f'{axis}={size}' for axis, size in dims.items())}:"]

@@ -2,6 +2,9 @@
 
 The choice is made when a function is traced. `using` is part of the keys of JAX's caches, so that functions that were
 jitted before are traced anew inside it. The variable is not: set it before the first call.
+
+A program for a machine that is not at hand is traced inside `using(platform=...)`: then kernels and layouts are those
+of that platform, and not of the device that traces it.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from pallas_kernels import operations
 
 VARIABLE = "SPECJAX_KERNELS"
 AUTO, XLA = "auto", "xla"
+PLATFORMS = ("cpu", "gpu", "tpu")
+"""As `jax.default_backend()` names them; an NVIDIA GPU, which `jax.export` calls "cuda", is a "gpu"."""
 
 _using = jax.make_user_context(default_value=None)
+_platform = jax.make_user_context(default_value=None)
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,30 @@ class Override:
 
 
 @contextmanager
-def using(spec: str) -> Iterator[None]:
+def using(spec: str | None = None, *, platform: str | None = None) -> Iterator[None]:
     """Choose implementations by a specification inside the context, in place of that of SPECJAX_KERNELS.
 
     Args:
         spec: "auto", by platform and arguments; "xla", only those in plain XLA; or pairs of an operation and an
             implementation, such as "gated_delta.verify=pallas_tpu,quant_matmul=xla_dequant". An `impl` that a call
-            names goes before all of them.
+            names goes before all of them. None leaves what holds outside.
+        platform: "cpu", "gpu" or "tpu": choose implementations and layouts as on that platform, for a program that is
+            lowered for it. None leaves what holds outside; outside all contexts that is the default device's.
 
     Raises:
-        ValueError: an operation or an implementation that is not known.
+        ValueError: an operation, an implementation or a platform that is not known.
     """
-    _parsed(spec, f"using({spec!r})")
-    with _using(spec):
+    if platform not in (None, *PLATFORMS):
+        raise ValueError(f"using: platform is {platform!r}; accepted: {', '.join(PLATFORMS)}")
+    if spec is not None:
+        _parsed(spec, f"using({spec!r})")
+    with _using(_using.value if spec is None else spec), _platform(_platform.value if platform is None else platform):
         yield
+
+
+def current_platform() -> str:
+    """The platform by which implementations and layouts are chosen now."""
+    return _platform.value or jax.default_backend()
 
 
 def current() -> Override:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from pallas_kernels import native
+from pallas_kernels import native, override
 from pallas_kernels.quant_matmul import panels, planes
 from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
 
@@ -50,9 +49,9 @@ def prepare(tensor: QTensor) -> QTensor:
     """The tensor in the layout that is fastest on the default device; made once, when a model is loaded.
 
     On a CPU with native kernels that is "panels16", on a TPU or GPU "planes" for the formats that have it. Otherwise
-    the tensor stays as it is.
+    the tensor stays as it is. `using(platform=...)` asks for the layout of another platform.
     """
-    backend = jax.default_backend()
+    backend = override.current_platform()
     if tensor.layout != BLOCKS:
         return tensor
     if backend == "cpu" and native.available():

@@ -99,6 +99,27 @@ def test_using_goes_before_the_variable_and_is_named_as_the_reason(variable: pyt
         assert re.search(r"xla_matmul +chosen \(using\('xla'\)\)", hadamard.explain(N=64, platform="tpu"))
 
 
+def test_a_program_for_another_platform_gets_that_platforms_choices(variable: pytest.MonkeyPatch) -> None:
+    traced = []
+
+    @jax.jit
+    def run(x: jax.Array) -> jax.Array:
+        traced.append(choose("op", TABLE, None, {"T": 4}).name)
+        return x
+
+    with using(platform="cpu"):
+        run(1.0)
+        with using(platform="tpu"):
+            run(1.0)
+            with using("xla"):
+                assert override.current_platform() == "tpu"
+        run(1.0)
+    assert traced == ["native", "xla_wide"]
+    assert override.current_platform() == jax.default_backend()
+    with pytest.raises(ValueError, match="platform is 'cuda'; accepted: cpu, gpu, tpu"), using(platform="cuda"):
+        pass
+
+
 def test_plain_xla_reads_the_layout_of_the_native_kernels(variable: pytest.MonkeyPatch) -> None:
     """Weights are laid out when a model is loaded, whatever is chosen later."""
     blocks = quant_matmul.from_blocks(jnp.asarray(random_blocks("Q8_0", 37, 4, 0)), "Q8_0")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_quant_formats import random_blocks
 
+from pallas_kernels import using
 from pallas_kernels.quant_matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, take_rows
 from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, float_of_half, pack
 
@@ -46,10 +47,10 @@ def test_formats_of_rotated_values_have_no_planes() -> None:
 
 
 @pytest.mark.parametrize("backend", ["tpu", "gpu"])
-def test_accelerators_get_planes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts.jax, "default_backend", lambda: backend)
-    assert layouts.prepare(matrix("Q8_0")).layout == "planes"
-    assert layouts.prepare(from_blocks(jnp.zeros((4, 32), jnp.uint8), "TQ3_1S")).layout == "blocks"
+def test_accelerators_get_planes(backend: str) -> None:
+    with using(platform=backend):
+        assert layouts.prepare(matrix("Q8_0")).layout == "planes"
+        assert layouts.prepare(from_blocks(jnp.zeros((4, 32), jnp.uint8), "TQ3_1S")).layout == "blocks"
 
 
 def test_xla_multiplies_planes_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
