@@ -14,6 +14,7 @@ block sizes, as long as the form is the same.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,13 +154,19 @@ def quant_matmul(
     With an index, x is [B, M, K] and the weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # for kernels of integers
+    n_rows = math.prod(x.shape[:-1]) if index is None else x.shape[1]
+    return _multiply(x, weight, index, config_for(TUNABLE, _sizes(n_rows, weight), config), interpret)
+
+
+# A function of the program, which matrices of one shape share: the kernel is built once for all layers that are alike.
+@functools.partial(jax.jit, static_argnames=("config", "interpret"))
+def _multiply(x: Array, weight: QTensor, index: Array | None, config: TpuConfig, interpret: bool) -> Array:
     blocks = (x.reshape(1, -1, weight.width) if index is None else x).astype(jnp.float32)
     n_blocks, n_rows, _ = blocks.shape
     kind, few = PLANE_FORMATS[weight.format], n_rows <= FEW_ROWS
     parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}
     n_matrices, plane_rows, lanes = parts["plane0"].shape
     depth = plane_rows * 8 // kind.planes[0]
-    config = config_for(TUNABLE, _sizes(n_rows, weight), config)
     if depth % config.depth:
         raise ValueError(f"quant_matmul: config.depth is {config.depth}; accepted: divisors of {depth}")
     # Rows become whole tiles; all tiles of a block take its number.
