@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specjax.decoding.acceptance import Rule
+from specjax.decoding.acceptance import Rule, Synthetic
 from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
@@ -60,6 +60,11 @@ class GenerateOptions:
             raise ValueError(f"max_tokens is {self.max_tokens}; at least 1 token must be asked for")
         if self.rounds_per_chunk < 1:
             raise ValueError(f"rounds_per_chunk is {self.rounds_per_chunk}; it must be at least 1")
+        if self.accept == "synthetic" or isinstance(self.accept, Synthetic):
+            raise ValueError(
+                f"accept is {self.accept!r}, which draws lots and is for measuring speed: what comes out is no model's"
+                " text; see specjax.benchmark, or accept by 'rejection' or 'coupled'"
+            )
         if self.accept not in ("rejection", "coupled"):
             raise ValueError(f"accept is {self.accept!r}; known rules are 'rejection' and 'coupled'")
         if self.rollback not in ("auto", "replay", "snapshot"):

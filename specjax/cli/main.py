@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specjax import __version__
-from specjax.cli import chat, convert, evaluate, generate, imatrix, inspect, logits, quantize, train, verify
+from specjax.cli import bench, chat, convert, evaluate, generate, imatrix, inspect, logits, quantize, train, verify
 from specjax.cli.runtime import (
     DEBUG_VARIABLE,
     UsageError,
@@ -35,6 +35,7 @@ examples:
   specjax inspect model.gguf                              what is in a file, and whether it has a drafter
   specjax convert model.gguf model.orbax                  between GGUF, safetensors and Orbax, and back
   specjax eval --prompts questions.jsonl --out answers.jsonl --batch 8
+  specjax bench model.gguf --draft 1 2 3                  how fast, and how fast it could be
   specjax logits --tokens 1,2,3 --out logits.npy
 
 environment:
@@ -73,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in (generate, chat, inspect, verify, convert, quantize, imatrix, logits, evaluate, train):
+    for command in (generate, chat, inspect, verify, convert, quantize, imatrix, logits, evaluate, bench, train):
         command.add_parser(commands)
     return parser
 

@@ -22,10 +22,12 @@ SAMPLING = ("top_k", "top_p", "min_p")
 DRAFTING = ("draft_n_min", "draft_p_min", "draft_skip_streak")
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --dtype, --packed, --place, --kernels."""
+def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+    """--model (or MODEL by its position), --dtype, --packed, --place, --kernels."""
+    name: dict[str, Any] = {"dest": "model", "nargs": "?"} if positional else {}
     parser.add_argument(
-        "--model",
+        *(() if positional else ("--model",)),
+        **name,
         type=Path,
         metavar="FILE|DIR",
         help="a GGUF file, or a folder with Hugging Face safetensors (default: the bundled model)",
@@ -67,8 +69,8 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="continue these token ids")
 
 
-def add_decoding_options(parser: argparse.ArgumentParser) -> None:
-    """Everything that `GenerateOptions` holds."""
+def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
+    """Everything that `GenerateOptions` holds; `draft` are other settings of the option --draft."""
     decoding = parser.add_argument_group("decoding")
     decoding.add_argument("--max-tokens", type=int, metavar="N", help="tokens to generate at most (default: 128)")
     decoding.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends the text")
@@ -91,12 +93,12 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
         help="what drafts: an assistant made for the model, a small model with the same vocabulary, or ngram, which"
         " looks up what followed the last tokens before (default: the model's own MTP head)",
     )
-    drafting.add_argument(
-        "--draft",
-        type=int,
-        metavar="K",
-        help="tokens to draft in a round, at most 15; 0 is plain decoding (default: 3 if there is a drafter)",
-    )
+    one_number: dict[str, Any] = {
+        "type": int,
+        "metavar": "K",
+        "help": "tokens to draft in a round, at most 15; 0 is plain decoding (default: 3 if there is a drafter)",
+    }
+    drafting.add_argument("--draft", **(one_number | draft))
     drafting.add_argument(
         "--accept",
         choices=("rejection", "coupled"),

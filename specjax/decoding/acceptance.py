@@ -7,12 +7,16 @@ guess of that token. The first n drafts are accepted and row n gives the next to
 | --- | --- | --- | --- |
 | coupled | drawn with the position's TOKEN noise | it is what the target draws with the same noise | the tokens of plain sampling with the same seed, whatever the drafter |
 | rejection | drawn with DRAFT noise, or any deterministic guess | u < p(draft) / q(draft) | the target's distribution |
+| `Synthetic` | as for coupled | u < a given probability | none: it is for measuring speed |
 
 Rejection: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318). Coupled: Daliri et al. 2025
 (arXiv:2408.07978), with Gumbel noise. With a greedy config nothing is drawn, and both rules accept a draft while it is
 the target's argmax.
 """  # noqa: E501
 
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Literal, NamedTuple, get_args
 
 import jax
@@ -26,6 +30,33 @@ from specjax.models.protocol import Choice
 
 Rule = Literal["coupled", "rejection"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+"""The rules that keep what the target says."""
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Accepts by lot, whatever the target says of the drafts. NOT LOSSLESS: the tokens are no model's text.
+
+    For measuring speed where acceptance means nothing, as with random weights: all else in a round is computed as under
+    the coupled rule.
+
+    Attributes:
+        probabilities: of accepting draft 1, of accepting draft 2 when draft 1 stands, and so on.
+
+    Raises:
+        ValueError: there are none, or one is not from 0 to 1.
+    """
+
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.probabilities or not all(0 <= p <= 1 for p in self.probabilities):
+            raise ValueError(f"probabilities are {self.probabilities}; give one from 0 to 1 for each draft of a round")
+
+    def tokens_per_round(self, n_drafts: int) -> float:
+        """The expected tokens of a round of `n_drafts` drafts: 1 + p1 + p1 p2 + ..."""
+        return 1 + sum(accumulate(self.probabilities[:n_drafts], mul))
+
 
 PADDING = -1
 """Fills `Verdict.tokens` behind the last emitted token."""
@@ -133,19 +164,42 @@ def accept_rejection(
     return _verdict(drafts, n_accepted, next_token)
 
 
+def accept_synthetic(
+    target_logits: Float[Array, "B R V"],
+    drafts: Int[Array, "B K"],
+    n_drafted: Int[Array, "B"],
+    *,
+    rule: Synthetic,
+    config: SamplerConfig,
+    seed: UInt[Array, ""] | int,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Verdict:
+    """Accept with the probabilities of the rule; the next token is the target's choice. Not lossless."""
+    rows = position[:, None] + jnp.arange(target_logits.shape[1])
+    choices = sample_tokens(target_logits, config=config, seed=seed, sequence=sequence, position=rows)
+    u = uniform(seed, sequence, rows[:, :-1], Purpose.ACCEPT)
+    n_accepted = _leading(u < jnp.array(rule.probabilities[: drafts.shape[1]], jnp.float32), n_drafted)
+    return _verdict(drafts, n_accepted, _row(choices, n_accepted))
+
+
 def accept(
     target_logits: Float[Array, "B R V"],
     drafts: Int[Array, "B K"],
     draft_logq: Float[Array, "B K V"] | None,
     n_drafted: Int[Array, "B"],
     *,
-    rule: Rule,
+    rule: Rule | Synthetic,
     config: SamplerConfig,
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],
     position: Int[Array, "B"],
 ) -> Verdict:
     """The verdict under `rule`, for drafts made by `propose_token` under the same rule."""
+    if isinstance(rule, Synthetic):
+        return accept_synthetic(
+            target_logits, drafts, n_drafted, rule=rule, config=config, seed=seed, sequence=sequence, position=position
+        )
     if rule == "coupled":
         return accept_coupled(
             target_logits, drafts, n_drafted, config=config, seed=seed, sequence=sequence, position=position
@@ -160,7 +214,7 @@ def propose_token(
     scored: Int[Array, "B M"] | None = None,
     *,
     vocab_size: int | None = None,
-    rule: Rule,
+    rule: Rule | Synthetic,
     config: SamplerConfig,
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int, UInt
 
-from specjax.decoding.acceptance import RULES, Rule
+from specjax.decoding.acceptance import RULES, Rule, Synthetic
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
 from specjax.models.protocol import Drafter, FeatureRequest, Target
@@ -39,14 +39,14 @@ class Decoder:
         margins: also record by how much the largest logit led the second one where each emitted token was chosen.
 
     Raises:
-        ValueError: the rule is unknown, or drafts are asked for without a drafter, or more than the drafter or a round
-            can take.
+        ValueError: the rule is unknown or has too few probabilities, or drafts are asked for without a drafter, or more
+            than the drafter or a round can take.
     """
 
     target: Target
     drafter: Drafter | None
     sampler: SamplerConfig = SamplerConfig()
-    rule: Rule = "rejection"
+    rule: Rule | Synthetic = "rejection"
     draft: DraftConfig = DraftConfig()
     eos_ids: tuple[int, ...] = ()
     rollback: RollbackStrategy = "replay"
@@ -54,7 +54,13 @@ class Decoder:
     margins: bool = False
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
+        if isinstance(self.rule, Synthetic):
+            if len(self.rule.probabilities) < self.draft.n_max:
+                raise ValueError(
+                    f"{self.draft.n_max} draft tokens are asked for, but there are {len(self.rule.probabilities)}"
+                    " probabilities of accepting them; give one for each"
+                )
+        elif self.rule not in RULES:
             raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, RULES))}")
         if self.draft.n_max > 0 and self.drafter is None:
             raise ValueError(f"{self.draft.n_max} draft tokens are asked for, but there is no drafter; use 0")

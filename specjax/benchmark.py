@@ -1,0 +1,161 @@
+"""How fast a model decodes, plainly and in rounds with drafts, beside what the parts of a round allow."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from specjax.batch import Batch
+from specjax.decoding.acceptance import Synthetic
+from specjax.decoding.stats import DecodeStats
+from specjax.generation import GenerateOptions
+from specjax.model import Model
+from specjax.profiling import RoundCost, round_cost, speedup_bound
+
+TURNS = 5
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Rounds of one number of drafts at batch 1, all prompts together. Medians of several turns.
+
+    Attributes:
+        n_drafts: K; 0 is plain decoding.
+        stats: counts of the rounds.
+        tokens_per_second: emitted tokens over the seconds of all rounds, prefill and compilation left out.
+        round_seconds: of a whole round, the host's share included.
+        speedup: tokens per second over those of plain decoding in the same turn.
+        cost: the halves of a round, timed as programs of their own.
+        bound: the speed-up that the halves allow at these tokens per round, see `specjax.profiling.speedup_bound`.
+        expected_tokens_per_round: what the given probabilities come to; None where acceptance is the model's own. The
+            last rounds of `max_tokens` have room for fewer drafts, and stay below it.
+    """
+
+    n_drafts: int
+    stats: DecodeStats
+    tokens_per_second: float
+    round_seconds: float
+    speedup: float
+    cost: RoundCost
+    bound: float
+    expected_tokens_per_round: float | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        """Plain data; times in seconds."""
+        return {
+            "draft": self.n_drafts,
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_round": self.stats.tokens_per_round,
+            "expected_tokens_per_round": self.expected_tokens_per_round,
+            "acceptance_by_position": self.stats.acceptance_by_position,
+            "round": self.round_seconds,
+            "draft_per_round": self.cost.draft,
+            "verify_per_round": self.cost.verify,
+            "speedup": self.speedup,
+            "bound": self.bound,
+        }
+
+
+@dataclass
+class _Runs:
+    """What one number of drafts has shown so far."""
+
+    options: GenerateOptions
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    cost: RoundCost | None = None
+    seconds: list[float] = field(default_factory=list)
+
+
+def measure_speed(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    options: Sequence[GenerateOptions],
+    *,
+    synthetic: Synthetic | None = None,
+    turns: int = TURNS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Speed]:
+    """Decode the prompts one after the other with all `options`, in turns, because the speed of machines drifts.
+
+    Args:
+        model: what decodes.
+        prompts: token ids.
+        options: they differ in `draft`; the first is plain decoding, which the others are compared with.
+        synthetic: accept with these probabilities instead of by the model's agreement. Not lossless: the tokens are
+            thrown away.
+        turns: times that all options run.
+        progress: called with steps done and steps in all.
+
+    Raises:
+        ValueError: the first options draft; there are no prompts, turns or rounds, or fewer probabilities than drafts.
+        PromptError, SpecjaxError: see `Model.generate`.
+    """
+    runs = [_Runs(each) for each in options]
+    longest = max(range(len(prompts)), key=lambda index: len(prompts[index]), default=0)
+    if not prompts or turns < 1:
+        raise ValueError(f"there are {len(prompts)} prompts and {turns} turns; at least one of each is needed")
+    if model.decoder(options[0]).drafts:
+        raise ValueError("the first options must be those of plain decoding, draft=0")
+    for run in runs:  # wrong settings are to be seen before the work
+        list(_batches(model, prompts, run.options, synthetic))
+    total = len(runs) * (1 + turns)
+    for number, run in enumerate(runs):
+        for index, batch in enumerate(_batches(model, prompts, run.options, synthetic)):
+            for emission in batch.run():  # the first run compiles
+                if emission.record is not None:
+                    run.stats.add(emission.record)
+            if index == longest:
+                assert batch.state is not None
+                run.cost = round_cost(batch.decoder, model.params, batch.state)
+                batch.state = None  # consumed
+        if not run.stats.rounds:
+            raise ValueError(
+                "every text ends with its first token, before any round; give other prompts or more tokens"
+            )
+        progress(number + 1, total)
+    for turn in range(turns):
+        for number, run in enumerate(runs):
+            run.seconds.append(sum(_seconds(batch) for batch in _batches(model, prompts, run.options, synthetic)))
+            progress(len(runs) * (1 + turn) + number + 1, total)
+    return [_speed(model, run, runs[0], synthetic) for run in runs]
+
+
+def random_prompt(vocab_size: int, length: int, seed: int) -> list[int]:
+    """Token ids drawn uniformly, for models whose text means nothing."""
+    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
+
+
+def _batches(
+    model: Model, prompts: Sequence[Sequence[int]], options: GenerateOptions, synthetic: Synthetic | None
+) -> Iterator[Batch]:
+    for index, prompt in enumerate(prompts):
+        batch = model.batch([prompt], options, sequence=[index])
+        yield batch if synthetic is None else replace(batch, decoder=replace(batch.decoder, rule=synthetic))
+
+
+def _seconds(batch: Batch) -> float:
+    for _ in batch.run():
+        pass
+    return batch.timings.decode
+
+
+def _speed(model: Model, run: _Runs, plain: _Runs, synthetic: Synthetic | None) -> Speed:
+    assert run.cost is not None
+    assert plain.cost is not None
+    rates = [run.stats.tokens / seconds for seconds in run.seconds]
+    plain_rates = [plain.stats.tokens / seconds for seconds in plain.seconds]
+    n_drafts = model.decoder(run.options).draft.n_max
+    return Speed(
+        n_drafts=n_drafts,
+        stats=run.stats,
+        tokens_per_second=statistics.median(rates),
+        round_seconds=statistics.median(run.seconds) / run.stats.rounds,
+        speedup=statistics.median(rate / base for rate, base in zip(rates, plain_rates, strict=True)),
+        cost=run.cost,
+        bound=speedup_bound(run.stats.tokens_per_round, plain.cost, run.cost),
+        expected_tokens_per_round=synthetic.tokens_per_round(n_drafts) if synthetic else None,
+    )
