@@ -1,0 +1,48 @@
+"""On CPUs a token's logits have the same bits whether it is decoded alone or verified with others."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from pallas_kernels import native
+from specjax.state import KVTypes, SequenceState, commit
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TOKENS = 8
+
+
+def logits(model: specjax.Model, window: int, types: KVTypes) -> np.ndarray:
+    """Of two sequences of random tokens, verified in windows of so many; [B, T, V]."""
+    tokens = np.random.default_rng(0).integers(0, model.target.vocab_size, (2, TOKENS)).astype(np.int32)
+    layers = model.target.init_layers(2, 32, rows=TOKENS, chunk=16, rollback="replay", kv_types=types)
+    state, parts = SequenceState(layers, None, jnp.zeros((2,), jnp.int32)), []
+    verify = jax.jit(partial(model.target.verify, model.params))
+    for start in range(0, TOKENS, window):
+        output, fed = verify(tokens[:, start : start + window], jnp.full((2,), window), state)
+        parts.append(np.asarray(output.logits))
+        state = commit(fed, jnp.full((2,), window))
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize("act", ["a8", "a16"])
+@pytest.mark.parametrize("types", [KVTypes("f32", "f32"), KVTypes("q8_0", "turbo3")], ids=str)
+def test_the_bundled_model_gives_the_same_bits_in_windows_of_any_length(act: str, types: KVTypes) -> None:
+    model = specjax.load(packed=act)
+    alone = logits(model, 1, types)
+    for window in (2, 4):
+        np.testing.assert_array_equal(logits(model, window, types), alone)
+
+
+@pytest.mark.parametrize("name", ["gemma4/edge", "dense/qwen3"])
+def test_other_families_give_the_same_bits_too(name: str) -> None:
+    model = specjax.load(FIXTURES / name / "model.gguf")
+    types = KVTypes("q8_0", "q4_0")
+    np.testing.assert_array_equal(logits(model, 4, types), logits(model, 1, types))
