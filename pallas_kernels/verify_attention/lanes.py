@@ -144,7 +144,9 @@ class Lanes:
     def unpack(self, codes: Int[Array, "..."], high: Sequence[Int[Array, "..."]] | None = None) -> list[Array]:
         """Each plane of quantized values without scales, float32; `high` are the third bits of codes that have them."""
         if self.bits == 8:
-            return [codes.astype(jnp.float32)]
+            # The codes themselves. Without the shifts Mosaic turns bytes into floats in one operation, in which its
+            # compiler for v6e (libtpu 0.0.42) fails where vectors do not fill 128 lanes.
+            return [(codes << 24 >> 24).astype(jnp.float32)]
         size = 2 if high else self.bits
         planes = [codes >> shift & ((1 << size) - 1) for shift in range(0, 8, size)]
         if isinstance(self.kind, BlockFormat):
@@ -162,14 +164,13 @@ class Lanes:
         low_bytes, all_bytes = self.group // 4, self.group * 3 // 8
         here = lax.rem(lane, all_bytes)
         shift = lax.rem(iota(bits.shape, 1), all_bytes) & 7
+        all_bits = (bits & 255).astype(jnp.float32).astype(jnp.bfloat16)  # for the mask see `unpack`
         planes = []
         for plane in range(4):
             wanted = lane - here + low_bytes + (here >> 3) + plane * (low_bytes // 8)
             move = ((source == wanted) & (here < low_bytes)).astype(jnp.float32).astype(jnp.bfloat16)
-            moved = jnp.dot(
-                bits.astype(jnp.float32).astype(jnp.bfloat16), move, preferred_element_type=jnp.float32
-            ).astype(jnp.int32)
-            planes.append(moved >> shift & 1)
+            moved = jnp.dot(all_bits, move, preferred_element_type=jnp.float32)
+            planes.append(moved.astype(jnp.int32) >> shift & 1)
         return planes
 
 

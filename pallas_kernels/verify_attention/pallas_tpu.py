@@ -7,8 +7,8 @@ block that is there already. Softmax is that of Milakov and Gimelshein, arXiv 18
 Products have float32 sums. Their operands are float32 for caches of f32 and f16, and bfloat16 for all others: codes are
 exact in it, while queries and weights are rounded as they are over a bf16 cache.
 
-VMEM at the shapes of Qwen3.6-27B (G 4, N 256) and tiles of 512: two blocks of keys and values each, 4 MiB in bf16 and
-8 MiB in f32, and up to 4 MiB of decoded values, scores and weights.
+VMEM at the shapes of Qwen3.6-27B (G 4, N 256): two blocks of keys and values each, 4 MiB in bf16 and 8 MiB in f32 at
+tiles of 512; 256 over quantized caches, where decoded values, scores and weights take most of it.
 
 Mosaic takes no float16: scales come in as their bits, for which XLA copies all of a cache's scales in each call, a
 sixteenth (q8_0) of its codes. The codes of an f16 cache are copied so as well, which triples what is read and written.
