@@ -13,7 +13,8 @@ Calls are chained inside one program, each over memory of its own, and the best 
     error     relative RMS difference of one call's results from those of that form
 
 Sizes are those of a layer of Qwen3.6-27B, or smaller ones (--small, the default on CPUs). Interpreters and references
-are left out. What does not compile, or does not take the sizes, is listed with the reason.
+are left out. What does not compile, or does not take the sizes, is listed with the reason. On an NVIDIA GPU kernels of
+torch and of flash-linear-attention are timed too, where they are installed (kernels_peers.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from kernel_cases import Case, cases
+from kernels_peers import peers
 from machine import description, read_rate
 from rich.console import Console
 from rich.progress import track
@@ -143,7 +145,7 @@ def largest_error(got: list[np.ndarray], want: list[np.ndarray]) -> float:
 
 
 def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
-    """All implementations that run here, those in plain XLA first."""
+    """All implementations that run here, those in plain XLA first, then what others have for the same call."""
     platform = jax.default_backend()
     names = [each.name for each in operations.tables()[case.operation] if runs_here(each.name, platform)]
     copies = max(1, min(effort.copies, math.ceil(effort.cache_bytes / case.num_bytes)))
@@ -164,6 +166,15 @@ def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
             yield Result(*about, seconds, share)
         else:
             yield Result(*about, seconds, share, xla[0] / seconds, largest_error(outputs, xla[1]))
+    for name, time_call in peers(case.operation, case.chained, *material[0]):
+        about = (case.operation, case.sizes, name, case.num_bytes)
+        try:
+            seconds = time_call(copies)
+        except Exception as error:  # as above
+            yield Result(*about, refused=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            continue
+        ratio = None if xla is None else xla[0] / seconds
+        yield Result(*about, seconds, case.num_bytes / seconds / rate, ratio)
 
 
 def print_table(results: list[Result], rate: float) -> None:
@@ -185,8 +196,8 @@ def print_table(results: list[Result], rate: float) -> None:
         names = before if new else ("", "")
         cells = ("refused", figures[1], "", "", "") if result.refused else (*figures, *shown, error)
         table.add_row(*names, result.impl, *cells)
-    console = Console()
-    console.print(table, width=None if console.is_terminal else 160)
+    wide = None if Console().is_terminal else 160
+    Console(width=wide).print(table)
     for result in results:
         if result.refused:
             print(f"refused: {result.operation} {result.impl}, {result.sizes}: {result.refused}")

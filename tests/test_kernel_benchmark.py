@@ -25,7 +25,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import kernels
 
     yield kernels
-    for name in ("kernels", "kernel_cases", "random_model", "machine"):
+    for name in ("kernels", "kernel_cases", "kernels_peers", "random_model", "machine"):
         sys.modules.pop(name, None)
 
 

@@ -1,0 +1,100 @@
+"""What the kernels of others take for the same calls on an NVIDIA GPU, where they are installed.
+
+    pip install torch flash-linear-attention
+
+They are given the sizes of a case, arrays of their own in the types that they are made for (bfloat16, states float32),
+and as many copies as our kernels; a CUDA graph of calls is timed. Their results are not compared with ours. Their gated
+delta rule writes the state after all tokens, which `verify` does not: it leaves records for `commit`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+
+from pallas_kernels.kv_formats import KVStore
+
+CALLS, RUNS = 32, 10
+
+
+def peers(operation: str, chained: Array, own: Any, fixed: Any) -> Iterator[tuple[str, Callable[[int], float]]]:
+    """Names, and functions from a number of copies to the seconds of a call; nothing but on an NVIDIA GPU."""
+    if jax.default_backend() != "gpu" or importlib.util.find_spec("torch") is None:
+        return
+    if operation in ("verify_attention", "prefill_attention") and fixed[0].format == "bf16":
+        yield "torch_sdpa", partial(graph_seconds, partial(attention_calls, chained.shape, fixed[0], device="cuda"))
+    if importlib.util.find_spec("fla") is None:
+        return
+    kinds = {"gated_delta.verify": "fused_recurrent", "gated_delta.prefill": "chunk"}
+    if operation in kinds:
+        q = fixed[0][0] if operation == "gated_delta.verify" else fixed[0]
+        calls = partial(gated_delta_calls, kinds[operation], q.shape, chained.shape)
+        yield f"fla_{kinds[operation]}", partial(graph_seconds, calls)
+
+
+def attention_calls(shape: tuple[int, ...], keys: KVStore, copies: int, *, device: str) -> list[Callable[[], Any]]:
+    """torch's scaled_dot_product_attention of rows at a cache's end: row t sees all slots but the T - 1 - t last."""
+    import torch
+
+    (batch, rows, heads, width), (_, slots, groups, _) = shape, keys.shape
+    settings: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
+    seen = torch.ones(rows, slots, dtype=torch.bool, device=device).tril(slots - rows)
+
+    def one() -> Callable[[], Any]:
+        q = torch.randn(batch, heads, rows, width, **settings)
+        k, v = (torch.randn(batch, groups, slots, width, **settings) for _ in range(2))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return lambda: attend(q, k, v, attn_mask=seen, enable_gqa=True)
+
+    return [one() for _ in range(copies)]
+
+
+def gated_delta_calls(
+    kind: str, keys: tuple[int, ...], values: tuple[int, ...], copies: int
+) -> list[Callable[[], Any]]:
+    """flash-linear-attention's fused_recurrent_gated_delta_rule or chunk_gated_delta_rule, with a state in and out."""
+    import torch
+    from fla.ops import gated_delta_rule
+
+    rule = getattr(gated_delta_rule, f"{kind}_gated_delta_rule")
+    settings: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+
+    def one() -> Callable[[], Any]:
+        q, k = (torch.nn.functional.normalize(torch.randn(*keys, **settings), dim=-1) for _ in range(2))
+        v = torch.randn(*values, **settings)
+        g = torch.nn.functional.logsigmoid(torch.randn(*values[:-1], device="cuda") + 3)
+        beta = torch.rand(*values[:-1], device="cuda").to(torch.bfloat16)
+        state = torch.randn(values[0], values[2], keys[-1], values[-1], device="cuda")
+        return torch.no_grad()(lambda: rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
+
+    return [one() for _ in range(copies)]
+
+
+def graph_seconds(make: Callable[[int], list[Callable[[], Any]]], copies: int) -> float:
+    """Of one call, the best of several replays of a CUDA graph of calls on one copy after the other."""
+    import torch
+
+    calls = make(copies)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # compiles and tunes, which cannot be done while a graph is recorded
+        for call in calls * 3:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for index in range(CALLS):
+            calls[index % len(calls)]()
+    times = []
+    for _ in range(RUNS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return min(times) / CALLS
