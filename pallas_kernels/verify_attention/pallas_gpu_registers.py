@@ -48,6 +48,7 @@ class Tile:
 
     @staticmethod
     def of(lanes: Lanes) -> Tile:
+        """The tile of a format and width."""
         width, group = lanes.kind.stored_width(lanes.width), lanes.group
         in_group = group // len(lanes.order)
         if lanes.width % GROUP == 0:
