@@ -28,11 +28,12 @@ def kernel_options(*, interpreted: bool) -> dict[str, Any]:
     """
     return {
         "compiler_params": plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        "interpret": _interpreter() if interpreted else False,
+        "interpret": interpreter() if interpreted else False,
     }
 
 
-def _interpreter() -> Any:
+def interpreter() -> Any:
+    """What `interpret` of a kernel is for running it on a CPU."""
     # jax 0.11 has it as plgpu.InterpretGPUParams, jax 0.10 only here.
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 

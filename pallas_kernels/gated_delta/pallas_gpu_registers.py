@@ -8,12 +8,12 @@ is one access and sums over Dk stay inside a warp. All kernels do the same opera
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import Dims
+from pallas_kernels.mosaic_gpu import interpreter, load
 
 LANE_ROWS = 4
 WARPS, LANE_COLUMNS = 4, 8
@@ -64,11 +64,7 @@ class Registers:
         return x if self.interpreted else plgpu.layout_cast(x, self.state)
 
     def _load(self, ref: Any, layout: Any) -> Array:
-        if self.interpreted:
-            return ref[...].astype(jnp.float32)
-        # jax 0.10 wants an index beside the reference, 0.11 deprecates it.
-        index: tuple[Any, ...] = ((),) if jax.__version_info__ < (0, 11) else ()
-        return plgpu.load(ref, *index, layout=layout, optimized=False).astype(jnp.float32)
+        return load(ref, layout, interpreted=self.interpreted).astype(jnp.float32)
 
     def decay(self, state: Array, factor: Array) -> Array:
         """The state before the token's update; `factor` is exp(g)."""
@@ -93,12 +89,5 @@ def kernel_options(registers: Registers) -> dict[str, Any]:
     return {
         # Explicit because the default differs between releases of jax.
         "compiler_params": plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        "interpret": _interpreter() if registers.interpreted else False,
+        "interpret": interpreter() if registers.interpreted else False,
     }
-
-
-def _interpreter() -> Any:
-    # jax 0.11 has it as plgpu.InterpretGPUParams, jax 0.10 only here.
-    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-
-    return InterpretGPUParams()

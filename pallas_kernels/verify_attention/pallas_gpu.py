@@ -27,6 +27,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.turbo import GROUP
+from pallas_kernels.mosaic_gpu import interpreter
 from pallas_kernels.tuning import Tunable, config_for, register
 from pallas_kernels.verify_attention.examples import full_cache, model_shapes
 from pallas_kernels.verify_attention.lanes import lanes_of
@@ -210,7 +211,7 @@ def attend(
         mesh=plgpu.Mesh(grid=(batch, kv_heads, config.splits, blocks), grid_names=("row", "head", "split", "block")),
         # Explicit because the default differs between releases of jax.
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        interpret=_interpreter() if interpret else False,
+        interpret=interpreter() if interpret else False,
         name="verify_attention",
     )
     warps = jnp.arange(WARPS, dtype=jnp.int32)
@@ -255,13 +256,6 @@ def _combined(highest: Array, total: Array, sums: Array, sinks: Array) -> Array:
     whole = jnp.sum(total * share, axis=3) + jnp.exp(sinks - base)
     share = share / jnp.where(whole == 0, 1, whole)[..., None]
     return jnp.einsum("bgrs,bgrs...->bgr...", share, sums, precision="highest")
-
-
-def _interpreter() -> Any:
-    # jax 0.11 has it as plgpu.InterpretGPUParams, jax 0.10 only here.
-    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-
-    return InterpretGPUParams()
 
 
 TUNABLE = register(

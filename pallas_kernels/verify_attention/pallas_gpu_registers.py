@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -17,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.kv_formats.blocks import BLOCK
 from pallas_kernels.kv_formats.format import FloatFormat
 from pallas_kernels.kv_formats.turbo import GROUP
+from pallas_kernels.mosaic_gpu import load
 from pallas_kernels.verify_attention.lanes import Lanes
 
 WARPS, LANES = 4, 32
@@ -115,12 +115,8 @@ class Registers:
 
     def load(self, ref: Any, missing: tuple[int, ...] = ()) -> Array:
         """All of a reference, which lacks some axes of a tile."""
-        if self.interpreted:
-            return ref[...]
         layout = self.tile.layout.reduce(missing) if missing else self.tile.layout
-        # jax 0.10 wants an index beside the reference, 0.11 deprecates it.
-        index: tuple[Any, ...] = ((),) if jax.__version_info__ < (0, 11) else ()
-        return plgpu.load(ref, *index, layout=layout, optimized=False)
+        return load(ref, layout, interpreted=self.interpreted)
 
     def spread(self, x: Array, axes: tuple[int, ...]) -> Array:
         """The same along the axes of a tile that x lacks."""
