@@ -8,7 +8,7 @@ def argmax(x: Float[Array, "*T V"]) -> Int[Array, "*T"]:
     """The index of the largest value, of equal ones the first, int32; where there are NaNs, that of the first NaN.
 
     `jnp.argmax` compares pairs of value and index one after the other, which XLA's CPU backend does not vectorise.
-    Largest values of blocks are vectorised, and leave two short axes to search: 20 times as fast over a vocabulary.
+    Largest values of blocks are vectorised, and leave two short axes to search.
     """
     size = x.shape[-1]
     block = next(n for n in (256, 128, 64, 32, 16, 1) if size % n == 0)
