@@ -1,7 +1,7 @@
 """The implementations of every operation, in order of preference.
 
-The Pallas kernels are tested under the interpreter and lowered for their platforms, but not yet measured on a device:
-they run when named.
+The Pallas and Triton kernels are tested under interpreters and lowered for their platforms, but not yet measured on a
+device: they run when named.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from pallas_kernels.gated_delta import (
     pallas_tpu_snapshots,
     pallas_tpu_verify,
     reference,
+    triton_recurrence,
     xla_chunked,
     xla_recurrent,
     xla_wy,
@@ -37,6 +38,15 @@ def _on_gpu(run: Callable[..., Any], **unfit: Any) -> tuple[Implementation, ...]
     return (
         Implementation("pallas_gpu", run, **unfit),
         Implementation("pallas_gpu_interpret", partial(run, interpret=True), **unfit),
+    )
+
+
+def _in_triton(run: Callable[..., Any]) -> tuple[Implementation, ...]:
+    return (
+        Implementation("triton", run, unfit=triton_recurrence.unfit),
+        Implementation(
+            "triton_interpret", partial(run, interpret=True), unfit=partial(triton_recurrence.unfit, interpreted=True)
+        ),
     )
 
 
@@ -59,6 +69,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         Implementation("xla_recurrent", masked(xla_recurrent.verify)),
         *_on_tpu(masked(pallas_tpu_verify.verify), unfit=pallas_tpu_verify.unfit),
         *_on_gpu(masked(pallas_gpu_verify.verify), unfit=pallas_gpu_registers.unfit),
+        *_in_triton(triton_recurrence.verify),
         Implementation("reference", zeroed(reference.verify)),
     ),
     "commit": (
@@ -66,12 +77,14 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         Implementation("xla_recurrent", masked(xla_recurrent.commit, RECORDS), ANYWHERE),
         *_on_tpu(zeroed(pallas_tpu_verify.commit, RECORDS), unfit=pallas_tpu_verify.unfit),
         *_on_gpu(zeroed(pallas_gpu_verify.commit, RECORDS), unfit=pallas_gpu_registers.unfit),
+        *_in_triton(triton_recurrence.commit),
         Implementation("reference", zeroed(reference.commit, RECORDS)),
     ),
     "verify_snapshots": (
         Implementation("xla_recurrent", zeroed(xla_recurrent.verify_snapshots), ANYWHERE),
         *_on_tpu(zeroed(pallas_tpu_snapshots.verify_snapshots)),
         *_on_gpu(zeroed(pallas_gpu_snapshots.verify_snapshots), unfit=pallas_gpu_registers.unfit),
+        *_in_triton(triton_recurrence.verify_snapshots),
         Implementation("reference", zeroed(reference.verify_snapshots)),
     ),
 }

@@ -5,15 +5,18 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered
+from lowering import GENERATIONS, assembled, compiled_for_tpu, kernel_calls, lowered, needs_jax_triton, triton_calls
 
-from pallas_kernels import gated_delta
+from pallas_kernels import gated_delta, triton_launch
+from pallas_kernels.gated_delta import triton_recurrence
 from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
 
 QWEN3_6_27B = {"hk": 16, "hv": 48, "width": 128}
 SMALL = {"hk": 2, "hv": 6, "width": 64}
+ODD = {"hk": 3, "hv": 3, "width": 24}
 PLATFORMS = {"pallas_tpu": "tpu", "pallas_gpu": "cuda"}
 KERNELS = [(operation, i.name) for operation, table in IMPLEMENTATIONS.items() for i in table if i.name in PLATFORMS]
+TRITON = [operation for operation, table in IMPLEMENTATIONS.items() if "triton" in {i.name for i in table}]
 N_ROWS, N_SLOTS = 2, 4
 
 
@@ -56,7 +59,49 @@ def test_kernels_lower_and_write_the_state_in_place(operation, impl, shape, n_to
     assert ("output_operand_alias" in calls[0]) == (operation != "verify")
 
 
-@pytest.mark.parametrize(("operation", "impl"), KERNELS)
+@needs_jax_triton
+@pytest.mark.parametrize("operation", TRITON)
+@pytest.mark.parametrize(
+    ("capability", "shape", "n_tokens", "head_map", "dtype"),
+    [
+        (80, QWEN3_6_27B, 16, "tiled", jnp.bfloat16),
+        (86, SMALL, 1, "grouped", jnp.float32),
+        (89, ODD, 4, "tiled", jnp.float16),
+    ],
+)
+def test_triton_kernels_are_machine_code_that_keeps_the_state_in_registers(
+    operation, capability, shape, n_tokens, head_map, dtype, monkeypatch, tmp_path
+):
+    if jax.default_backend() == "gpu":
+        pytest.skip("Triton compiles for the GPU that is there")
+    monkeypatch.setattr(triton_launch, "OLDEST", capability)
+    given = arguments(operation, n_tokens, **shape, dtype=dtype)
+    calls = triton_calls(lowered(functools.partial(call, operation, "triton", head_map), "cuda", *given))
+    assert len(calls) == 1
+    assert ("output_operand_alias" in calls[0]) == (operation != "verify")
+    code = assembled(calls[0], tmp_path)
+    assert code.target == f"sm_{capability}"
+    assert code.spilled == 0
+
+
+@needs_jax_triton
+@pytest.mark.parametrize("config", triton_recurrence.candidates({"Dk": 128, "Dv": 128}), ids=str)
+def test_every_candidate_in_triton_fits_into_registers(config, tmp_path):
+    *given, counts = arguments("verify_snapshots", 4, **QWEN3_6_27B, dtype=jnp.bfloat16)
+
+    def run(*given):
+        *inputs, n_valid = given
+        options = {"head_map": "tiled", "scale": 0.1, "config": config}
+        return triton_recurrence.verify_snapshots(*inputs, n_valid=n_valid, **options)
+
+    (only,) = triton_calls(lowered(run, "cuda", *given, counts))
+    assert assembled(only, tmp_path).spilled == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "impl"),
+    [*KERNELS, *(pytest.param(operation, "triton", marks=needs_jax_triton) for operation in TRITON)],
+)
 def test_a_kernel_of_another_machine_says_so_here(operation, impl):
     if jax.default_backend() != "cpu":
         pytest.skip("states what a CPU machine answers")

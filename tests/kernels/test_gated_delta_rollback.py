@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gated_delta_cases import ROUNDING, draw, law, rms_error
+from lowering import here
 
 from pallas_kernels import gated_delta
 from pallas_kernels.gated_delta import pallas_tpu_verify, reference
 from pallas_kernels.gated_delta.config import TpuConfig
 
-SERIAL = ("xla_recurrent", "pallas_tpu_interpret", "pallas_gpu_interpret")
+SERIAL = ("xla_recurrent", "pallas_tpu_interpret", "pallas_gpu_interpret", "triton_interpret")
 """Implementations whose three operations compute a token in the same order of operations."""
 
 
-@pytest.mark.parametrize("impl", SERIAL)
+@pytest.mark.parametrize("impl", here(SERIAL))
 @pytest.mark.parametrize(("n_tokens", "head_map"), [(1, "tiled"), (4, "grouped"), (16, "tiled")])
 def test_commit_of_serial_records_equals_every_snapshot_bit_for_bit(n_tokens, head_map, impl):
     verify, verify_snapshots, commit = (

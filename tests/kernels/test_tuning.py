@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowering import needs_jax_triton
 
 from pallas_kernels import tune, tuning
 from pallas_kernels.hadamard import walsh_hadamard, xla_matmul
@@ -124,9 +125,12 @@ def test_what_is_registered_can_be_tuned() -> None:
                 assert tunable.Config(**json.loads(json.dumps(asdict(config)))) == config
 
 
-def test_examples_are_what_kernels_run_on() -> None:
+@pytest.mark.parametrize("in_triton", [False, pytest.param(True, marks=needs_jax_triton)])
+def test_examples_are_what_kernels_run_on(in_triton: bool) -> None:
     """On a device that is not at hand nothing would tell before somebody tunes there."""
     for tunable in tuning.tunables().values():
+        if (tunable.impl == "triton") != in_triton:
+            continue
         dims = tunable.shapes[0]
         example = jax.eval_shape(partial(tunable.example, dims))
         out = jax.eval_shape(partial(tunable.run, config=tunable.heuristic(dims)), *example)

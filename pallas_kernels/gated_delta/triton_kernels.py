@@ -1,0 +1,132 @@
+"""The serial recurrence of the gated delta rule in Triton: a program holds some columns of a head's state in registers.
+
+All kernels take a token in the same operations, so that `commit` gives the state that verification had. They are
+called by triton_recurrence.py.
+"""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("these kernels need Triton: pip install 'specjax[gpu-triton]'") from error
+
+
+@triton.jit
+def _columns(DV: tl.constexpr, COLUMNS: tl.constexpr):
+    """Those of this program, and which of them exist."""
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    return columns, columns < DV
+
+
+@triton.jit
+def _key_head(head, HK: tl.constexpr, HV: tl.constexpr, GROUPED: tl.constexpr):
+    return head // (HV // HK) if GROUPED else head % HK
+
+
+@triton.jit
+def _decayed(state, g, at):
+    return state * tl.exp(tl.load(g + at).to(tl.float32))
+
+
+@triton.jit
+def _updated(state, k, u):
+    """With an explicit fma: whether a compiler makes one of a product and a sum depends on what is around them."""
+    return tl.fma(tl.broadcast_to(k[:, None], state.shape), tl.broadcast_to(u[None, :], state.shape), state)
+
+
+@triton.jit
+def _token(
+    state, q, k, v, g, beta, key, value, scalar, rows, columns, SCALE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr
+):
+    """State, output and u after a token whose key head, value head and scalars are at these places."""
+    in_rows, in_columns = rows < DK, columns < DV
+    q_t = tl.load(q + key * DK + rows, in_rows, 0).to(tl.float32)
+    k_t = tl.load(k + key * DK + rows, in_rows, 0).to(tl.float32)
+    v_t = tl.load(v + value * DV + columns, in_columns, 0).to(tl.float32)
+    state = _decayed(state, g, scalar)
+    u_t = tl.load(beta + scalar).to(tl.float32) * (v_t - tl.sum(state * k_t[:, None], 0))
+    state = _updated(state, k_t, u_t)
+    return state, SCALE * tl.sum(state * q_t[:, None], 0), u_t
+
+
+@triton.jit
+def verify(
+    q, k, v, g, beta, state, n_valid, out, u,
+    T: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SCALE: tl.constexpr,
+    GROUPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Outputs and u [B, T, Hv, Dv] of n_valid[b] tokens, and zeros for the others; a program for each row and head."""
+    row, head = (tl.program_id(0) // HV).to(tl.int64), tl.program_id(0) % HV
+    rows = tl.arange(0, ROWS)
+    columns, in_columns = _columns(DV, COLUMNS)
+    places = rows[:, None] * DV + columns[None, :]
+    tile = tl.load(state + (row * HV + head) * DK * DV + places, (rows < DK)[:, None] & in_columns[None, :], 0)
+    key_head = _key_head(head, HK, HV, GROUPED)
+    count = tl.load(n_valid + row)
+    for t in range(count):
+        at = row * T + t
+        scalar = at * HV + head
+        tile, out_t, u_t = _token(
+            tile, q, k, v, g, beta, at * HK + key_head, scalar, scalar, rows, columns, SCALE, DK, DV
+        )
+        tl.store(out + scalar * DV + columns, out_t, in_columns)
+        tl.store(u + scalar * DV + columns, u_t, in_columns)
+    for t in range(count, T):
+        value = ((row * T + t) * HV + head) * DV + columns
+        tl.store(out + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
+        tl.store(u + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
+
+
+@triton.jit
+def commit(
+    k, u, g, n_valid, state, same_state,
+    T: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, GROUPED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The state after n_valid[b] records, in place; a row that keeps none is not touched."""
+    row, head = (tl.program_id(0) // HV).to(tl.int64), tl.program_id(0) % HV
+    rows = tl.arange(0, ROWS)
+    columns, in_columns = _columns(DV, COLUMNS)
+    count = tl.load(n_valid + row)
+    if count > 0:
+        places = state + (row * HV + head) * DK * DV + rows[:, None] * DV + columns[None, :]
+        inside = (rows < DK)[:, None] & in_columns[None, :]
+        tile = tl.load(places, inside, 0)
+        key_head = _key_head(head, HK, HV, GROUPED)
+        for t in range(count):
+            at = row * T + t
+            scalar = at * HV + head
+            k_t = tl.load(k + (at * HK + key_head) * DK + rows, rows < DK, 0).to(tl.float32)
+            u_t = tl.load(u + scalar * DV + columns, in_columns, 0)
+            tile = _updated(_decayed(tile, g, scalar), k_t, u_t)
+        tl.store(places, tile, inside)
+
+
+@triton.jit
+def verify_snapshots(
+    q, k, v, g, beta, slot, n_valid, slots, same_slots, out,
+    T: tl.constexpr, M: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    SCALE: tl.constexpr, GROUPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Outputs as `verify`, and the newest states in the slots, in place; slots that get none are not touched."""
+    row, head = (tl.program_id(0) // HV).to(tl.int64), tl.program_id(0) % HV
+    rows = tl.arange(0, ROWS)
+    columns, in_columns = _columns(DV, COLUMNS)
+    inside = (rows < DK)[:, None] & in_columns[None, :]
+    places = slots + rows[:, None] * DV + columns[None, :]
+    tile = tl.load(places + ((row * M + tl.load(slot + row)) * HV + head) * DK * DV, inside, 0)
+    key_head = _key_head(head, HK, HV, GROUPED)
+    count = tl.load(n_valid + row)
+    for t in range(count):
+        at = row * T + t
+        scalar = at * HV + head
+        tile, out_t, _ = _token(
+            tile, q, k, v, g, beta, at * HK + key_head, scalar, scalar, rows, columns, SCALE, DK, DV
+        )
+        tl.store(out + scalar * DV + columns, out_t, in_columns)
+        age = count - 1 - t
+        if age < M:
+            tl.store(places + ((row * M + age) * HV + head) * DK * DV, tile, inside)
+    for t in range(count, T):
+        value = ((row * T + t) * HV + head) * DV + columns
+        tl.store(out + value, tl.zeros((COLUMNS,), tl.float32), in_columns)

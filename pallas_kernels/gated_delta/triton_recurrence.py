@@ -1,0 +1,175 @@
+"""Verification with records, its commit, and verification with snapshots for NVIDIA GPUs since Ampere, in Triton.
+
+All three are the serial recurrence of triton_kernels.py: a program reads some columns of a head's state into
+registers, once, takes them through all tokens, and writes them only where they are to be kept, in place. Tokens from
+n_valid[b] on are neither read nor computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.dispatch import Dims
+from pallas_kernels.gated_delta.config import SHAPES, example_inputs, example_records, example_slots
+from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.triton_launch import launch, missing, power_of_two
+from pallas_kernels.tuning import Tunable, config_for, register
+
+MOST_VALUES = 128
+"""Of the state, in the registers of a thread."""
+THREADS = 32
+"""Of a warp."""
+MAX_ROWS = 512
+"""Rows of a state of which 8 columns give a thread of one warp 128 values."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a program takes.
+
+    Attributes:
+        columns: of a head's state: 8, 16, 32 or 64.
+        warps: 1, 2 or 4.
+    """
+
+    columns: int
+    warps: int
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("columns", (8, 16, 32, 64)), ("warps", (1, 2, 4))):
+            if (size := getattr(self, name)) not in accepted:
+                raise ValueError(f"{name} is {size}; accepted: {', '.join(map(str, accepted))}")
+
+
+def heuristic(dims: Dims) -> Config:
+    """One warp, so that no sum waits for others, and few columns: many small programs, as published kernels have."""
+    return Config(8, 1)
+
+
+def candidates(dims: Dims) -> list[Config]:
+    """Those of which a thread holds 8 to 128 values."""
+    rows, widest = power_of_two(dims["Dk"]), max(8, power_of_two(dims["Dv"]))
+    return [
+        Config(columns, warps)
+        for columns in (8, 16, 32, 64)
+        for warps in (1, 2, 4)
+        if columns <= widest and 8 <= rows * columns // (THREADS * warps) <= MOST_VALUES
+    ]
+
+
+def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
+    """Why a call of these sizes cannot be served, or None."""
+    if dims["Dk"] > MAX_ROWS:
+        return f"Dk={dims['Dk']} is more than {MAX_ROWS}"
+    return missing(interpreted=interpreted)
+
+
+def _sizes(k: Array, values: Array, head_map: HeadMap, tunable: Tunable[Config], config: Config | None) -> Any:
+    """Grid, warps and constants of a kernel."""
+    (batch, rows, hk, dk), (hv, dv) = k.shape, values.shape[2:]
+    config = config_for(tunable, {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}, config)
+    return {
+        "grid": (batch * hv, -(-dv // config.columns)), "warps": config.warps,
+        "T": rows, "HK": hk, "HV": hv, "DK": dk, "DV": dv, "GROUPED": head_map == "grouped",
+        "ROWS": power_of_two(dk), "COLUMNS": config.columns,
+    }  # fmt: skip
+
+
+def verify(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+    interpret: bool = False,
+    config: Config | None = None,
+) -> tuple[Array, Array]:
+    """Outputs and u, both [B, T, Hv, Dv] in float32."""
+    from pallas_kernels.gated_delta import triton_kernels
+
+    values = jax.ShapeDtypeStruct(v.shape, jnp.float32)
+    sizes = _sizes(k, v, head_map, VERIFY, config)
+    inputs = (q, k, v, g, beta, state, n_valid)
+    out, u = launch(triton_kernels.verify, inputs, (), (values, values), SCALE=scale, interpret=interpret, **sizes)
+    return out, u
+
+
+def commit(
+    state: Array,
+    k: Array,
+    u: Array,
+    g: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    interpret: bool = False,
+    config: Config | None = None,
+) -> Array:
+    """The state after the first n_valid[b] records, in the buffer of `state`."""
+    from pallas_kernels.gated_delta import triton_kernels
+
+    sizes = _sizes(k, u, head_map, COMMIT, config)
+    (state,) = launch(triton_kernels.commit, (k, u, g, n_valid), (state,), (), interpret=interpret, **sizes)
+    return state
+
+
+def verify_snapshots(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    slots: Array,
+    slot: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+    interpret: bool = False,
+    config: Config | None = None,
+) -> tuple[Array, Array]:
+    """Outputs in float32, and the slots in their buffer."""
+    from pallas_kernels.gated_delta import triton_kernels
+
+    values = jax.ShapeDtypeStruct(v.shape, jnp.float32)
+    sizes = _sizes(k, v, head_map, SNAPSHOTS, config) | {"M": slots.shape[1], "SCALE": scale}
+    inputs = (q, k, v, g, beta, slot.astype(jnp.int32), n_valid)
+    slots, out = launch(triton_kernels.verify_snapshots, inputs, (slots,), (values,), interpret=interpret, **sizes)
+    return out, slots
+
+
+def _tunable(operation: str, example: Callable[[Dims], tuple[Any, ...]], run: Callable[..., Any]) -> Tunable[Config]:
+    return register(
+        Tunable(
+            operation=f"gated_delta.{operation}",
+            impl="triton",
+            Config=Config,
+            heuristic=heuristic,
+            candidates=candidates,
+            platforms=frozenset({"gpu"}),
+            shapes=SHAPES,
+            example=example,
+            run=jax.jit(run, static_argnames="config"),
+        )
+    )
+
+
+def _of_four(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return lambda *given, config: run(*given, n_valid=jnp.array([4]), head_map="tiled", config=config, **options)
+
+
+VERIFY = _tunable("verify", partial(example_inputs, n_tokens=4), _of_four(verify, scale=1.0))
+COMMIT = _tunable("commit", example_records, _of_four(commit))
+SNAPSHOTS = _tunable("verify_snapshots", example_slots, _of_four(verify_snapshots, scale=1.0))

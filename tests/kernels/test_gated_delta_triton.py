@@ -1,0 +1,56 @@
+"""The Triton kernels at widths that are no powers of two, whatever the block sizes."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from gated_delta_cases import ROUNDING, rms_error
+from lowering import needs_triton
+
+from pallas_kernels import gated_delta, triton_launch
+from pallas_kernels.gated_delta import reference, triton_recurrence
+from pallas_kernels.gated_delta.triton_recurrence import Config, candidates, heuristic, unfit
+
+B, T, HK, HV, DK, DV = 2, 3, 1, 3, 24, 40
+N_VALID = np.array([3, 1])
+
+
+def inputs() -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    q, k, v, state = (rng.normal(size=(B, *of)) for of in ((T, HK, DK), (T, HK, DK), (T, HV, DV), (HV, DK, DV)))
+    g, beta = -np.exp(rng.normal(size=(B, T, HV))), rng.uniform(size=(B, T, HV))
+    return [x.astype(np.float32) for x in (q / DK, k / DK**0.5, v, g, beta, state)]
+
+
+@needs_triton
+@pytest.mark.parametrize("config", [Config(8, 1), Config(16, 1), Config(64, 4)], ids=str)
+def test_any_width_in_any_blocks(config: Config) -> None:
+    given, options = inputs(), {"n_valid": N_VALID, "head_map": "grouped"}
+    out, u = jax.jit(partial(triton_recurrence.verify, scale=0.5, interpret=True, config=config, **options))(*given)
+    want_out, want_u = reference.verify(*given, scale=0.5, **options)
+    assert rms_error(out, want_out) < ROUNDING["float32"]
+    assert rms_error(u, want_u) < ROUNDING["float32"]
+    *_, state = given
+    new = triton_recurrence.commit(state, given[1], u, given[3], interpret=True, config=config, **options)
+    want = reference.commit(jax.numpy.asarray(state), given[1], want_u, given[3], **options)
+    assert rms_error(new, want) < ROUNDING["float32"]
+
+
+def test_configurations_are_checked_and_cover_the_shapes_of_models() -> None:
+    with pytest.raises(ValueError, match="columns is 12; accepted: 8, 16, 32, 64"):
+        Config(12, 1)
+    with pytest.raises(ValueError, match="warps is 8; accepted: 1, 2, 4"):
+        Config(8, 8)
+    for dims in triton_recurrence.SHAPES:
+        assert heuristic(dims) in candidates(dims)
+
+
+def test_states_that_registers_do_not_hold_are_refused() -> None:
+    assert unfit({"Dk": 513, "Dv": 64}, interpreted=True) == "Dk=513 is more than 512"
+
+
+@pytest.mark.skipif(not triton_launch.missing(interpreted=False), reason="Triton and jax-triton are installed")
+def test_without_the_extra_a_named_kernel_says_what_to_install() -> None:
+    with pytest.raises(ValueError, match=r"impl='triton' does not fit: needs the package .*specjax\[gpu-triton\]"):
+        gated_delta.verify(*inputs(), impl="triton")

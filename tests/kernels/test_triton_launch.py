@@ -1,0 +1,71 @@
+"""Triton kernels are launched through jax-triton, or run by Triton's interpreter on a CPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lowering import assembled, lowered, needs_jax_triton, needs_triton, triton_calls
+
+from pallas_kernels.triton_launch import launch, power_of_two
+
+N, PROGRAMS = 8, 5
+
+
+def halve_and_count(x, count, *, interpret, step=3):
+    import triton_examples
+
+    results = [jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct((PROGRAMS,), jnp.float32)]
+    sizes = {"grid": (PROGRAMS,), "warps": 1, "N": N, "STEP": step}
+    return launch(triton_examples.halve_and_count, [x], [count], results, interpret=interpret, **sizes)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "uint8"])
+def test_the_interpreter_gives_what_was_changed_and_the_results(dtype):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 100, (PROGRAMS, N)), dtype)
+    count = jnp.arange(PROGRAMS, dtype=jnp.int32)
+    changed, halves, total = jax.jit(lambda x, count: halve_and_count(x, count, interpret=True))(x, count)
+    np.testing.assert_array_equal(changed, [0, 4, 2, 6, 4])
+    np.testing.assert_array_equal(halves, np.asarray(x, np.float32) / 2)
+    np.testing.assert_array_equal(total, np.asarray(x, np.float32).sum(axis=1) / 2)
+    np.testing.assert_array_equal(count, range(PROGRAMS))
+
+
+def run(name, x):
+    import triton_examples
+
+    (out,) = launch(getattr(triton_examples, name), [x], [], [x], grid=(1,), warps=1, interpret=True, N=N)
+    return out
+
+
+@needs_triton
+def test_the_interpreter_finds_out_what_reads_and_writes_beside_arrays():
+    x = jnp.arange(N, dtype=jnp.float32)
+    np.testing.assert_array_equal(run("read_beside", x), [*range(1, N), np.nan])
+    with pytest.raises(Exception, match=r"triton_examples.write_beside.*(\n.*)*written beside an array fp32 \[8\]"):
+        jax.block_until_ready(run("write_beside", x))
+
+
+@needs_triton
+def test_a_kernel_that_fails_in_the_interpreter_says_why_and_others_run_on():
+    x = jnp.arange(N, dtype=jnp.float32)
+    with pytest.raises(Exception, match=r"triton_examples.fail.*(\n.*)*incompatible"):
+        jax.block_until_ready(run("fail", x))
+    np.testing.assert_array_equal(run("read_beside", x)[:-1], range(1, N))
+
+
+@needs_jax_triton
+def test_a_program_has_machine_code_and_changes_arrays_in_place(tmp_path):
+    if jax.default_backend() == "gpu":
+        pytest.skip("Triton compiles for the GPU that is there")
+    shapes = [jax.ShapeDtypeStruct((PROGRAMS, N), jnp.bfloat16), jax.ShapeDtypeStruct((PROGRAMS,), jnp.int32)]
+    (call,) = triton_calls(lowered(lambda *given: halve_and_count(*given, interpret=False), "cuda", *shapes))
+    assert "output_operand_alias" in call
+    code = assembled(call, tmp_path)
+    assert code.target == "sm_80"
+    assert 0 < code.registers <= 64
+    assert code.spilled == 0
+
+
+def test_blocks_are_powers_of_two():
+    assert [power_of_two(n) for n in (1, 2, 3, 24, 64, 65)] == [1, 2, 4, 32, 64, 128]
