@@ -2,6 +2,7 @@
 
 from pallas_kernels.quant_matmul.api import explain, quant_matmul
 from pallas_kernels.quant_matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.quant_matmul.fused import quant_matmuls, quant_swiglu
 from pallas_kernels.quant_matmul.layouts import dequantize, prepare, take_rows
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
 
@@ -15,5 +16,7 @@ __all__ = [
     "from_blocks",
     "prepare",
     "quant_matmul",
+    "quant_matmuls",
+    "quant_swiglu",
     "take_rows",
 ]

@@ -83,15 +83,16 @@ def quant_matmul(
         )
     if act not in (None, *get_args(Activations)):
         raise ValueError(f"quant_matmul: act is {act!r}; accepted: {', '.join(get_args(Activations))}")
-    run = dispatch.choose("quant_matmul", IMPLEMENTATIONS, impl, _dims(x, weight)).run
+    run = dispatch.choose("quant_matmul", IMPLEMENTATIONS, impl, dims_of(x, weight)).run
     return run(x, weight, act or weight.act, index).astype(x.dtype if dtype is None else dtype)
 
 
 def explain(x: Float[Array, "... K"], weight: QTensor, platform: str | None = None) -> str:
     """Which implementation `quant_matmul` chooses, and why not the others."""
-    return dispatch.explain("quant_matmul", IMPLEMENTATIONS, _dims(x, weight), platform)
+    return dispatch.explain("quant_matmul", IMPLEMENTATIONS, dims_of(x, weight), platform)
 
 
-def _dims(x: Array, weight: QTensor) -> dispatch.Dims:
+def dims_of(x: Array, weight: QTensor) -> dispatch.Dims:
+    """What is static in a call."""
     rows = math.prod(x.shape[:-1] if weight.ndim == 2 else x.shape[1:-1])  # of a block, where there are blocks
     return {"M": rows, "N": weight.rows, "K": weight.width, "format": weight.format, "layout": weight.layout}

@@ -12,17 +12,9 @@ from gated_delta_cases import ROUNDING, Inputs, draw, law, rms_error
 
 from pallas_kernels import gated_delta, native
 from pallas_kernels.gated_delta import cpu_native, reference
-from pallas_kernels.native import library
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
 OPTIONS = {"head_map": "tiled", "scale": 0.25}
-
-
-@pytest.fixture(params=native.instruction_sets())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A test with this runs with each instruction set that this processor has."""
-    monkeypatch.setenv(library.ISA_VARIABLE, request.param)
-    return request.param
 
 
 def run(operation: str, inputs: Inputs, n_valid: list[int]) -> tuple[np.ndarray, np.ndarray]:

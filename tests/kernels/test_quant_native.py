@@ -29,13 +29,6 @@ OFF = {"a8": 8e-3, "a16": 5e-5}
 """Relative error of rounding activations to so many bits."""
 
 
-@pytest.fixture(params=native.instruction_sets())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A test with this runs with each instruction set that this processor has."""
-    monkeypatch.setenv(library.ISA_VARIABLE, request.param)
-    return request.param
-
-
 def matrix(name: str, rows: int = N, seed: int = 0) -> tuple[QTensor, QTensor]:
     """The same values as blocks and as panels; three steps of the kernel, the last one of another length."""
     blocks = from_blocks(jnp.asarray(random_blocks(name, rows, 768 // FORMATS[name].values - 1, seed)), name)

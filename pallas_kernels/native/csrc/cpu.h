@@ -53,6 +53,19 @@ inline bool IsaSupported(std::string_view name) {
   return false;
 }
 
+// Of a table of kernels with an instance for each instruction set, the one called `isa`; null where it cannot run.
+template <typename Kernels>
+const Kernels* FindKernels(std::string_view isa) {
+  if (!IsaSupported(isa)) return nullptr;
+#if defined(__x86_64__)
+  if (isa == "avx512vnni") return &Kernels::ForAvx512Vnni();
+  if (isa == "avx2") return &Kernels::ForAvx2();
+#elif defined(__aarch64__)
+  if (isa == "neon") return &Kernels::ForNeon();
+#endif
+  return &Kernels::ForPortable();
+}
+
 // Flushes denormal floats to zero while it lives, as XLA does on its own threads: a result must not depend on which
 // thread computed it.
 class FlushDenormals {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "cpu.h"
 #include "xla/ffi/api/ffi.h"
@@ -16,31 +17,50 @@ namespace specjax {
 
 // Calls body(chunk) for every chunk in [0, chunks).
 //
-// The caller works on chunks until none is left, and then waits only for those that other threads have begun. It never
-// waits for a task that has not started: XLA runs independent custom calls at the same time, and when each of its
-// threads sits in such a call there is nobody left to start one. Tasks that come too late find no chunk and return;
-// what they look at is shared, so that it outlives the call.
+// Each thread works along a stretch of neighbouring chunks, which memory is read fastest by, and then helps with what is
+// left of the others'. The caller works until no chunk is left, and then waits only for those that other threads have
+// begun. It never waits for a task that has not started: XLA runs independent custom calls at the same time, and when
+// each of its threads sits in such a call there is nobody left to start one. Tasks that come too late find no chunk and
+// return; what they look at is shared, so that it outlives the call.
 template <typename Body>
 void ParallelFor(xla::ffi::ThreadPool& pool, int64_t chunks, const Body& body) {
+  struct alignas(64) Stretch {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
   struct Shared {
     const Body* body;  // lives until every chunk is done; not touched afterwards
-    int64_t chunks;
-    std::atomic<int64_t> next{0};
+    std::vector<Stretch> stretches;
+    std::atomic<int64_t> threads{0};
     std::atomic<int64_t> done{0};
 
     void Drain() {
       FlushDenormals flush;
-      for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
-        (*body)(chunk);
-        done.fetch_add(1, std::memory_order_release);
+      const int64_t count = stretches.size(), own = threads.fetch_add(1, std::memory_order_relaxed);
+      for (int64_t i = 0; i < count; ++i) {
+        Stretch& stretch = stretches[(own + i) % count];
+        int64_t finished = 0;
+        for (int64_t chunk; (chunk = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end; ++finished) {
+          (*body)(chunk);
+        }
+        if (finished > 0) done.fetch_add(finished, std::memory_order_release);
       }
     }
   };
+  const int64_t threads = std::min(chunks, pool.num_threads());
+  if (threads <= 1) {
+    FlushDenormals flush;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) body(chunk);
+    return;
+  }
   auto shared = std::make_shared<Shared>();
   shared->body = &body;
-  shared->chunks = chunks;
-  const int64_t helpers = std::min(chunks, pool.num_threads()) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([shared] { shared->Drain(); });
+  shared->stretches = std::vector<Stretch>(threads);
+  for (int64_t i = 0; i < threads; ++i) {
+    shared->stretches[i].next = chunks * i / threads;
+    shared->stretches[i].end = chunks * (i + 1) / threads;
+  }
+  for (int64_t i = 1; i < threads; ++i) pool.Schedule([shared] { shared->Drain(); });
   shared->Drain();
   for (int spins = 0; shared->done.load(std::memory_order_acquire) < chunks; ++spins) {
     if (spins > 1000) std::this_thread::yield();

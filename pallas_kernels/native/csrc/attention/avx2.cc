@@ -44,7 +44,7 @@ struct Avx2 : Avx2Floats {
 
 }  // namespace
 
-const AttentionKernels& Avx2AttentionKernels() {
+const AttentionKernels& AttentionKernels::ForAvx2() {
   static constexpr AttentionKernels kKernels = AttentionKernelsOf<Avx2>();
   return kKernels;
 }

@@ -37,7 +37,7 @@ struct Avx512 : Avx512Floats {
 
 }  // namespace
 
-const AttentionKernels& Avx512AttentionKernels() {
+const AttentionKernels& AttentionKernels::ForAvx512Vnni() {
   static constexpr AttentionKernels kKernels = AttentionKernelsOf<Avx512>();
   return kKernels;
 }

@@ -19,17 +19,6 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-const AttentionKernels* FindKernels(std::string_view isa) {
-  if (!IsaSupported(isa)) return nullptr;
-#if defined(__x86_64__)
-  if (isa == "avx512vnni") return &Avx512AttentionKernels();
-  if (isa == "avx2") return &Avx2AttentionKernels();
-#elif defined(__aarch64__)
-  if (isa == "neon") return &NeonAttentionKernels();
-#endif
-  return &PortableAttentionKernels();
-}
-
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
 
 // The slots that a row at a position sees, see pallas_kernels/verify_attention/visibility.py; window 0 for none.
@@ -68,7 +57,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
                   ffi::AnyBuffer k_codes, ffi::AnyBuffer k_scales, ffi::AnyBuffer v_codes, ffi::AnyBuffer v_scales,
                   ffi::ResultBuffer<ffi::F32> out, std::string_view k_type, std::string_view v_type,
                   std::string_view isa, float scale, int64_t window) {
-  const AttentionKernels* kernels = FindKernels(isa);
+  const AttentionKernels* kernels = FindKernels<AttentionKernels>(isa);
   if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
   const auto q_dims = q.dimensions(), out_dims = out->dimensions(), dims = k_codes.dimensions();
   const auto v_dims = v_codes.dimensions();

@@ -42,12 +42,12 @@ constexpr int64_t MemoryFloats(int64_t rows, int64_t widest) { return (kTile + 1
 
 struct AttentionKernels {
   void (*chunk)(const ChunkTask& task);
-};
 
-const AttentionKernels& PortableAttentionKernels();
-const AttentionKernels& Avx2AttentionKernels();
-const AttentionKernels& Avx512AttentionKernels();
-const AttentionKernels& NeonAttentionKernels();
+  static const AttentionKernels& ForPortable();
+  static const AttentionKernels& ForAvx2();
+  static const AttentionKernels& ForAvx512Vnni();
+  static const AttentionKernels& ForNeon();
+};
 
 }  // namespace specjax
 

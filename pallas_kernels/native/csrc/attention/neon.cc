@@ -40,7 +40,7 @@ struct Neon : NeonFloats {
 
 }  // namespace
 
-const AttentionKernels& NeonAttentionKernels() {
+const AttentionKernels& AttentionKernels::ForNeon() {
   static constexpr AttentionKernels kKernels = AttentionKernelsOf<Neon>();
   return kKernels;
 }

@@ -68,7 +68,7 @@ struct Portable : PortableFloats {
 
 }  // namespace
 
-const AttentionKernels& PortableAttentionKernels() {
+const AttentionKernels& AttentionKernels::ForPortable() {
   static constexpr AttentionKernels kKernels = AttentionKernelsOf<Portable>();
   return kKernels;
 }

@@ -4,7 +4,7 @@
 
 namespace specjax {
 
-const GatedDeltaKernels& Avx2GatedDeltaKernels() {
+const GatedDeltaKernels& GatedDeltaKernels::ForAvx2() {
   static constexpr GatedDeltaKernels kKernels = GatedDeltaKernelsOf<Avx2Floats>();
   return kKernels;
 }

@@ -4,7 +4,7 @@
 
 namespace specjax {
 
-const GatedDeltaKernels& Avx512GatedDeltaKernels() {
+const GatedDeltaKernels& GatedDeltaKernels::ForAvx512Vnni() {
   static constexpr GatedDeltaKernels kKernels = GatedDeltaKernelsOf<Avx512Floats>();
   return kKernels;
 }

@@ -23,17 +23,6 @@ using Result = ffi::ResultBuffer<ffi::F32>;
 
 constexpr int64_t kChunkFloats = 16 << 10;  // of states; less is not worth another thread's attention
 
-const GatedDeltaKernels* FindKernels(std::string_view isa) {
-  if (!IsaSupported(isa)) return nullptr;
-#if defined(__x86_64__)
-  if (isa == "avx512vnni") return &Avx512GatedDeltaKernels();
-  if (isa == "avx2") return &Avx2GatedDeltaKernels();
-#elif defined(__aarch64__)
-  if (isa == "neon") return &NeonGatedDeltaKernels();
-#endif
-  return &PortableGatedDeltaKernels();
-}
-
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("gated_delta: " + what); }
 
 // Sizes, taken from k [B, T, Hk, Dk] and values [B, T, Hv, Dv].
@@ -87,7 +76,7 @@ int64_t Clipped(int32_t count, int64_t tokens) { return std::clamp<int64_t>(coun
 ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Floats& v, const Floats& g,
                const Floats& beta, const Floats& state, const Counts& n_valid, float* out, float* u, float* next,
                std::string_view isa, float scale, bool tiled) {
-  const GatedDeltaKernels* kernels = FindKernels(isa);
+  const GatedDeltaKernels* kernels = FindKernels<GatedDeltaKernels>(isa);
   if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
   Sizes sizes;
   if (ffi::Error error = Sizes::Of(k, v, g, state, n_valid, &sizes); error.failure()) return error;
@@ -141,7 +130,7 @@ ffi::Error Verify(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats g, 
 
 ffi::Error Commit(ffi::ThreadPool pool, Floats state, Floats k, Floats u, Floats g, Counts n, Result next,
                   std::string_view isa, bool tiled) {
-  const GatedDeltaKernels* kernels = FindKernels(isa);
+  const GatedDeltaKernels* kernels = FindKernels<GatedDeltaKernels>(isa);
   if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
   Sizes sizes;
   if (ffi::Error error = Sizes::Of(k, u, g, state, n, &sizes); error.failure()) return error;

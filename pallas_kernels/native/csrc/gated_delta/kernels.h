@@ -44,12 +44,12 @@ constexpr int64_t TileFloats(int64_t key_width, int64_t value_width) {
 struct GatedDeltaKernels {
   void (*head)(const HeadTask& task);
   void (*commit)(const CommitTask& task);
-};
 
-const GatedDeltaKernels& PortableGatedDeltaKernels();
-const GatedDeltaKernels& Avx2GatedDeltaKernels();
-const GatedDeltaKernels& Avx512GatedDeltaKernels();
-const GatedDeltaKernels& NeonGatedDeltaKernels();
+  static const GatedDeltaKernels& ForPortable();
+  static const GatedDeltaKernels& ForAvx2();
+  static const GatedDeltaKernels& ForAvx512Vnni();
+  static const GatedDeltaKernels& ForNeon();
+};
 
 }  // namespace specjax
 

@@ -4,7 +4,7 @@
 
 namespace specjax {
 
-const GatedDeltaKernels& NeonGatedDeltaKernels() {
+const GatedDeltaKernels& GatedDeltaKernels::ForNeon() {
   static constexpr GatedDeltaKernels kKernels = GatedDeltaKernelsOf<NeonFloats>();
   return kKernels;
 }

@@ -4,7 +4,7 @@
 
 namespace specjax {
 
-const GatedDeltaKernels& PortableGatedDeltaKernels() {
+const GatedDeltaKernels& GatedDeltaKernels::ForPortable() {
   static constexpr GatedDeltaKernels kKernels = GatedDeltaKernelsOf<PortableFloats>();
   return kKernels;
 }

@@ -110,7 +110,7 @@ struct Avx2 {
 
 }  // namespace
 
-const QuantKernels& Avx2QuantKernels() {
+const QuantKernels& QuantKernels::ForAvx2() {
   static constexpr QuantKernels kKernels = KernelsOf<Avx2>();
   return kKernels;
 }

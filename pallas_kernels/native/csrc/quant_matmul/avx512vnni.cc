@@ -72,7 +72,7 @@ struct Avx512Vnni : BytePlanes {
 
 }  // namespace
 
-const QuantKernels& Avx512VnniQuantKernels() {
+const QuantKernels& QuantKernels::ForAvx512Vnni() {
   static constexpr QuantKernels kKernels = KernelsOf<Avx512Vnni>();
   return kKernels;
 }

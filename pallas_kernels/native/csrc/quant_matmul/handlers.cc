@@ -1,17 +1,18 @@
 // Calls from XLA: products with panels, and blocks to panels.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
+#include <map>
 #include <memory>
-#include <new>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cpu.h"
 #include "parallel.h"
 #include "quant_matmul/kernels.h"
 #include "quant_matmul/pack.h"
 #include "quant_matmul/panels.h"
+#include "quant_matmul/products.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace specjax {
@@ -19,91 +20,123 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kChunksPerThread = 8;
-constexpr int64_t kChunkBytes = 32 << 10;   // less is not worth another thread's attention
-constexpr int64_t kRoundValues = 16 << 10;  // values rounded at a time
-
-const QuantKernels* FindKernels(std::string_view isa) {
-  if (!IsaSupported(isa)) return nullptr;
-#if defined(__x86_64__)
-  if (isa == "avx512vnni") return &Avx512VnniQuantKernels();
-  if (isa == "avx2") return &Avx2QuantKernels();
-#elif defined(__aarch64__)
-  if (isa == "neon") return &NeonQuantKernels();
-#endif
-  return &PortableQuantKernels();
-}
-
-struct Delete {
-  void operator()(uint8_t* bytes) const { ::operator delete[](bytes, std::align_val_t{64}); }
-};
-using Buffer = std::unique_ptr<uint8_t[], Delete>;
-
-Buffer Allocate(int64_t bytes) { return Buffer(new (std::align_val_t{64}) uint8_t[bytes]); }
-
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("quant_matmul: " + what); }
 
-// x [B, M, K] times the matrices index[B] of a stack [E, P, bytes], to out [B, M, N]. An index out of range is clipped,
-// but one below zero stands for rows that nobody reads: they become zeros.
-ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> index,
-                    ffi::Buffer<ffi::U8> codes, ffi::Buffer<ffi::U8> scales, ffi::ResultBuffer<ffi::F32> out,
-                    std::string_view format_name, std::string_view isa, bool wide) {
-  const Format* format = FindFormat(format_name);
-  const QuantKernels* kernels = FindKernels(isa);
-  if (format == nullptr) return Wrong("no format " + std::string(format_name));
+using Bytes = ffi::Buffer<ffi::U8>;
+
+ffi::Error ToStack(std::string_view format, const Bytes& codes, const Bytes& scales, int64_t width, Stack* stack) {
+  const auto code_dims = codes.dimensions(), scale_dims = scales.dimensions();
+  if (code_dims.size() != 3 || scale_dims.size() != 3) return Wrong("codes and scales have three axes");
+  *stack = {FindFormat(format), codes.typed_data(), scales.typed_data(), code_dims[0], code_dims[1], width};
+  if (stack->format == nullptr) return Wrong("no format " + std::string(format));
+  if (width == 0 || width % stack->format->values || code_dims[2] != stack->code_bytes() ||
+      scale_dims[2] != stack->scale_bytes() || scale_dims[0] != stack->experts || scale_dims[1] != stack->panels)
+    return Wrong("codes and scales do not fit x or each other");
+  return ffi::Error::Success();
+}
+
+// What several matrices are multiplied with: rounded once for all of one format.
+class SharedRows {
+ public:
+  SharedRows(ffi::ThreadPool& pool, const QuantKernels& kernels, bool wide, const Blocks& blocks, const float* x)
+      : pool_(pool), kernels_(kernels), wide_(wide), blocks_(blocks), x_(x) {}
+
+  const RoundedRows* For(const Stack& stack) {
+    std::unique_ptr<RoundedRows>& rows = rounded_[stack.format];
+    if (rows == nullptr)
+      rows = std::make_unique<RoundedRows>(pool_, kernels_, wide_, *stack.format, blocks_, x_, stack.width);
+    return rows.get();
+  }
+
+ private:
+  ffi::ThreadPool& pool_;
+  const QuantKernels& kernels_;
+  bool wide_;
+  const Blocks& blocks_;
+  const float* x_;
+  std::map<const Format*, std::unique_ptr<RoundedRows>> rounded_;
+};
+
+ffi::Error ToBlocks(const ffi::Buffer<ffi::F32>& x, const ffi::Buffer<ffi::S32>& index, Blocks* blocks) {
+  const auto dims = x.dimensions();
+  if (dims.size() != 3 || static_cast<int64_t>(index.element_count()) != dims[0])
+    return Wrong("x has three axes, of which the first is that of the index");
+  *blocks = {dims[0], dims[1], index.typed_data()};
+  return ffi::Error::Success();
+}
+
+bool Fits(ffi::Result<ffi::Buffer<ffi::F32>>& out, const Blocks& blocks, const Stack& stack) {
+  const auto dims = out->dimensions();
+  return dims.size() == 3 && dims[0] == blocks.batch && dims[1] == blocks.rows &&
+         stack.panels == (dims[2] + kLanes - 1) / kLanes && stack.experts > 0;
+}
+
+// x [B, M, K] times the matrices index[B] of each of several stacks, given as pairs of codes and scales [E, P, bytes],
+// to as many results [B, M, N]. `formats` are names with commas between them.
+ffi::Error MultiplyStacks(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> index,
+                          ffi::RemainingArgs stacks, ffi::RemainingRets results, std::string_view formats,
+                          std::string_view isa, bool wide) {
+  const QuantKernels* kernels = FindKernels<QuantKernels>(isa);
   if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
-  const auto dims = x.dimensions(), code_dims = codes.dimensions(), scale_dims = scales.dimensions();
-  const auto out_dims = out->dimensions();
-  if (dims.size() != 3 || code_dims.size() != 3 || scale_dims.size() != 3 || out_dims.size() != 3)
-    return Wrong("every array has three axes");
-  const int64_t batch = dims[0], rows = dims[1], width = dims[2], outputs = out_dims[2];
-  const int64_t experts = code_dims[0], panels = code_dims[1];
-  const int64_t code_bytes = PanelCodeBytes(*format, width), scale_bytes = PanelScaleBytes(*format, width);
-  if (width % format->values || code_dims[2] != code_bytes || scale_dims[2] != scale_bytes ||
-      scale_dims[0] != experts || scale_dims[1] != panels || panels != (outputs + kLanes - 1) / kLanes ||
-      out_dims[0] != batch || out_dims[1] != rows || static_cast<int64_t>(index.element_count()) != batch)
-    return Wrong("panels do not fit x or the result");
-  if (batch * rows * outputs == 0) return ffi::Error::Success();
-  if (experts == 0 || width == 0) return Wrong("an empty stack or empty rows");
+  if (stacks.size() != 2 * results.size()) return Wrong("each stack is codes and scales");
+  Blocks blocks;
+  if (ffi::Error error = ToBlocks(x, index, &blocks); error.failure()) return error;
+  if (blocks.batch * blocks.rows == 0) return ffi::Error::Success();
+  SharedRows rows(pool, *kernels, wide, blocks, x.typed_data());
+  std::vector<Product> products;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto codes = stacks.get<Bytes>(2 * i), scales = stacks.get<Bytes>(2 * i + 1);
+    auto out = results.get<ffi::Buffer<ffi::F32>>(i);
+    if (!codes || !scales || !out) return Wrong("stacks are bytes, results floats");
+    const std::string_view format = formats.substr(0, formats.find(','));
+    formats.remove_prefix(std::min(formats.size(), format.size() + 1));
+    Stack stack;
+    if (ffi::Error error = ToStack(format, *codes, *scales, x.dimensions()[2], &stack); error.failure()) return error;
+    if (!Fits(*out, blocks, stack)) return Wrong("a result does not fit its stack");
+    products.push_back({stack, rows.For(stack), (*out)->typed_data(), (*out)->dimensions()[2]});
+  }
+  MultiplyAll(pool, *kernels, wide, blocks, products);
+  return ffi::Error::Success();
+}
 
-  const int64_t record_bytes = kernels->record_bytes(wide), groups = width / kGroup;
-  const Buffer records = Allocate(batch * rows * groups * record_bytes);
-  const auto slab_records = [&](int64_t b, int64_t slab) {
-    return records.get() + (b * rows + slab * kSlab) * groups * record_bytes;
-  };
-  const auto slab_rows = [&](int64_t slab) { return std::min<int64_t>(kSlab, rows - slab * kSlab); };
-  const int32_t* matrix = index.typed_data();
+// down(silu(gate(x)) * up(x)) of the matrices index[B] of three stacks: x [B, M, K] to [B, M, N].
+ffi::Error MultiplySwiglu(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> index, Bytes gate_codes,
+                          Bytes gate_scales, Bytes up_codes, Bytes up_scales, Bytes down_codes, Bytes down_scales,
+                          ffi::ResultBuffer<ffi::F32> out, std::string_view gate_format, std::string_view up_format,
+                          std::string_view down_format, std::string_view isa, bool wide, int64_t hidden, float limit) {
+  const QuantKernels* kernels = FindKernels<QuantKernels>(isa);
+  if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
+  Blocks blocks;
+  if (ffi::Error error = ToBlocks(x, index, &blocks); error.failure()) return error;
+  if (blocks.batch * blocks.rows == 0) return ffi::Error::Success();
+  Stack gate, up, down;
+  const int64_t width = x.dimensions()[2];
+  if (ffi::Error error = ToStack(gate_format, gate_codes, gate_scales, width, &gate); error.failure()) return error;
+  if (ffi::Error error = ToStack(up_format, up_codes, up_scales, width, &up); error.failure()) return error;
+  if (ffi::Error error = ToStack(down_format, down_codes, down_scales, hidden, &down); error.failure()) return error;
+  if (gate.panels != up.panels || gate.experts != up.experts || gate.panels != (hidden + kLanes - 1) / kLanes ||
+      gate.experts == 0 || !Fits(out, blocks, down))
+    return Wrong("gate, up, down and the result do not fit together");
 
-  const int64_t at_a_time = std::max<int64_t>(1, kRoundValues / width);
-  ParallelFor(pool, (batch * rows + at_a_time - 1) / at_a_time, [&](int64_t chunk) {
-    for (int64_t i = chunk * at_a_time; i < std::min(batch * rows, (chunk + 1) * at_a_time); ++i) {
-      const int64_t b = i / rows, row = i % rows, slab = row / kSlab;
-      if (matrix[b] < 0) continue;
-      kernels->round(*format, wide, x.typed_data() + i * width, width, slab_rows(slab), row % kSlab,
-                     slab_records(b, slab));
-    }
-  });
-
-  const int64_t slabs = (rows + kSlab - 1) / kSlab, products = batch * slabs;
-  const int64_t wanted = std::max<int64_t>(1, pool.num_threads() * kChunksPerThread / products);
-  const int64_t smallest = std::max<int64_t>(1, kChunkBytes / (code_bytes + scale_bytes));
-  const int64_t per_chunk = std::max(smallest, (panels + wanted - 1) / wanted);
-  const int64_t chunks = (panels + per_chunk - 1) / per_chunk;
-  ParallelFor(pool, products * chunks, [&](int64_t i) {
-    const int64_t chunk = i % chunks, slab = i / chunks % slabs, b = i / chunks / slabs;
-    const int64_t begin = chunk * per_chunk, end = std::min(panels, begin + per_chunk);
-    float* to = out->typed_data() + (b * rows + slab * kSlab) * outputs;
-    if (matrix[b] < 0) {
-      const int64_t last = std::min(outputs, end * kLanes);
-      for (int64_t row = 0; row < slab_rows(slab); ++row)
-        std::fill(to + row * outputs + begin * kLanes, to + row * outputs + last, 0.0f);
-      return;
-    }
-    const int64_t expert = std::min<int64_t>(matrix[b], experts - 1);
-    kernels->multiply(*format, wide, codes.typed_data() + expert * panels * code_bytes,
-                      scales.typed_data() + expert * panels * scale_bytes, width, begin, end, slab_records(b, slab),
-                      slab_rows(slab), to, outputs);
-  });
+  const AlignedBuffer<float> gated(blocks.batch * blocks.rows * hidden), upper(blocks.batch * blocks.rows * hidden);
+  {
+    SharedRows rows(pool, *kernels, wide, blocks, x.typed_data());
+    const RoundedRows *for_gate = rows.For(gate), *for_up = rows.For(up);
+    const Parts parts(pool, blocks, gate.panels,
+                      gate.code_bytes() + gate.scale_bytes() + up.code_bytes() + up.scale_bytes());
+    ParallelFor(pool, parts.count(), [&](int64_t i) {
+      const Part part = parts[i];
+      Multiply(*kernels, wide, gate, blocks, *for_gate, part, gated.get(), hidden);
+      Multiply(*kernels, wide, up, blocks, *for_up, part, upper.get(), hidden);
+      const int64_t begin = part.begin * kLanes, end = std::min(hidden, part.end * kLanes);
+      for (int64_t row = 0; row < blocks.slab_rows(part.slab); ++row) {
+        const int64_t at = (part.b * blocks.rows + part.slab * kSlab + row) * hidden + begin;
+        kernels->swiglu(gated.get() + at, upper.get() + at, end - begin, limit, gated.get() + at);
+      }
+    });
+  }
+  const RoundedRows rows(pool, *kernels, wide, *down.format, blocks, gated.get(), hidden);
+  MultiplyAll(pool, *kernels, wide, blocks, {{down, &rows, out->typed_data(), out->dimensions()[2]}});
   return ffi::Error::Success();
 }
 
@@ -134,17 +167,36 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> blocks, ffi::ResultBu
 
 #pragma GCC visibility push(default)
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_quant_matmul, specjax::Multiply,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_quant_matmul, specjax::MultiplyStacks,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<std::string_view>("formats")
+                                  .Attr<std::string_view>("isa")
+                                  .Attr<bool>("wide"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_quant_swiglu, specjax::MultiplySwiglu,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Attr<std::string_view>("format")
+                                  .Attr<std::string_view>("gate_format")
+                                  .Attr<std::string_view>("up_format")
+                                  .Attr<std::string_view>("down_format")
                                   .Attr<std::string_view>("isa")
-                                  .Attr<bool>("wide"));
+                                  .Attr<bool>("wide")
+                                  .Attr<int64_t>("hidden")
+                                  .Attr<float>("limit"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_quant_pack, specjax::Pack,
                               xla::ffi::Ffi::Bind()

@@ -21,12 +21,15 @@ struct QuantKernels {
   // out[row, 16 * panel + lane] for `rows` rows and the panels [begin, end) of a matrix with `outputs` rows.
   void (*multiply)(const Format& format, bool wide, const uint8_t* codes, const uint8_t* scales, int64_t width,
                    int64_t begin, int64_t end, const uint8_t* records, int64_t rows, float* out, int64_t outputs);
-};
 
-const QuantKernels& PortableQuantKernels();
-const QuantKernels& Avx2QuantKernels();
-const QuantKernels& Avx512VnniQuantKernels();
-const QuantKernels& NeonQuantKernels();
+  // out[i] = silu(gate[i]) * up[i]; with a limit above zero, silu is at most that and up within plus and minus that.
+  void (*swiglu)(const float* gate, const float* up, int64_t count, float limit, float* out);
+
+  static const QuantKernels& ForPortable();
+  static const QuantKernels& ForAvx2();
+  static const QuantKernels& ForAvx512Vnni();
+  static const QuantKernels& ForNeon();
+};
 
 }  // namespace specjax
 

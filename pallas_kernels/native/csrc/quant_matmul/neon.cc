@@ -105,7 +105,7 @@ struct Neon : BytePlanes {
 
 }  // namespace
 
-const QuantKernels& NeonQuantKernels() {
+const QuantKernels& QuantKernels::ForNeon() {
   static constexpr QuantKernels kKernels = KernelsOf<Neon>();
   return kKernels;
 }

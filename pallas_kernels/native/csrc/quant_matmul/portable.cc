@@ -110,7 +110,7 @@ struct Portable {
 
 }  // namespace
 
-const QuantKernels& PortableQuantKernels() {
+const QuantKernels& QuantKernels::ForPortable() {
   static constexpr QuantKernels kKernels = KernelsOf<Portable>();
   return kKernels;
 }

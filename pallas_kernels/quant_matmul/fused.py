@@ -1,0 +1,78 @@
+"""Several products at once. Each is what `quant_matmul` alone gives, to the bit where native kernels compute it.
+
+On CPUs a call costs as much as some hundred kilobytes of weights; the matrices of a layer are not much larger.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from pallas_kernels import dispatch
+from pallas_kernels.quant_matmul import cpu_native
+from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, dims_of, quant_matmul
+from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
+
+
+def quant_matmuls(
+    x: Float[Array, "... K"],
+    weights: Sequence[QTensor],
+    *,
+    act: Activations | None = None,
+    dtype: DTypeLike | None = None,
+    impl: str | None = None,
+) -> list[Float[Array, "... N"]]:
+    """x @ weight.T for each of some matrices [N, K], as `quant_matmul` computes them.
+
+    Raises:
+        ValueError: as `quant_matmul`.
+    """
+    if len(weights) > 1 and _native(x, weights, act, impl):
+        outs = cpu_native.quant_matmuls(x, weights, act or weights[0].act)
+        return [out.astype(x.dtype if dtype is None else dtype) for out in outs]
+    return [quant_matmul(x, weight, act=act, dtype=dtype, impl=impl) for weight in weights]
+
+
+def quant_swiglu(
+    x: Float[Array, "... K"],
+    gate: QTensor,
+    up: QTensor,
+    down: QTensor,
+    *,
+    limit: float = 0.0,
+    index: Int[Array, " B"] | None = None,
+    act: Activations | None = None,
+    impl: str | None = None,
+) -> Float[Array, "... N"]:
+    """down(silu(gate(x)) * up(x)) in x's dtype.
+
+    Args:
+        x: the activations.
+        gate, up, down: matrices [F, K], [F, K] and [N, F], or stacks of them with an index, as for `quant_matmul`.
+        limit: above zero, silu is at most that, and up(x) within plus and minus that.
+        index, act, impl: see `quant_matmul`.
+
+    Raises:
+        ValueError: as `quant_matmul`, or `gate` and `up` differ in shape.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
+    """
+    if gate.shape != up.shape or down.width != gate.rows:
+        raise ValueError(
+            f"quant_swiglu: gate and up are [F, K] and down is [N, F]; got {gate.shape}, {up.shape}, {down.shape}"
+        )
+    if _native(x, [gate, up, down], act, impl):
+        return cpu_native.quant_swiglu(x, gate, up, down, act or gate.act, index, limit).astype(x.dtype)
+    gated, upper = (quant_matmul(x, weight, index=index, act=act, impl=impl) for weight in (gate, up))
+    gated = jax.nn.silu(gated)
+    hidden = jnp.minimum(gated, limit) * jnp.clip(upper, -limit, limit) if limit else gated * upper
+    return quant_matmul(hidden, down, index=index, act=act, impl=impl)
+
+
+def _native(x: Array, weights: Sequence[QTensor], act: Activations | None, impl: str | None) -> bool:
+    """Whether the native kernels would multiply with each of the weights, and round alike for all."""
+    chosen = {dispatch.choose("quant_matmul", IMPLEMENTATIONS, impl, dims_of(x, weight)).name for weight in weights}
+    return chosen == {"cpu_native"} and (act is not None or len({weight.act for weight in weights}) == 1)

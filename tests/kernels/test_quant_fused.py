@@ -1,0 +1,100 @@
+"""Products that share a call have the bits that each has alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_quant_formats import random_blocks
+
+from pallas_kernels import native
+from pallas_kernels.quant_matmul import (
+    FORMATS,
+    QTensor,
+    dequantize,
+    from_blocks,
+    prepare,
+    quant_matmul,
+    quant_matmuls,
+    quant_swiglu,
+)
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+K, F, N = 256, 512, 37
+
+
+def blocks(name: str, *shape: int, seed: int = 0) -> QTensor:
+    """A random matrix [N, K], or a stack of them."""
+    *stack, rows, width = shape
+    count = width // FORMATS[name].values
+    data = [random_blocks(name, rows, count, seed + i) for i in range(int(np.prod(stack, initial=1)))]
+    return from_blocks(jnp.asarray(np.stack(data).reshape(*stack, rows, -1)), name)
+
+
+def draw(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("act", ["a8", "a16"])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_products_of_one_call_are_those_of_several(rows: int, act: str) -> None:
+    names = ["Q4_0", "Q6_K", "Q4_0", "TQ3_1S", "Q8_0"]
+    weights = [prepare(blocks(name, N + 16 * i, K, seed=i)) for i, name in enumerate(names)]
+    x = draw(rows, K)
+    together = jax.jit(partial(quant_matmuls, act=act))(x, weights)
+    for got, weight in zip(together, weights, strict=True):
+        np.testing.assert_array_equal(got, jax.jit(partial(quant_matmul, act=act))(x, weight))
+
+
+def exact_swiglu(x: np.ndarray, gate: QTensor, up: QTensor, down: QTensor, limit: float) -> np.ndarray:
+    gate, up, down = (np.asarray(dequantize(weight), np.float64) for weight in (gate, up, down))
+    gated, upper = x @ gate.T, x @ up.T
+    gated = gated / (1 + np.exp(-gated))
+    if limit:
+        gated, upper = np.minimum(gated, limit), np.clip(upper, -limit, limit)
+    return (gated * upper) @ down.T
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+@pytest.mark.parametrize("names", [("Q8_0", "Q8_0", "Q8_0"), ("Q4_K", "Q5_0", "Q6_K")])
+def test_swiglu_is_its_definition_and_rows_do_not_see_each_other(names: tuple[str, str, str], limit: float) -> None:
+    of_file = [blocks(name, *shape, seed=9) for name, shape in zip(names, [(F, K), (F, K), (N, F)], strict=True)]
+    weights = [prepare(weight) for weight in of_file]
+    values = np.abs(np.asarray(dequantize(of_file[0]))).mean()
+    x = draw(70, K) / (values * K**0.5)  # gates of ordinary size
+    run = jax.jit(partial(quant_swiglu, limit=limit, act="a16"))
+    got = np.asarray(run(x, *weights))
+    expected = exact_swiglu(np.asarray(x, np.float64), *of_file, limit)
+    assert np.linalg.norm(got - expected) <= 2e-4 * np.linalg.norm(expected)
+    np.testing.assert_array_equal(run(x[3:4], *weights), got[3:4])
+    elsewhere = quant_swiglu(x, *of_file, limit=limit, impl="xla_dequant")
+    assert np.linalg.norm(elsewhere - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+def test_blocks_meet_the_experts_that_an_index_names() -> None:
+    stacks = [prepare(blocks("Q8_0", 3, *shape)) for shape in ((F, K), (F, K), (N, F))]
+    x, index = draw(4, 2, K), jnp.asarray([2, -1, 0, 7])
+    got = quant_swiglu(x, *stacks, index=index)
+    for row, expert in enumerate([2, None, 0, 2]):
+        alone = 0 if expert is None else quant_swiglu(x[row], *(stack[expert] for stack in stacks))
+        np.testing.assert_array_equal(got[row], np.broadcast_to(alone, (2, N)))
+
+
+def test_programs_may_batch_and_cast_and_no_rows_are_no_work() -> None:
+    weights = [prepare(blocks("Q8_0", *shape)) for shape in ((F, K), (F, K), (N, F))]
+    x = draw(3, 2, K)
+    np.testing.assert_array_equal(jax.vmap(lambda x: quant_swiglu(x, *weights))(x), quant_swiglu(x, *weights))
+    assert quant_swiglu(x.astype(jnp.bfloat16), *weights).dtype == jnp.bfloat16
+    assert [out.dtype for out in quant_matmuls(x, weights[:2], dtype=jnp.bfloat16)] == [jnp.bfloat16] * 2
+    assert quant_swiglu(x[:0], *weights).shape == (0, 2, N)
+
+
+def test_matrices_that_do_not_fit_are_named() -> None:
+    gate, down = blocks("Q8_0", F, K), blocks("Q8_0", N, K)
+    with pytest.raises(ValueError, match=r"down is \[N, F\]; got \(512, 256\), \(512, 256\), \(37, 256\)"):
+        quant_swiglu(draw(1, K), gate, gate, down)
