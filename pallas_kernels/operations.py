@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pallas_kernels.dispatch import Implementation
 
-FOLDERS = ("causal_conv1d", "gated_delta", "hadamard", "prefill_attention", "quant_matmul", "verify_attention")
+FOLDERS = (
+    *("causal_conv1d", "gated_delta", "hadamard", "prefill_attention", "quant_matmul", "rms_norm"),
+    "verify_attention",
+)
 """Each has an api.py with `IMPLEMENTATIONS`, by name where there are several operations, and `explain`."""
 
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import causal_conv1d
-from specjax.layers.linear import Linear
-from specjax.layers.norm import RMSNorm, l2_normalize
+from pallas_kernels.rms_norm import l2_norm
+from specjax.layers.linear import Linear, apply_all
+from specjax.layers.norm import RMSNorm
 from specjax.state.recurrent import DeltaInputs, RecurrentState
 
 
@@ -65,10 +66,15 @@ class GatedDeltaNet(nn.Module):
         """
         batch, rows, width = x.shape
         keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
-        qkv = Linear(2 * keys + values, name="qkv_proj")(x)
-        z = Linear(values, name="z_proj")(x).reshape(batch, rows, self.value_heads, self.value_width)
-        beta = jax.nn.sigmoid(Linear(self.value_heads, name="beta_proj")(x).astype(jnp.float32))
-        alpha = Linear(self.value_heads, name="alpha_proj")(x).astype(jnp.float32)
+        qkv, z, beta, alpha = apply_all(
+            x,
+            Linear(2 * keys + values, name="qkv_proj"),
+            Linear(values, name="z_proj"),
+            Linear(self.value_heads, name="beta_proj"),
+            Linear(self.value_heads, name="alpha_proj"),
+        )
+        z = z.reshape(batch, rows, self.value_heads, self.value_width)
+        beta, alpha = jax.nn.sigmoid(beta.astype(jnp.float32)), alpha.astype(jnp.float32)
         decay = self.param("a", init_decay, (self.value_heads,), jnp.float32)
         dt_bias = self.param("dt_bias", init_dt_bias, (self.value_heads,), jnp.float32)
         g = decay * jax.nn.softplus(alpha + dt_bias)
@@ -76,17 +82,19 @@ class GatedDeltaNet(nn.Module):
         mixed, conv_inputs = CausalConv(2 * keys + values, self.conv_width, name="conv")(
             qkv.astype(jnp.float32), state.conv_window()
         )
-        q, k, v = jnp.split(mixed, [keys, 2 * keys], axis=-1)
+        qk, v = jnp.split(mixed, [2 * keys], axis=-1)
+        qk = l2_norm(qk.reshape(batch, rows, 2 * self.key_heads, self.key_width), epsilon=self.norm_eps)
+        q, k = jnp.split(qk, 2, axis=2)
         inputs = DeltaInputs(
-            q=l2_normalize(q.reshape(batch, rows, self.key_heads, self.key_width), self.norm_eps),
-            k=l2_normalize(k.reshape(batch, rows, self.key_heads, self.key_width), self.norm_eps),
+            q=q,
+            k=k,
             v=v.reshape(batch, rows, self.value_heads, self.value_width),
             g=g,
             beta=beta,
         )
         step = state.verify if rollback else state.extend
         out, new_state = step(inputs, conv_inputs, n_valid)
-        out = RMSNorm(self.norm_eps, name="norm")(out) * jax.nn.silu(z.astype(jnp.float32))
+        out = RMSNorm(self.norm_eps, name="norm")(out, gate=z)
         return Linear(width, name="out_proj")(out.reshape(batch, rows, values).astype(x.dtype)), new_state
 
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-
-def rms_normalize(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... D"]:
-    """x / sqrt(mean(x^2) + epsilon) over the last axis, in float32.
-
-    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
-    """
-    x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
-
-
-def l2_normalize(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... D"]:
-    """x / sqrt(sum(x^2) + epsilon) over the last axis, in float32."""
-    x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + epsilon)
+from pallas_kernels.rms_norm import rms_norm
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm with a learned weight; the result has the dtype of the input."""
+    """RMSNorm with a learned weight, times silu(gate) where one is given; the result has the dtype of the input."""
 
     epsilon: float
 
     @nn.compact
-    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    def __call__(self, x: Float[Array, "... D"], gate: Float[Array, "... D"] | None = None) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        return (rms_normalize(x, self.epsilon) * weight).astype(x.dtype)
+        return rms_norm(x, weight, epsilon=self.epsilon, gate=gate).astype(x.dtype)

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.rms_norm import rms_norm
 from specjax.layers.linear import Embedding, Linear, matmul_transposed, weight_of
 from specjax.layers.moe import apply_experts
-from specjax.layers.norm import RMSNorm, rms_normalize
+from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
 from specjax.state.kv import KVCache
@@ -63,7 +64,7 @@ class Attention(nn.Module):
             v = k if c.value_is_key else Linear(kv_width, name="v_proj")(x)
             k, v = (y.reshape(batch, rows, kind.num_kv_heads, kind.head_width) for y in (k, v))
             k = apply_rope(RMSNorm(c.norm_eps, name="k_norm")(k), positions, frequencies)
-            cache = cache.append(k, rms_normalize(v, c.norm_eps).astype(x.dtype), positions, valid)
+            cache = cache.append(k, rms_norm(v, epsilon=c.norm_eps).astype(x.dtype), positions, valid)
         out = cache.attend(q, seen_from, scale=1.0)
         return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
 
@@ -100,7 +101,7 @@ class Experts(nn.Module):
         router_scale = self.param("router_scale", nn.initializers.ones, (width,), jnp.float32)
         expert_scale = self.param("expert_scale", nn.initializers.ones, (c.num_experts,), jnp.float32)
 
-        routed_by = rms_normalize(residual.reshape(-1, width), self.norm_eps) * router_scale * width**-0.5
+        routed_by = rms_norm(residual.reshape(-1, width), epsilon=self.norm_eps) * router_scale * width**-0.5
         probabilities = jax.nn.softmax(Linear(c.num_experts, jnp.float32, name="router")(routed_by), axis=-1)
         weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
         weight = weight / jnp.sum(weight, axis=-1, keepdims=True) * expert_scale[expert]

@@ -1,0 +1,50 @@
+"""Norms by the native CPU kernels: a call for what takes XLA four; a row's bits depend on nothing but the row."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pallas_kernels import native
+from pallas_kernels.dispatch import Dims
+from pallas_kernels.rms_norm import xla_reduce
+
+
+def unfit(dims: Dims) -> str | None:
+    """Why the kernels cannot serve a call."""
+    return native.reason()
+
+
+def normalize(x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float) -> Array:
+    """As `xla_reduce.normalize`; derivatives are its."""
+    return _differentiable(scale, epsilon, x, weight, gate)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _differentiable(scale: float, epsilon: float, *arrays: Array | None) -> Array:
+    # A program that is lowered here for another platform has no native kernels there.
+    forms = {"cpu": _run, "default": xla_reduce.normalize}
+    forms = {platform: partial(form, scale=scale, epsilon=epsilon) for platform, form in forms.items()}
+    return jax.lax.platform_dependent(*arrays, **forms)
+
+
+@_differentiable.defjvp
+def _derivative(scale: float, epsilon: float, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    return jax.jvp(partial(xla_reduce.normalize, scale=scale, epsilon=epsilon), primals, tangents)
+
+
+def _run(x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float) -> Array:
+    rows = x.reshape(-1, x.shape[-1])
+    nothing = jnp.zeros(0, jnp.float32)
+    call = jax.ffi.ffi_call(
+        native.target("specjax_rms_norm"),
+        jax.ShapeDtypeStruct(rows.shape, jnp.float32),
+        vmap_method="sequential",
+    )
+    settings = {"scale": np.float32(scale), "epsilon": np.float32(epsilon), "isa": native.instruction_set()}
+    weight, gate = (nothing if array is None else array for array in (weight, gate))
+    return call(rows, weight, gate.reshape(rows.shape) if gate.size else gate, **settings).reshape(x.shape)

@@ -1,0 +1,90 @@
+"""Norms keep their law in every implementation; the native ones give a row the same bits whatever is beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import explain, native
+from pallas_kernels.rms_norm import l2_norm, rms_norm
+from pallas_kernels.rms_norm.implementations import IMPLEMENTATIONS
+
+NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
+EPSILON = 1e-6
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape[-1]).standard_normal(shape).astype(np.float32)
+
+
+def law(x, weight, gate, n=None):
+    x, weight, gate = (np.asarray(a, np.float64) for a in (x, weight, gate))
+    norm = np.sqrt((x**2).sum(-1, keepdims=True) / (n or x.shape[-1]) + EPSILON)
+    return x / norm * weight * gate / (1 + np.exp(-gate))
+
+
+@pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize("width", [1, 31, 128, 1000])
+def test_norms_equal_the_law(impl: str, width: int) -> None:
+    x, weight, gate = 3 * draw(2, 5, width), draw(width), 4 * draw(2, 5, width)
+    got = rms_norm(x, weight, epsilon=EPSILON, gate=gate, impl=impl)
+    np.testing.assert_allclose(got, law(x, weight, gate), rtol=2e-6, atol=1e-6)
+    no_gate = law(x, weight, np.full_like(gate, 1e3)) / 1e3
+    np.testing.assert_allclose(rms_norm(x, weight, epsilon=EPSILON, impl=impl), no_gate, rtol=2e-6, atol=1e-6)
+    l2 = law(x, 1.0, np.full_like(gate, 1e3), n=1) / 1e3
+    np.testing.assert_allclose(l2_norm(x, epsilon=EPSILON, impl=impl), l2, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+@pytest.mark.usefixtures("isa")
+def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
+    x, weight, gate = draw(300, 1000), draw(1000), draw(300, 1000)
+    norm = jax.jit(partial(rms_norm, epsilon=EPSILON, impl="cpu_native"))
+    whole = np.asarray(norm(x, weight, gate=gate))
+    for rows in (slice(0, 1), slice(7, 9), slice(250, 300)):
+        np.testing.assert_array_equal(norm(x[rows], weight, gate=gate[rows]), whole[rows])
+
+
+@pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+@pytest.mark.usefixtures("isa")
+def test_zeros_huge_and_broken_rows() -> None:
+    x = np.stack([np.zeros(64), np.full(64, 1e-20), np.full(64, 1e15), np.full(64, np.nan)]).astype(np.float32)
+    gate = np.array([0, -200, 200, 1], np.float32)[:, None] * np.ones_like(x)
+    got = np.asarray(rms_norm(x, np.ones(64, np.float32), epsilon=EPSILON, gate=gate, impl="cpu_native"))
+    np.testing.assert_array_equal(got[:2], np.zeros((2, 64)) * gate[:2])
+    np.testing.assert_allclose(got[2], 200, rtol=1e-6)
+    assert np.isnan(got[3]).all()
+
+
+def test_derivatives_are_those_of_plain_xla_and_batches_are_allowed() -> None:
+    x, weight, gate = draw(3, 4, 16), draw(16), draw(3, 4, 16)
+
+    def loss(impl: str | None, x: jax.Array, weight: jax.Array, gate: jax.Array) -> jax.Array:
+        return jnp.sum(rms_norm(x, weight, epsilon=EPSILON, gate=gate, impl=impl) ** 3)
+
+    gradients = [jax.grad(partial(loss, impl), argnums=(0, 1, 2))(x, weight, gate) for impl in (None, "reference")]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *gradients)
+    each = jax.vmap(lambda x, gate: rms_norm(x, weight, epsilon=EPSILON, gate=gate))(x, gate)
+    np.testing.assert_array_equal(each, rms_norm(x, weight, epsilon=EPSILON, gate=gate))
+
+
+def test_a_program_for_another_platform_is_plain_xla() -> None:
+    norm = jax.jit(lambda x: rms_norm(x, epsilon=EPSILON))
+    x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
+    assert "custom_call" not in norm.trace(x).lower(lowering_platforms=("tpu",)).as_text()
+    lines = explain("rms_norm", D=64, platform="tpu").splitlines()
+    assert [line.split()[0] for line in lines if "chosen" in line and "on cpu only" not in line] == ["xla_reduce"]
+
+
+def test_wrong_arguments_are_named() -> None:
+    x = jnp.ones((2, 8))
+    with pytest.raises(ValueError, match=r"weight has shape \(7,\); \[D\] with x \(2, 8\) is \(8,\)"):
+        rms_norm(x, jnp.ones(7), epsilon=EPSILON)
+    with pytest.raises(ValueError, match=r"got gate \(8,\), x \(2, 8\), a weight"):
+        rms_norm(x, jnp.ones(8), epsilon=EPSILON, gate=jnp.ones(8))
+    with pytest.raises(ValueError, match="no weight"):
+        rms_norm(x, epsilon=EPSILON, gate=x)
