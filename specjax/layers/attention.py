@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Linear
+from specjax.layers.linear import Linear, apply_all
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope, rope_frequencies
 from specjax.state.kv import KVCache
@@ -41,10 +41,13 @@ class GatedAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """Write the valid rows' keys and values at their positions, then attend."""
         batch, rows, width = x.shape
-        q_and_gate = Linear(2 * self.num_heads * self.head_width, name="q_proj")(x)
+        q_and_gate, k, v = apply_all(
+            x,
+            Linear(2 * self.num_heads * self.head_width, name="q_proj"),
+            Linear(self.num_kv_heads * self.head_width, name="k_proj"),
+            Linear(self.num_kv_heads * self.head_width, name="v_proj"),
+        )
         q, gate = jnp.split(q_and_gate.reshape(batch, rows, self.num_heads, 2 * self.head_width), 2, axis=-1)
-        k = Linear(self.num_kv_heads * self.head_width, name="k_proj")(x)
-        v = Linear(self.num_kv_heads * self.head_width, name="v_proj")(x)
         kv_shape = (batch, rows, self.num_kv_heads, self.head_width)
         q = RMSNorm(self.norm_eps, name="q_norm")(q)
         k = RMSNorm(self.norm_eps, name="k_norm")(k.reshape(kv_shape))

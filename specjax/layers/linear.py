@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.quant_matmul import QTensor, quant_matmul, take_rows
+from pallas_kernels.quant_matmul import QTensor, quant_matmul, quant_matmuls, take_rows
 from specjax.layers.observed import Observed
 
 Weight = Array | QTensor
@@ -98,9 +98,25 @@ class Linear(nn.Module):
     dtype: DTypeLike | None = None
 
     @nn.compact
+    def matrix(self, width: int) -> Weight | Observed:
+        """The weight, for K = `width`."""
+        return weight_of(self, "weight", (self.features, width))
+
     def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
-        weight = weight_of(self, "weight", (self.features, x.shape[-1]))
-        return matmul_transposed(x, weight, self.dtype)
+        return matmul_transposed(x, self.matrix(x.shape[-1]), self.dtype)
+
+
+def apply_all(x: Float[Array, "... K"], *layers: Linear) -> list[Float[Array, "... N"]]:
+    """layer(x) of each, those with quantized weights in one call."""
+    weights = [layer.matrix(x.shape[-1]) for layer in layers]
+    packed = [weight for weight in weights if isinstance(weight, QTensor)]
+    together = iter(quant_matmuls(x, packed, dtype=jnp.float32))
+    return [
+        next(together).astype(layer.dtype or x.dtype)
+        if isinstance(weight, QTensor)
+        else matmul_transposed(x, weight, layer.dtype)
+        for weight, layer in zip(weights, layers, strict=True)
+    ]
 
 
 class Embedding(nn.Module):

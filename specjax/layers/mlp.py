@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from specjax.layers.linear import Linear
+from pallas_kernels.quant_matmul import QTensor, quant_swiglu
+from specjax.layers.linear import Linear, matmul_transposed
 
 
 def swiglu(gate: Float[Array, "... F"], up: Float[Array, "... F"], limit: float = 0.0) -> Float[Array, "... F"]:
@@ -32,6 +33,10 @@ class SwiGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        gate = Linear(self.hidden, name="gate_proj")(x)
-        up = Linear(self.hidden, name="up_proj")(x)
-        return Linear(x.shape[-1], name="down_proj")(swiglu(gate, up, self.limit))
+        gate = Linear(self.hidden, name="gate_proj").matrix(x.shape[-1])
+        up = Linear(self.hidden, name="up_proj").matrix(x.shape[-1])
+        down = Linear(x.shape[-1], name="down_proj").matrix(self.hidden)
+        if isinstance(gate, QTensor) and isinstance(up, QTensor) and isinstance(down, QTensor):
+            return quant_swiglu(x, gate, up, down, limit=self.limit)
+        hidden = swiglu(matmul_transposed(x, gate), matmul_transposed(x, up), self.limit)
+        return matmul_transposed(hidden, down)
