@@ -38,8 +38,6 @@ SCALES = {
     "IQ4_XS": ((0, 1 / 1200),),
 }
 """Where the scales of a block lie whose other bytes are random."""
-SMALL = ("ssm_alpha.weight", "ssm_beta.weight")
-"""Matrices that quantizers leave alone."""
 
 
 def random_blocks(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -69,7 +67,7 @@ def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | 
         stored = rule.source_shapes([table.shapes[path] for path in rule.paths])
         for name, shape in zip(rule.sources, stored, strict=True):
             own = head if head and name in ("token_embd.weight", "output.weight") else kind
-            packed = matrix and shape[-1] % FORMATS[own].values == 0 and not name.endswith(SMALL)
+            packed = matrix and shape[-1] % FORMATS[own].values == 0
             entries.append(TensorEntry(name, shape, GGML_TYPES[own if packed else "F32"]))
 
     def data() -> Iterator[np.ndarray]:
