@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import ANYWHERE, Implementation
-from pallas_kernels.quant_matmul import cpu_native, pallas_gpu, pallas_tpu, reference, xla_dequant
+from pallas_kernels.quant_matmul import cpu_native, pallas_gpu, pallas_tpu, reference, triton_planes, xla_dequant
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
 
 Product = Callable[[Array, QTensor, Activations, Array | None], Array]
@@ -46,6 +46,12 @@ IMPLEMENTATIONS = (
     Implementation("pallas_tpu_interpret", partial(pallas_tpu.quant_matmul, interpret=True), unfit=pallas_tpu.unfit),
     Implementation("pallas_gpu", pallas_gpu.quant_matmul, unfit=pallas_gpu.unfit),
     Implementation("pallas_gpu_interpret", partial(pallas_gpu.quant_matmul, interpret=True), unfit=pallas_gpu.unfit),
+    Implementation("triton", triton_planes.quant_matmul, unfit=triton_planes.unfit),
+    Implementation(
+        "triton_interpret",
+        partial(triton_planes.quant_matmul, interpret=True),
+        unfit=partial(triton_planes.unfit, interpreted=True),
+    ),
     Implementation("reference", _block_by_block(reference.quant_matmul)),
 )
 

@@ -1,22 +1,35 @@
-"""The GPU kernel multiplies few rows with the decoded values, row by row alike."""
+"""The kernels for GPUs multiply few rows with the decoded values, row by row alike."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowering import needs_triton
 from test_quant_formats import random_blocks
 
-from pallas_kernels.quant_matmul import FORMATS, QTensor, dequantize, from_blocks, quant_matmul
-from pallas_kernels.quant_matmul.config import GpuConfig, gpu_candidates, gpu_heuristic
-from pallas_kernels.quant_matmul.pallas_gpu import quant_matmul as kernel
+from pallas_kernels.quant_matmul import (
+    FORMATS,
+    QTensor,
+    dequantize,
+    from_blocks,
+    pallas_gpu,
+    quant_matmul,
+    triton_planes,
+)
+from pallas_kernels.quant_matmul.config import GpuConfig
 from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""
-SMALL = GpuConfig(columns=128, splits=2, unroll=4)
-QUICK = ("Q4_K",)
+KERNELS = {
+    "pallas_gpu": partial(pallas_gpu.quant_matmul, config=GpuConfig(columns=128, splits=2, unroll=4), interpret=True),
+    "triton": partial(triton_planes.quant_matmul, config=triton_planes.Config(128, 2, 4, 1), interpret=True),
+}
+"""In their interpreters, with two splits."""
+IMPLEMENTATIONS = ["pallas_gpu", pytest.param("triton", marks=needs_triton)]
 
 
 def matrix(name: str, rows: int = 150, seed: int = 0) -> QTensor:
@@ -34,31 +47,57 @@ def off_by(got: Any, x: Any, values: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PLANE_FORMATS]
+    ("name", "impl"),
+    [
+        pytest.param(name, impl, marks=marks)
+        for name in PLANE_FORMATS
+        for impl, marks in (("pallas_gpu", () if name == "Q4_K" else pytest.mark.slow), ("triton", needs_triton))
+    ],
 )
-def test_rows_are_multiplied_with_the_values_and_do_not_see_each_other(name: str) -> None:
-    blocks = matrix(name)
+def test_rows_are_multiplied_with_the_values_and_do_not_see_each_other(name: str, impl: str) -> None:
+    blocks, kernel = matrix(name), KERNELS[impl]
     weight, x = pack(blocks), activations(2, blocks.width)
-    got = kernel(x, weight, "a16", config=SMALL, interpret=True)
+    got = kernel(x, weight, "a16")
     assert off_by(got, x, dequantize(blocks)) <= OFF
-    np.testing.assert_array_equal(kernel(x[:1], weight, "a16", config=SMALL, interpret=True), got[:1])
+    np.testing.assert_array_equal(kernel(x[:1], weight, "a16"), got[:1])
 
 
-@pytest.mark.slow
-def test_a_row_is_alike_in_a_call_of_any_size() -> None:
+@pytest.mark.parametrize("impl", [pytest.param("pallas_gpu", marks=pytest.mark.slow), IMPLEMENTATIONS[1]])
+def test_a_row_is_alike_in_a_call_of_any_size(impl: str) -> None:
     weight, x = pack(matrix("Q8_0")), activations(16, 512).at[1, 5].set(jnp.nan)
-    whole = quant_matmul(x, weight, impl="pallas_gpu_interpret")
+    product = partial(quant_matmul, impl=f"{impl}_interpret")
+    whole = product(x, weight)
     assert np.isnan(whole[1]).all()
     assert np.isfinite(whole[2:]).all()
     for rows in (1, 4):
-        np.testing.assert_array_equal(quant_matmul(x[:rows], weight, impl="pallas_gpu_interpret"), whole[:rows])
-    assert quant_matmul(x[:0], weight, impl="pallas_gpu_interpret").shape == (0, 150)
+        np.testing.assert_array_equal(product(x[:rows], weight), whole[:rows])
+    assert product(x[:0], weight).shape == (0, 150)
 
 
-def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
+@needs_triton
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_activations_of_every_type_are_multiplied_as_they_are(dtype: str) -> None:
+    blocks = matrix("Q6_K")
+    x = activations(3, blocks.width).astype(dtype)
+    got = quant_matmul(x, pack(blocks), dtype=jnp.float32, impl="triton_interpret")
+    assert off_by(got, x, dequantize(blocks)) <= OFF
+
+
+@pytest.mark.parametrize(("dtype", "count"), triton_planes.PIECES.items())
+def test_pieces_add_up_to_every_bit(dtype: str, count: int) -> None:
+    scales = jnp.array([[1e30], [1.0], [1e-25]] if dtype == "float32" else [[1.0]])
+    x = (activations(3, 512) * scales).astype(dtype).at[0, 0].set(jnp.inf).at[0, 1].set(0)
+    split = jax.jit(triton_planes.pieces)(x)
+    assert split.dtype == jnp.bfloat16
+    assert split.shape == (count, 3, 512)
+    np.testing.assert_array_equal(np.asarray(split, np.float64).sum(axis=0), np.asarray(x, np.float64))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str) -> None:
     stack = pack(from_blocks(jnp.stack([matrix("Q4_0", 40, seed).parts["blocks"] for seed in range(3)]), "Q4_0"))
     x = activations(4, 1, stack.width).at[2].set(jnp.nan)
-    got = kernel(x, stack, "a16", jnp.array([2, 0, -1, 7]), config=SMALL, interpret=True)
+    got = KERNELS[impl](x, stack, "a16", jnp.array([2, 0, -1, 7]))
     values = dequantize(stack)
     for block, number in ((0, 2), (1, 0), (3, 2)):
         assert off_by(got[block], x[block], values[number]) <= OFF
@@ -66,16 +105,30 @@ def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
 
 
 def test_what_does_not_fit_is_an_error() -> None:
-    weight = pack(matrix("Q8_0"))
+    weight, x = pack(matrix("Q8_0")), activations(2, 512)
     with pytest.raises(ValueError, match="'pallas_gpu' does not fit: M=17 is over 16"):
         quant_matmul(activations(17, 512), weight, impl="pallas_gpu")
+    with pytest.raises(ValueError, match="'triton' does not fit: M=17 is over 16"):
+        quant_matmul(activations(17, 512), weight, impl="triton")
+    with pytest.raises(ValueError, match="'triton' does not fit: reads the layout 'planes'"):
+        quant_matmul(x, matrix("Q8_0"), impl="triton")
     with pytest.raises(ValueError, match="accepted: splits that divide 2, at most 256 columns"):
-        kernel(activations(2, 512), weight, "a16", config=GpuConfig(128, 3, 4), interpret=True)
+        pallas_gpu.quant_matmul(x, weight, "a16", config=GpuConfig(128, 3, 4), interpret=True)
     with pytest.raises(ValueError, match="columns is 100; accepted: 128, 256, 512"):
         GpuConfig(100, 1, 4)
+    with pytest.raises(ValueError, match="warps is 3; accepted: 2, 4, 8"):
+        triton_planes.Config(64, 1, 3, 2)
+
+
+@needs_triton
+def test_splits_that_do_not_divide_the_depth_are_an_error() -> None:
+    config = triton_planes.Config(64, 3, 4, 2)
+    with pytest.raises(ValueError, match="accepted: splits that divide 2"):
+        triton_planes.quant_matmul(activations(2, 512), pack(matrix("Q8_0")), "a16", config=config, interpret=True)
 
 
 def test_there_are_block_sizes_for_all_shapes_of_models() -> None:
     for n, k in ((17408, 5120), (5120, 17408), (2048, 11008), (151936, 2560), (40, 256)):
         dims = {"N": n, "K": k, "format": "Q8_0"}
-        assert gpu_heuristic(dims) in gpu_candidates(dims)
+        for tunable in (pallas_gpu.TUNABLE, triton_planes.TUNABLE):
+            assert tunable.heuristic(dims) in tunable.candidates(dims)

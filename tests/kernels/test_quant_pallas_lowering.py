@@ -1,18 +1,30 @@
 """The kernels on planes become programs for their devices, at the sizes of real models, on a machine that has none."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered
+from lowering import (
+    GENERATIONS,
+    assembled,
+    compiled_for_tpu,
+    kernel_calls,
+    lowered,
+    needs_jax_triton,
+    triton_calls,
+)
 
+from pallas_kernels import triton_launch
 from pallas_kernels.quant_matmul import FORMATS, from_blocks, pallas_tpu, quant_matmul
 from pallas_kernels.quant_matmul.config import tpu_candidates
 from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
 
 WIDE, DEEP, ODD, HEAD, SMALL = (17408, 5120), (5120, 17408), (2048, 11008), (151936, 2560), (40, 256)
 EXPERTS = (128, 768, 2048)
+TRITON_SHARED = 99 * 2**10 // 2
+"""Bytes of shared memory that leave room for two programs on a multiprocessor of capability 8.6."""
 
 
 def arguments(name: str, shape: tuple[int, ...], rows: int) -> tuple[Any, ...]:
@@ -42,6 +54,38 @@ def test_few_rows_lower(impl: str, platform: str, name: str, shape: tuple[int, .
 @pytest.mark.parametrize(("name", "shape", "rows"), [("Q4_K", WIDE, 512), ("Q8_0", EXPERTS, 64)])
 def test_many_rows_lower_for_tpu(name: str, shape: tuple[int, ...], rows: int) -> None:
     assert len(kernel_calls(lowered(product("pallas_tpu"), "tpu", *arguments(name, shape, rows)), "tpu")) == 1
+
+
+@needs_jax_triton
+@pytest.mark.parametrize(
+    ("capability", "name", "shape", "rows", "dtype"),
+    [
+        *((80, name, WIDE, 4, jnp.bfloat16) for name in PLANE_FORMATS),
+        (86, "Q4_K", DEEP, 16, jnp.float32),
+        (89, "Q6_K", EXPERTS, 2, jnp.bfloat16),
+        (86, "Q5_1", SMALL, 1, jnp.float16),
+        (80, "Q8_0", HEAD, 8, jnp.bfloat16),
+    ],
+)
+def test_the_triton_kernel_is_machine_code_with_its_sums_in_registers(
+    capability: int,
+    name: str,
+    shape: tuple[int, ...],
+    rows: int,
+    dtype: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    if jax.default_backend() == "gpu":
+        pytest.skip("Triton compiles for the GPU that is there")
+    monkeypatch.setattr(triton_launch, "OLDEST", capability)
+    x, *others = arguments(name, shape, rows)
+    module = lowered(product("triton"), "cuda", jax.ShapeDtypeStruct(x.shape, dtype), *others)
+    (call,) = triton_calls(module)
+    code = assembled(call, tmp_path)
+    assert code.target == f"sm_{capability}"
+    assert code.spilled == 0
+    assert code.shared <= TRITON_SHARED
 
 
 @pytest.mark.tpu_compiler

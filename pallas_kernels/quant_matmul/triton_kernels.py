@@ -1,0 +1,104 @@
+"""A product of few rows from planes in Triton, on tensor cores; called by triton_planes.py, which says what it does."""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("these kernels need Triton: pip install 'specjax[gpu-triton]'") from error
+
+
+@triton.jit
+def _floats(numbers, at, inside):
+    """Numbers [columns] in float32; those in uint16 are the bits of float16."""
+    found = tl.load(numbers + at, inside, 0)
+    if found.dtype == tl.uint16:
+        found = found.to(tl.float16, bitcast=True)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def _values(
+    codes, OFFSET: tl.constexpr, CODEBOOK: tl.constexpr,
+    TABLE0: tl.constexpr, TABLE1: tl.constexpr, TABLE2: tl.constexpr, TABLE3: tl.constexpr,
+):  # fmt: skip
+    """What codes uint8 stand for, before they are scaled: integers int8."""
+    if CODEBOOK:  # four of its integers in each constant
+        wide = codes.to(tl.int32)
+        low, high = tl.where(wide & 4 == 0, TABLE0, TABLE1), tl.where(wide & 4 == 0, TABLE2, TABLE3)
+        values = (tl.where(wide < 8, low, high) >> (wide & 3) * 8).to(tl.int8)
+    elif OFFSET == 128:
+        values = (codes ^ 128).to(tl.int8, bitcast=True)
+    else:
+        values = codes.to(tl.int8, bitcast=True) - OFFSET
+    return values
+
+
+@triton.jit
+def product(
+    index, x, sums, plane0, plane1, scales, super_scales, minima, super_minima, shares,
+    ROWS: tl.constexpr, PADDED: tl.constexpr, PIECES: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
+    BITS0: tl.constexpr, BITS1: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, MINIMA: tl.constexpr,
+    OFFSET: tl.constexpr, CODEBOOK: tl.constexpr,
+    TABLE0: tl.constexpr, TABLE1: tl.constexpr, TABLE2: tl.constexpr, TABLE3: tl.constexpr,
+    SPLITS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The share [rows, columns] that some chunks have in the product of a block of rows with its matrix.
+
+    index [blocks], x [blocks, PIECES, ROWS, depth] bfloat16, sums of x [blocks, ROWS, depth / 32] float32, the parts of
+    a matrix in planes (any array for one that the format has not), shares [SPLITS, blocks, ROWS, LANES] float32.
+    WIDEN is for the interpreter, whose products know no bfloat16.
+    """
+    tile, block, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    blocks = tl.num_programs(1)
+    row, depth = tl.arange(0, PADDED), tl.arange(0, GROUP)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < LANES
+    in_rows = row[:, None] < ROWS
+    matrix = tl.load(index + block).to(tl.int64)
+    groups: tl.constexpr = 256 // GROUP
+    parts0: tl.constexpr = 32 * BITS0 // GROUP  # in which the bytes of a chunk come
+    parts1: tl.constexpr = 32 * BITS1 // GROUP
+    total = tl.zeros((PADDED, COLUMNS), tl.float32)
+    first = split * (CHUNKS // SPLITS)
+    count = tl.where(matrix < 0, 0, CHUNKS // SPLITS).to(tl.int32)
+    for chunk in range(first, first + count):
+        at = matrix * CHUNKS + chunk
+        above = tl.zeros((COLUMNS,), tl.float32)
+        below = tl.zeros((COLUMNS,), tl.float32)
+        if SUPER:
+            above = _floats(super_scales, at * LANES + column, inside)
+            if MINIMA:
+                below = _floats(super_minima, at * LANES + column, inside)
+        for part in tl.static_range(parts0):
+            bytes0 = (at * (32 * BITS0) + part * GROUP + depth) * LANES
+            low = tl.load(plane0 + bytes0[:, None] + column[None, :], inside[None, :], 0)
+            high = low
+            if BITS1 > 0:
+                bytes1 = (at * (32 * BITS1) + part % parts1 * GROUP + depth) * LANES
+                high = tl.load(plane1 + bytes1[:, None] + column[None, :], inside[None, :], 0)
+            for field in tl.static_range(8 // BITS0):
+                group = field * parts0 + part
+                codes = low >> field * BITS0 & (1 << BITS0) - 1
+                if BITS1 > 0:  # the shift is spelled out: a variable has 32 bits, and the codes would have them too
+                    codes |= (high >> (field * parts0 + part) // parts1 * BITS1 & (1 << BITS1) - 1) << BITS0
+                values = _values(codes, OFFSET, CODEBOOK, TABLE0, TABLE1, TABLE2, TABLE3)
+                values = values.to(tl.float32 if WIDEN else tl.bfloat16)
+                partial = tl.zeros((PADDED, COLUMNS), tl.float32)
+                for piece in tl.static_range(PIECES):
+                    rows_at = ((block * PIECES + piece) * ROWS + row[:, None]) * (CHUNKS * 256)
+                    factor = tl.load(x + rows_at + (chunk * 256 + group * GROUP + depth)[None, :], in_rows, 0)
+                    if WIDEN:
+                        factor = factor.to(tl.float32)
+                    partial = tl.dot(factor, values, partial)
+                scale = _floats(scales, (at * groups + group) * LANES + column, inside)
+                if SUPER:
+                    scale = above * scale
+                total += scale[None, :] * partial
+                if MINIMA:
+                    minimum = _floats(minima, (at * groups + group) * LANES + column, inside)
+                    if SUPER:
+                        minimum = -below * minimum
+                    sum_at = (block * ROWS + row) * (CHUNKS * groups) + chunk * groups + group
+                    total += tl.load(sums + sum_at, row < ROWS, 0)[:, None] * minimum[None, :]
+    place = ((split * blocks + block) * ROWS + row[:, None]) * LANES + column[None, :]
+    tl.store(shares + place, total, in_rows & inside[None, :])
