@@ -12,7 +12,14 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import ANYWHERE, Implementation
-from pallas_kernels.quant_matmul import cpu_native, pallas_gpu, pallas_tpu, reference, triton_planes, xla_dequant
+from pallas_kernels.quant_matmul import (
+    cpu_native,
+    pallas_gpu_prefill,
+    pallas_tpu,
+    reference,
+    triton_planes,
+    xla_dequant,
+)
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
 
 Product = Callable[[Array, QTensor, Activations, Array | None], Array]
@@ -44,8 +51,16 @@ IMPLEMENTATIONS = (
     # device: they run when named.
     Implementation("pallas_tpu", pallas_tpu.quant_matmul, unfit=pallas_tpu.unfit),
     Implementation("pallas_tpu_interpret", partial(pallas_tpu.quant_matmul, interpret=True), unfit=pallas_tpu.unfit),
-    Implementation("pallas_gpu", pallas_gpu.quant_matmul, unfit=pallas_gpu.unfit),
-    Implementation("pallas_gpu_interpret", partial(pallas_gpu.quant_matmul, interpret=True), unfit=pallas_gpu.unfit),
+    Implementation("pallas_gpu", pallas_gpu_prefill.by_rows, unfit=pallas_gpu_prefill.unfit),
+    Implementation(
+        "pallas_gpu_interpret", partial(pallas_gpu_prefill.by_rows, interpret=True), unfit=pallas_gpu_prefill.unfit
+    ),
+    Implementation("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, unfit=pallas_gpu_prefill.unfit),
+    Implementation(
+        "pallas_gpu_prefill_interpret",
+        partial(pallas_gpu_prefill.quant_matmul, interpret=True),
+        unfit=pallas_gpu_prefill.unfit,
+    ),
     Implementation("triton", triton_planes.quant_matmul, unfit=triton_planes.unfit),
     Implementation(
         "triton_interpret",

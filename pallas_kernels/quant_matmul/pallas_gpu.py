@@ -21,14 +21,13 @@ from jaxtyping import Float, Int
 
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
-from pallas_kernels.quant_matmul.config import FEW_ROWS, GpuConfig, gpu_candidates, gpu_heuristic
+from pallas_kernels.quant_matmul.config import GpuConfig, gpu_candidates, gpu_heuristic
 from pallas_kernels.quant_matmul.formats import FORMATS
 from pallas_kernels.quant_matmul.panels import PanelFormat
 from pallas_kernels.quant_matmul.planes import (
     CHUNK,
     GROUP,
     PLANE_FORMATS,
-    PLANES,
     code_values,
     group_size,
     pack,
@@ -36,13 +35,6 @@ from pallas_kernels.quant_matmul.planes import (
 )
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
 from pallas_kernels.tuning import Tunable, config_for, register
-
-
-def unfit(dims: Dims) -> str | None:
-    """Why the kernel cannot serve a call."""
-    if dims["layout"] != PLANES:
-        return f"reads the layout {PLANES!r}, see `prepare`"
-    return f"M={dims['M']} is over {FEW_ROWS}" if dims["M"] > FEW_ROWS else None
 
 
 def _body(

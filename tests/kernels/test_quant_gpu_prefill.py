@@ -1,0 +1,108 @@
+"""The GPU kernel for many rows multiplies with the decoded values, both factors rounded to bfloat16."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lowering import kernel_calls, lowered
+from test_quant_pallas_gpu import activations, matrix, off_by
+from test_quant_pallas_lowering import ODD, SMALL, WIDE, arguments
+
+from pallas_kernels import using
+from pallas_kernels.quant_matmul import dequantize, explain, from_blocks, quant_matmul
+from pallas_kernels.quant_matmul.config import FEW_ROWS
+from pallas_kernels.quant_matmul.pallas_gpu_prefill import Config, candidates, heuristic
+from pallas_kernels.quant_matmul.pallas_gpu_prefill import quant_matmul as kernel
+from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
+
+OFF, ROUNDED = 5e-7, 4e-3
+"""Relative errors: of sums in float32; of sums of products of rounded factors."""
+QUICK = ("Q4_K", "Q5_1", "Q6_K")
+"""Formats that have every kind of scale and plane between them, but for those that are tested with `slow`."""
+
+
+def rounded(x: Any) -> np.ndarray:
+    return np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PLANE_FORMATS]
+)
+def test_rows_are_multiplied_with_the_values_in_bfloat16(name: str) -> None:
+    blocks = matrix(name, 40)
+    x, values = activations(70, blocks.width), dequantize(blocks)
+    got = kernel(x, pack(blocks), "a16", config=Config(2, 64), interpret=True)
+    assert off_by(got, rounded(x), rounded(values)) <= OFF
+    assert off_by(got, x, values) <= ROUNDED
+
+
+def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_the_tile() -> None:
+    weight, x = pack(matrix("Q8_0", 40)), activations(20, 512).at[1, 5].set(jnp.nan)
+    whole = kernel(x, weight, "a16", config=Config(1, 128), interpret=True)
+    assert np.isnan(whole[1]).all()
+    assert np.isfinite(whole[2:]).all()
+    np.testing.assert_array_equal(kernel(x[:5], weight, "a16", config=Config(2, 64), interpret=True), whole[:5])
+
+
+def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
+    stack = pack(from_blocks(jnp.stack([matrix("Q4_0", 40, seed).parts["blocks"] for seed in range(3)]), "Q4_0"))
+    x = activations(4, FEW_ROWS + 1, stack.width).at[2].set(jnp.nan)
+    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl="pallas_gpu_interpret")
+    values = dequantize(stack)
+    for block, number in ((0, 2), (1, 0), (3, 2)):
+        assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF
+    assert not np.any(got[2])
+
+
+def test_few_rows_stay_exact() -> None:
+    blocks = matrix("Q4_0", 40)
+    weight, x = pack(blocks), activations(FEW_ROWS, blocks.width)
+    few = quant_matmul(x[:2], weight, impl="pallas_gpu_interpret")
+    assert off_by(few, x[:2], dequantize(blocks)) <= OFF
+    many = quant_matmul(x[:2], weight, impl="pallas_gpu_prefill_interpret")
+    assert OFF < off_by(many, x[:2], dequantize(blocks)) <= ROUNDED
+    assert quant_matmul(x[:0], weight, impl="pallas_gpu_prefill_interpret").shape == (0, 40)
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    blocks, x = matrix("Q8_0"), activations(17, 512)
+    with pytest.raises(ValueError, match="'pallas_gpu_prefill' does not fit: reads the layout 'planes', see `prepare`"):
+        quant_matmul(x, blocks, impl="pallas_gpu_prefill")
+    with pytest.raises(ValueError, match="rows is 32; accepted: 64, 128"):
+        Config(1, 32)
+    with pytest.raises(ValueError, match="warpgroups is 3; accepted: 1, 2"):
+        Config(3, 64)
+    assert re.search("pallas_gpu +passed over: by name only", explain(x, pack(blocks), platform="gpu"))
+    with using("quant_matmul=pallas_gpu"):
+        said = explain(x, pack(blocks), platform="gpu")
+    assert re.search(r"pallas_gpu +chosen \(using", said)
+
+
+def test_tiles_are_tall_where_that_leaves_work_for_the_whole_gpu() -> None:
+    def tile(rows: int, n: int) -> int:
+        dims = {"M": rows, "N": n, "K": 5120, "format": "Q8_0"}
+        config = heuristic(dims)
+        assert config in candidates(dims)
+        return config.tile
+
+    assert [tile(rows, 17408) for rows in (17, 64, 65, 512, 4096)] == [64, 64, 128, 256, 256]
+    assert [tile(rows, 5120) for rows in (17, 128, 512, 4096)] == [64, 64, 128, 256]
+
+
+@pytest.mark.parametrize(("name", "shape", "rows"), [*((name, WIDE, 512) for name in PLANE_FORMATS), ("Q4_K", ODD, 20)])
+def test_many_rows_lower_for_cuda(name: str, shape: tuple[int, ...], rows: int) -> None:
+    def product(x: jax.Array, weight: Any) -> jax.Array:
+        return quant_matmul(x, weight, impl="pallas_gpu_prefill")
+
+    assert len(kernel_calls(lowered(product, "cuda", *arguments(name, shape, rows)), "cuda")) == 1
+
+
+@pytest.mark.parametrize("config", candidates({}))
+def test_every_tile_lowers(config: Config) -> None:
+    def product(x: jax.Array, weight: Any) -> jax.Array:
+        return kernel(x, weight, "a16", config=config)
+
+    assert len(kernel_calls(lowered(product, "cuda", *arguments("Q5_K", SMALL, 300)), "cuda")) == 1
