@@ -51,7 +51,8 @@ def cases(*, small: bool) -> Iterator[Case]:
     yield _hadamard(8192 if small else 65536)
     widths = (1024, 4096) if small else (5120, 17408)
     for name in ("Q8_0", "Q4_K"):
-        yield _products(name, 4, *widths)
+        for rows in (4, 64 if small else 512):
+            yield _products(name, rows, *widths)
     for kind in ("f32" if small else "bf16", "q8_0"):
         yield _attention("verify_attention", verify_attention.attend, kind, 4, 2048 if small else 32768)
     rows, slots = (64, 1024) if small else (512, 32768)
