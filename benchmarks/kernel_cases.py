@@ -13,7 +13,15 @@ import numpy as np
 from jax import Array
 from random_model import random_blocks
 
-from pallas_kernels import causal_conv1d, gated_delta, hadamard, prefill_attention, quant_matmul, verify_attention
+from pallas_kernels import (
+    causal_conv1d,
+    gated_delta,
+    hadamard,
+    prefill_attention,
+    quant_matmul,
+    rms_norm,
+    verify_attention,
+)
 from pallas_kernels.kv_formats import KVStore
 
 Step = Callable[[str, Array, Any, Any], tuple[Array, Any]]
@@ -49,6 +57,7 @@ def cases(*, small: bool) -> Iterator[Case]:
     for batch, tokens in ((4, 4), (1, 256)) if small else ((8, 4), (1, 2048)):
         yield _convolution(batch, tokens)
     yield _hadamard(8192 if small else 65536)
+    yield _norm(512 if small else 2048, 1024 if small else 5120)
     widths = (1024, 4096) if small else (5120, 17408)
     for name in ("Q8_0", "Q4_K"):
         for rows in (4, 64 if small else 512):
@@ -179,6 +188,18 @@ def _hadamard(rows: int, width: int = 256) -> Case:
         lambda seed: ((), ()),
         x,
         lambda impl, x, own, fixed: (hadamard.walsh_hadamard(x, impl=impl), own),
+    )
+
+
+def _norm(rows: int, width: int) -> Case:
+    x, weight = _normal(0, rows, width), _normal(1, width)
+    return Case(
+        "rms_norm",
+        f"rows={rows} D={width} f32",
+        _nbytes(x, x, weight),
+        lambda seed: ((), weight),
+        x,
+        lambda impl, x, own, weight: (rms_norm.rms_norm(x, weight, epsilon=1e-6, impl=impl), own),
     )
 
 

@@ -6,7 +6,9 @@ is left to XLA works on one element at a time.
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,19 @@ def logits(model: specjax.Model, window: int, types: KVTypes) -> np.ndarray:
 @pytest.mark.parametrize("types", [KVTypes("f32", "f32"), KVTypes("q8_0", "turbo3")], ids=str)
 def test_the_bundled_model_gives_the_same_bits_in_windows_of_any_length(act: str, types: KVTypes) -> None:
     model = specjax.load(packed=act)
+    alone = logits(model, 1, types)
+    for window in (2, 4):
+        np.testing.assert_array_equal(logits(model, window, types), alone)
+
+
+def test_so_does_a_model_of_released_widths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sums are longer, and gates, norms and convolutions work in several parts."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    write = importlib.import_module("random_model").write_random_model
+    config = importlib.import_module("verify_cost").shape_of_0_8b(layers=4, vocab_size=4096)
+    write(tmp_path / "random.gguf", config, "Q4_0", "Q8_0")
+    model = specjax.load(tmp_path / "random.gguf", packed="a8")
+    types = KVTypes("q8_0", "q8_0")
     alone = logits(model, 1, types)
     for window in (2, 4):
         np.testing.assert_array_equal(logits(model, window, types), alone)
