@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.quant_matmul import QTensor, quant_swiglu
 from specjax.layers.linear import Linear, Weight, matmul_blocks, weight_of
 from specjax.layers.mlp import SwiGLU, swiglu
 from specjax.layers.observed import Observed, sum_of_squares
@@ -25,11 +27,12 @@ def apply_experts(
     up: Weight | Observed,
     down: Weight | Observed,
     *,
-    activation: Callable[[Array, Array], Array] = swiglu,
+    activation: Callable[[Array, Array], Array] | None = None,
+    limit: float = 0.0,
 ) -> Float[Array, "M D"]:
     """Sum over the k chosen experts of weight * down(activation(gate(x), up(x))), reading only experts that are used.
 
-    `gate` and `up` are [E, F, D], `down` [E, D, F].
+    `gate` and `up` are [E, F, D], `down` [E, D, F]. Without an activation it is `swiglu` with the limit.
 
     The M * k assignments are sorted by expert and cut into blocks that belong to one expert each; a block reads its
     expert's weights once. Few rows use blocks of one row, so that decoding reads exactly the chosen experts.
@@ -54,14 +57,18 @@ def apply_experts(
     block_expert = jnp.where(block_expert < num_experts, block_expert, -1)  # surplus blocks are all zeros
 
     blocks = padded.reshape(num_blocks, block, -1)
-    given = (gate, up, down)
-    gate, up, down = (w.weight if isinstance(w, Observed) else w for w in given)
-    hidden = activation(matmul_blocks(blocks, gate, block_expert), matmul_blocks(blocks, up, block_expert))
-    out = matmul_blocks(hidden, down, block_expert)
-    for w, x_blocks in zip(given, (blocks, blocks, hidden), strict=True):
-        if isinstance(w, Observed):
-            of_blocks = jax.vmap(sum_of_squares)(x_blocks)
-            w.record(w.path, jax.ops.segment_sum(of_blocks, block_expert, num_experts), counts)
+    if activation is None and isinstance(gate, QTensor) and isinstance(up, QTensor) and isinstance(down, QTensor):
+        out = quant_swiglu(blocks, gate, up, down, limit=limit, index=block_expert)
+    else:
+        activation = activation or partial(swiglu, limit=limit)
+        given = (gate, up, down)
+        gate, up, down = (w.weight if isinstance(w, Observed) else w for w in given)
+        hidden = activation(matmul_blocks(blocks, gate, block_expert), matmul_blocks(blocks, up, block_expert))
+        out = matmul_blocks(hidden, down, block_expert)
+        for w, x_blocks in zip(given, (blocks, blocks, hidden), strict=True):
+            if isinstance(w, Observed):
+                of_blocks = jax.vmap(sum_of_squares)(x_blocks)
+                w.record(w.path, jax.ops.segment_sum(of_blocks, block_expert, num_experts), counts)
     out = out.reshape(num_blocks * block, -1)[slot]
     per_assignment = jnp.zeros((assignments, x.shape[1]), x.dtype).at[order].set(out)
     return jnp.einsum("mkd,mk->md", per_assignment.reshape(rows, top_k, -1), weight.astype(x.dtype))

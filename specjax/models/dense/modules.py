@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Embedding, Linear, matmul_transposed
+from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope, rope_frequencies
@@ -35,14 +35,13 @@ class Attention(nn.Module):
         """Write the valid rows' keys and values at their positions, then attend."""
         c, (batch, rows, width) = self.config, x.shape
 
-        def heads(name: str, count: int) -> Float[Array, "B T heads N"]:
-            return Linear(count * c.head_width, name=name)(x).reshape(batch, rows, count, c.head_width)
-
-        q, k = heads("q_proj", c.num_heads), heads("k_proj", c.num_kv_heads)
+        counts = {"q_proj": c.num_heads, "k_proj": c.num_kv_heads, "v_proj": c.num_kv_heads}
+        products = apply_all(x, *(Linear(count * c.head_width, name=name) for name, count in counts.items()))
+        q, k, v = (product.reshape(batch, rows, -1, c.head_width) for product in products)
         if c.qk_norm:
             q, k = RMSNorm(c.norm_eps, name="q_norm")(q), RMSNorm(c.norm_eps, name="k_norm")(k)
         q, k = (apply_rope(rotated, positions, frequencies) for rotated in (q, k))
-        cache = cache.append(k, heads("v_proj", c.num_kv_heads), positions, valid)
+        cache = cache.append(k, v, positions, valid)
         out = cache.attend(q, positions, scale=c.head_width**-0.5)
         return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
 

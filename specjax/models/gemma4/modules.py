@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.rms_norm import rms_norm
-from specjax.layers.linear import Embedding, Linear, matmul_transposed, weight_of
+from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed, weight_of
 from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope
@@ -55,14 +55,15 @@ class Attention(nn.Module):
         c, kind = self.config, self.config.attention
         batch, rows, width = x.shape
         frequencies = kind.frequencies()
-        q = Linear(c.num_heads * kind.head_width, name="q_proj")(x)
+        widths = {"q_proj": c.num_heads * kind.head_width}
+        if c.own_kv:
+            names = ("k_proj",) if c.value_is_key else ("k_proj", "v_proj")
+            widths |= dict.fromkeys(names, kind.num_kv_heads * kind.head_width)
+        q, *kv = apply_all(x, *(Linear(features, name=name) for name, features in widths.items()))
         q = RMSNorm(c.norm_eps, name="q_norm")(q.reshape(batch, rows, c.num_heads, kind.head_width))
         q = apply_rope(q, positions, frequencies)
         if c.own_kv:
-            kv_width = kind.num_kv_heads * kind.head_width
-            k = Linear(kv_width, name="k_proj")(x)
-            v = k if c.value_is_key else Linear(kv_width, name="v_proj")(x)
-            k, v = (y.reshape(batch, rows, kind.num_kv_heads, kind.head_width) for y in (k, v))
+            k, v = (y.reshape(batch, rows, kind.num_kv_heads, kind.head_width) for y in (kv[0], kv[-1]))
             k = apply_rope(RMSNorm(c.norm_eps, name="k_norm")(k), positions, frequencies)
             cache = cache.append(k, rms_norm(v, epsilon=c.norm_eps).astype(x.dtype), positions, valid)
         out = cache.attend(q, seen_from, scale=1.0)
@@ -80,8 +81,7 @@ class GeGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        gate = Linear(self.hidden, name="gate_proj")(x)
-        up = Linear(self.hidden, name="up_proj")(x)
+        gate, up = apply_all(x, Linear(self.hidden, name="gate_proj"), Linear(self.hidden, name="up_proj"))
         return Linear(x.shape[-1], name="down_proj")(geglu(gate, up))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Embedding, Linear, weight_of
-from specjax.layers.mlp import SwiGLU, swiglu
+from specjax.layers.linear import Embedding, Linear, apply_all, weight_of
+from specjax.layers.mlp import SwiGLU
 from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope, rope_frequencies
@@ -43,16 +41,16 @@ class Attention(nn.Module):
         c, kind = self.config, self.config.attention(self.layer)
         batch, rows, width = x.shape
 
-        def heads(name: str, count: int) -> Float[Array, "B T heads N"]:
-            return Linear(count * c.head_width, name=name)(x).reshape(batch, rows, count, c.head_width)
-
-        q = RMSNorm(c.norm_eps, name="q_norm")(heads("q_proj", kind.num_heads))
-        k = RMSNorm(c.norm_eps, name="k_norm")(heads("k_proj", kind.num_kv_heads))
+        counts = {"q_proj": kind.num_heads, "k_proj": kind.num_kv_heads, "v_proj": kind.num_kv_heads}
+        layers = [Linear(count * c.head_width, name=name) for name, count in counts.items()]
+        *products, gate = apply_all(x, *layers, Linear(kind.num_heads, name="gate_proj"))
+        q, k, v = (product.reshape(batch, rows, -1, c.head_width) for product in products)
+        q, k = RMSNorm(c.norm_eps, name="q_norm")(q), RMSNorm(c.norm_eps, name="k_norm")(k)
         q, k = (apply_rope(rotated, positions, frequencies) for rotated in (q, k))
-        cache = cache.append(k, heads("v_proj", kind.num_kv_heads), positions, valid)
+        cache = cache.append(k, v, positions, valid)
         out = cache.attend(q, positions, scale=c.head_width**-0.5)
-        gate = jax.nn.sigmoid(Linear(kind.num_heads, name="gate_proj")(x))
-        return Linear(width, name="o_proj")((out * gate[..., None]).reshape(batch, rows, -1)), cache
+        gated = out * jax.nn.sigmoid(gate)[..., None]
+        return Linear(width, name="o_proj")(gated.reshape(batch, rows, -1)), cache
 
 
 class MoE(nn.Module):
@@ -84,8 +82,7 @@ class MoE(nn.Module):
         weight = jnp.take_along_axis(scores, expert, axis=-1)
         if moe.normalize:
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
-        activation = partial(swiglu, limit=self.layer.expert_limit)
-        routed = apply_experts(flat, expert, weight * moe.scale, gate, up, down, activation=activation)
+        routed = apply_experts(flat, expert, weight * moe.scale, gate, up, down, limit=self.layer.expert_limit)
         return routed.reshape(x.shape) + SwiGLU(moe.shared_expert_width, self.layer.mlp_limit, name="shared")(x)
 
 
