@@ -7,6 +7,9 @@ from jax import Array
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore, format_named
 
+MOST_ROWS = 16
+"""Of a sequence in one call, that kernels of this operation are made for; `prefill_attention` has others."""
+
 
 def check(
     name: str, q: Array, k: KVStore, v: KVStore, positions: Array, soft_cap: float | None, sinks: Array | None

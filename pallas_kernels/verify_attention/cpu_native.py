@@ -20,8 +20,8 @@ from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.format import pad
 from pallas_kernels.verify_attention import xla_floats, xla_tiles
+from pallas_kernels.verify_attention.arguments import MOST_ROWS
 
-MOST_ROWS = 16
 _PAD = 16
 """Widths that the kernels see are multiples of it."""
 

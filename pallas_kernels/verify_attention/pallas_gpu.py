@@ -29,13 +29,12 @@ from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.turbo import GROUP
 from pallas_kernels.mosaic_gpu import interpreter
 from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.verify_attention.arguments import MOST_ROWS
 from pallas_kernels.verify_attention.examples import full_cache, model_shapes
 from pallas_kernels.verify_attention.lanes import lanes_of
 from pallas_kernels.verify_attention.pallas_gpu_registers import LANES, WARPS, Registers, Tile
 from pallas_kernels.verify_attention.softmax import capped
 from pallas_kernels.verify_attention.visibility import in_span, spans, visible_tiles
-
-MOST_ROWS = 16
 
 
 @dataclass(frozen=True)

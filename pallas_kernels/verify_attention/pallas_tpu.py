@@ -30,12 +30,12 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.verify_attention.arguments import MOST_ROWS
 from pallas_kernels.verify_attention.examples import full_cache, model_shapes
 from pallas_kernels.verify_attention.lanes import Lanes, half, iota, lanes_of
 from pallas_kernels.verify_attention.softmax import capped
 from pallas_kernels.verify_attention.visibility import in_span, spans, visible_tiles
 
-MOST_ROWS = 16
 MOST_QUERIES = 256
 """Query rows times heads that share a KV head."""
 

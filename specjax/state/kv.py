@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import verify_attention
+from pallas_kernels import prefill_attention, verify_attention
 from pallas_kernels.kv_formats import KVStore
 from specjax.state.kv_types import KVTypes
 from specjax.state.shift import Shift
@@ -99,7 +99,9 @@ class KVCache:
 
         The output of a row that sees nothing is finite and means nothing.
         """
-        return verify_attention.attend(q, self.k, self.v, positions, scale=scale, window=self.window)
+        few = q.shape[1] <= verify_attention.MOST_ROWS
+        attend = verify_attention.attend if few else prefill_attention.attend
+        return attend(q, self.k, self.v, positions, scale=scale, window=self.window)
 
     def commit(self, n: Int[Array, "B"]) -> KVCache:
         """Nothing moves: the length, which lives with the sequence, decides what is read."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import specjax
 from pallas_kernels import native, using
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.prefill import prefill_chunk
 from specjax.models import registry
 from specjax.models.qwen3_5 import parameter_shapes
+from specjax.state import KVTypes
 
 KERNELS = {"causal_conv1d", "gated_delta_commit", "gated_delta_verify", "quant_matmul", "verify_attention"}
 PLATFORMS = ("tpu", "gpu")
@@ -49,6 +53,26 @@ def bundled() -> specjax.Model:
 def test_rounds_lower_with_the_kernels_of_their_platform(step: Any, name: str, platform: str) -> None:
     lowered = step.lowered_step(*program(step, name, platform), platform)
     assert set(step.kernels_in(lowered)) == KERNELS
+    assert not [target for target, _ in step.custom_calls(lowered) if target.startswith(NATIVE)]
+
+
+@pytest.mark.parametrize(
+    ("platform", "products", "attention"),
+    [("tpu", "quant_matmul", "verify_attention"), ("gpu", "quant_matmul_prefill", "prefill_attention")],
+)
+def test_prompts_lower_with_the_kernels_of_their_platform(
+    step: Any, platform: str, products: str, attention: str
+) -> None:
+    """More rows than kernels for verification take."""
+    decoder, params = program(step, "bundled", platform)
+    decoder = replace(decoder, kv_types=KVTypes("f16", "f16"))
+    with using(step.kernels_of(platform), platform=platform):
+        state = step.state_shapes(decoder, 1, 256).sequences
+        shapes = [((1, 64), jnp.int32), ((1,), jnp.int32), ((1, decoder.target.vocab_size), jnp.float32)]
+        inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+        traced = prefill_chunk.trace(decoder.target, decoder.drafter, params, state, *inputs)
+        lowered = traced.lower(lowering_platforms=(step.LOWERING[platform],))
+    assert {"causal_conv1d", "gated_delta_prefill", products, attention} <= set(step.kernels_in(lowered))
     assert not [target for target, _ in step.custom_calls(lowered) if target.startswith(NATIVE)]
 
 
