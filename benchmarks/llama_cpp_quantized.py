@@ -60,6 +60,8 @@ DEVIATIONS, NEAR_TIE = 6, 1e-3
 ALLOWED_ERROR = 3
 """Times that of "a8"."""
 ROWS_AT_ONCE = 4
+ATTEMPTS = 10
+F32_CACHES = ("-ctk", "f32", "-ctv", "f32")
 
 
 @dataclass(frozen=True)
@@ -202,13 +204,13 @@ def perplexity(model: specjax.Model, text: str, chunks: int, length: int) -> flo
 
 
 def their_perplexity(binary: Path, model: Path, text: Path, chunks: int, length: int, threads: int) -> float:
-    """By llama-perplexity."""
+    """By llama-perplexity, which sometimes ends before its last lines are written."""
     sizes = ("-c", str(length), "-b", str(length), "--chunks", str(chunks), "-t", str(threads))
-    output = run(binary, "-m", model, "-f", text, *sizes, "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--fit", "off")
-    match = re.search(r"Final estimate: PPL = ([0-9.]+)", output)
-    if match is None:
-        raise SystemExit(f"llama-perplexity told no perplexity:\n{output[-3000:]}")
-    return float(match[1])
+    for _ in range(ATTEMPTS):
+        output = run(binary, "-m", model, "-f", text, *sizes, "-fa", "off", *F32_CACHES, "--fit", "off")
+        if match := re.search(r"Final estimate: PPL = ([0-9.]+)", output):
+            return float(match[1])
+    raise SystemExit(f"llama-perplexity told no perplexity:\n{output[-3000:]}")
 
 
 def files(binary: Path, f32: Path, types: list[str], threads: int) -> Iterator[tuple[str, Path, Path]]:
