@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 OLDEST = 80
 """The compute capability that programs are made for where no device tells its own; later devices run them too."""
@@ -36,6 +37,21 @@ def missing(*, interpreted: bool) -> str | None:
 def power_of_two(n: int) -> int:
     """The first that is not less than n: blocks of Triton have such sizes."""
     return 1 << (n - 1).bit_length()
+
+
+def bfloat16_parts(x: Array, count: int) -> Array:
+    """[count, ...] in bfloat16: x in its first 8 bits, what is left in its first 8, and so on; as many as are wanted.
+
+    Three of them add up to any float32, two to any float16, but for what underflows. Products of them are exact in
+    float32, and tensor cores are fast at them.
+    """
+    parts, rest = [], x.astype(jnp.float32)
+    for _ in range(count):
+        # Converting there and back would be left out where more precision than asked for is allowed.
+        part = lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
+        parts.append(part.astype(jnp.bfloat16))
+        rest = jnp.where(jnp.isfinite(part), rest - part, 0)
+    return jnp.stack(parts)
 
 
 def launch(

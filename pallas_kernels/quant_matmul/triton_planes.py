@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels.dispatch import Dims
@@ -25,11 +25,11 @@ from pallas_kernels.quant_matmul.formats import FORMATS
 from pallas_kernels.quant_matmul.panels import PanelFormat
 from pallas_kernels.quant_matmul.planes import CHUNK, GROUP, PLANE_FORMATS, PLANES, group_size, pack
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
-from pallas_kernels.triton_launch import launch, missing
+from pallas_kernels.triton_launch import bfloat16_parts, launch, missing
 from pallas_kernels.tuning import Tunable, config_for, register
 
 PIECES = {"bfloat16": 1, "float16": 2, "float32": 3}
-"""Numbers of bfloat16 whose sum is any number of a type, where none of them underflows."""
+"""Numbers of bfloat16 that add up to any number of a type, see `bfloat16_parts`."""
 PROGRAMS = 432
 """So many are enough for the largest GPUs before Hopper: four for each multiprocessor of an A100."""
 
@@ -91,17 +91,6 @@ def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     return missing(interpreted=interpreted)
 
 
-def pieces(x: Float[Array, "... M K"]) -> Float[Array, "... P M K"]:
-    """Numbers of bfloat16 [P] that add up to x, which has 8, 11 or 24 bits of precision."""
-    parts, rest = [], x.astype(jnp.float32)
-    for _ in range(PIECES[x.dtype.name]):
-        # Converting there and back would be left out where more precision than asked for is allowed.
-        part = lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
-        parts.append(part.astype(jnp.bfloat16))
-        rest = jnp.where(jnp.isfinite(part), rest - part, 0)
-    return jnp.stack(parts, axis=-3)
-
-
 def quant_matmul(
     x: Float[Array, "... K"],
     weight: QTensor,
@@ -132,11 +121,12 @@ def quant_matmul(
     blocks = blocks if blocks.dtype.name in PIECES else blocks.astype(jnp.float32)
     blocks = jnp.pad(blocks, ((0, 0), (0, 0), (0, chunks * CHUNK - weight.width)))
     numbers = jnp.zeros(1, jnp.int32) if index is None else jnp.minimum(index, n_matrices - 1).astype(jnp.int32)
+    x_pieces = jnp.moveaxis(bfloat16_parts(blocks, PIECES[blocks.dtype.name]), 0, 1)
     sums = blocks.astype(jnp.float32).reshape(n_blocks, n_rows, -1, GROUP).sum(axis=-1)
     arrays = [parts.get(name, parts["plane0"]) for name in PARTS]
     (shares,) = launch(
         triton_kernels.product,
-        (numbers, pieces(blocks), sums, *arrays),
+        (numbers, x_pieces, sums, *arrays),
         (),
         (jax.ShapeDtypeStruct((config.splits, n_blocks, n_rows, lanes), jnp.float32),),
         grid=(-(-lanes // config.columns), n_blocks, config.splits),

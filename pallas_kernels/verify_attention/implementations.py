@@ -1,7 +1,7 @@
 """The implementations, in order of preference.
 
-The Pallas kernels are tested under the interpreter, lowered for their platforms and compiled for TPUs, but not yet
-measured on a device: they run when named.
+The Pallas and Triton kernels are tested under interpreters, lowered for their platforms and compiled for TPUs, but not
+yet measured on a device: they run when named.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,15 @@ from typing import Any
 
 from pallas_kernels.dispatch import ANYWHERE, Dims, Implementation
 from pallas_kernels.kv_formats import format_named
-from pallas_kernels.verify_attention import cpu_native, pallas_gpu, pallas_tpu, reference, xla_floats, xla_tiles
+from pallas_kernels.verify_attention import (
+    cpu_native,
+    pallas_gpu,
+    pallas_tpu,
+    reference,
+    triton_splits,
+    xla_floats,
+    xla_tiles,
+)
 
 
 def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,5 +44,11 @@ IMPLEMENTATIONS = (
     Implementation("pallas_tpu_interpret", partial(pallas_tpu.attend, interpret=True), unfit=pallas_tpu.unfit),
     Implementation("pallas_gpu", pallas_gpu.attend, unfit=pallas_gpu.unfit),
     Implementation("pallas_gpu_interpret", partial(pallas_gpu.attend, interpret=True), unfit=pallas_gpu.unfit),
+    Implementation("triton", triton_splits.attend, unfit=triton_splits.unfit),
+    Implementation(
+        "triton_interpret",
+        partial(triton_splits.attend, interpret=True),
+        unfit=partial(triton_splits.unfit, interpreted=True),
+    ),
     Implementation("reference", reference.attend),
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lowering import assembled, lowered, needs_jax_triton, needs_triton, triton_calls
 
-from pallas_kernels.triton_launch import launch, power_of_two
+from pallas_kernels.triton_launch import bfloat16_parts, launch, power_of_two
 
 N, PROGRAMS = 8, 5
 
@@ -65,6 +65,17 @@ def test_a_program_has_machine_code_and_changes_arrays_in_place(tmp_path):
     assert code.target == "sm_80"
     assert 0 < code.registers <= 64
     assert code.spilled == 0
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 1), ("float16", 2), ("float32", 3)])
+def test_parts_in_bfloat16_add_up_to_every_bit(dtype, count):
+    scales = np.array([[1e30], [1.0], [1e-25]] if dtype == "float32" else [[1.0]])
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(3, 512)) * scales, dtype)
+    x = x.at[0, 0].set(jnp.inf).at[0, 1].set(0)
+    split = jax.jit(bfloat16_parts, static_argnums=1)(x, count)
+    assert split.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(split, np.float64).sum(axis=0), np.asarray(x, np.float64))
+    assert not np.array_equal(np.asarray(split[: count - 1], np.float64).sum(axis=0), np.asarray(x, np.float64))
 
 
 def test_blocks_are_powers_of_two():

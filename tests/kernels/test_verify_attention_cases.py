@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from attention_cases import CASES, SCALE
+from lowering import here, needs_triton
 from tiny_models import relative_rms
 
-from pallas_kernels import native, verify_attention
+from pallas_kernels import native, triton_launch, verify_attention
 from pallas_kernels.kv_formats import KVStore
-from pallas_kernels.verify_attention import pallas_tpu
+from pallas_kernels.verify_attention import pallas_tpu, triton_splits
 from pallas_kernels.verify_attention.implementations import IMPLEMENTATIONS
 from pallas_kernels.verify_attention.visibility import visible_tiles
 
-EXACT, ROUNDED = 5e-6, 1e-2
-"""Relative RMS errors: of products in float32; of products whose operands are rounded to bfloat16."""
-READ_WHAT_IS_SEEN = ("cpu_native", "pallas_tpu_interpret", "pallas_gpu_interpret")
+EXACT, SPLIT, ROUNDED = 5e-6, 1e-4, 1e-2
+"""Relative RMS errors: of products in float32; of products whose operands are two numbers of bfloat16, or one."""
+READ_WHAT_IS_SEEN = ("cpu_native", "pallas_tpu_interpret", "pallas_gpu_interpret", "triton_interpret")
 
 
 def bound(impl: str, *types: str) -> float:
+    if impl == "triton_interpret":
+        return SPLIT
     if impl == "xla_floats":
         return max({"f32": EXACT, "f16": 2e-3, "bf16": 2e-2}[name] for name in types)
     return ROUNDED if impl.startswith("pallas_tpu") and not {"f32", "f16"}.issuperset(types) else EXACT
 
 
-def fitting() -> list[tuple[str, str]]:
+def fitting() -> list[Any]:
     """Every case with every implementation that serves it on a CPU."""
-    here = [i for i in IMPLEMENTATIONS if i.name not in ("pallas_tpu", "pallas_gpu")]
-    return [(name, i.name) for name, case in CASES.items() for i in here if i.unfit(case.dims) is None]
+    names = here([i.name for i in IMPLEMENTATIONS])
+    unfit = {i.name: i.unfit for i in IMPLEMENTATIONS}
+    absent = triton_launch.missing(interpreted=True)
+    return [
+        pytest.param(name, *impl.values, marks=impl.marks)
+        for name, case in CASES.items()
+        for impl in names
+        if (reason := unfit[impl.values[0]](case.dims)) is None or (impl.marks and reason == absent)
+    ]
 
 
 @pytest.mark.parametrize(("name", "impl"), fitting())
@@ -44,6 +55,25 @@ def test_every_implementation_follows_the_law(name: str, impl: str) -> None:
     assert np.isfinite(got).all()
     if impl != "xla_floats":
         assert not got[~sees].any(), "rows that see nothing"
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["a ring gone round", "a window in a long cache", "floats", "sixteen rows"])
+def test_tiles_and_splits_of_the_triton_kernel(name: str) -> None:
+    case, config = CASES[name], triton_splits.Config(rows=16, slots=16, splits=3, warps=4)
+    run = partial(triton_splits.attend, scale=SCALE, interpret=True, config=config, **case.options)
+    got = jax.jit(run)(case.q, *case.poisoned(), case.rows)
+    assert relative_rms(got, case.want) < SPLIT
+
+
+@needs_triton
+def test_a_row_of_the_triton_kernel_does_not_depend_on_the_others() -> None:
+    case = CASES["a ring gone round"]
+    run = jax.jit(partial(verify_attention.attend, scale=SCALE, impl="triton_interpret", **case.options))
+    whole = run(case.q, *case.caches, case.rows)
+    for t in range(case.rows.shape[1]):
+        alone = run(case.q[:, t : t + 1], *case.caches, case.rows[:, t : t + 1])
+        np.testing.assert_array_equal(alone[:, 0], whole[:, t])
 
 
 def test_tiles_smaller_than_the_cache() -> None:
@@ -71,6 +101,10 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         call(sinks=np.zeros(2))
     with pytest.raises(ValueError, match="impl='pallas_tpu' does not fit: T=17: made for at most 16 rows"):
         call(impl="pallas_tpu")
+    with pytest.raises(ValueError, match="impl='triton' does not fit: T=17: made for at most 16 rows"):
+        call(impl="triton")
+    with pytest.raises(ValueError, match="slots is 8; accepted: 16, 32, 64"):
+        triton_splits.Config(16, 8, 1, 4)
     with pytest.raises(ValueError, match="tile is 100; accepted: multiples of 128"):
         pallas_tpu.Config(100)
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered
+from lowering import (
+    GENERATIONS,
+    assembled,
+    compiled_for_tpu,
+    kernel_calls,
+    lowered,
+    needs_jax_triton,
+    triton_calls,
+)
 
-from pallas_kernels import verify_attention
+from pallas_kernels import triton_launch, verify_attention
 from pallas_kernels.kv_formats import FORMATS, KVStore
 
 QWEN3_6_27B = {"heads": 24, "kv_heads": 4, "width": 256, "slots": 4096}
@@ -80,3 +89,33 @@ def test_the_tpu_compiler_accepts_the_kernel_and_copies_no_codes(
 def test_the_gpu_kernel_lowers(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> None:
     run, given = call("pallas_gpu", kinds, rows, shape)
     assert len(kernel_calls(lowered(run, "cuda", *given), "cuda")) == 1
+
+
+@needs_jax_triton
+@pytest.mark.parametrize(
+    ("capability", "kinds", "rows", "shape"),
+    [
+        *((80, (name, name), 4, QWEN3_6_27B) for name in FORMATS),
+        *((86, (name, name), 4, GLOBAL) for name in FORMATS),
+        (89, ("q4_0", "turbo3"), 16, WINDOWED),
+        (80, ("f16", "turbo2"), 3, SMALL),
+        (86, ("bf16", "q8_0"), 1, ONE_GROUP),
+    ],
+)
+def test_the_triton_kernel_is_machine_code_with_its_sums_in_registers(
+    capability: int,
+    kinds: tuple[str, str],
+    rows: int,
+    shape: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    if jax.default_backend() == "gpu":
+        pytest.skip("Triton compiles for the GPU that is there")
+    monkeypatch.setattr(triton_launch, "OLDEST", capability)
+    run, given = call("triton", kinds, rows, shape)
+    (only,) = triton_calls(lowered(run, "cuda", *given))
+    code = assembled(only, tmp_path)
+    assert code.target == f"sm_{capability}"
+    assert code.spilled == 0
+    assert code.shared <= 99 * 2**10 // 2, "two programs on a multiprocessor of capability 8.6"
