@@ -172,7 +172,7 @@ def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
 def _arrays(store: KVStore) -> tuple[Array, Array, Array]:
     """Codes, scales, and what the codes of a rotated format stand for."""
     codes = store.parts["codes"]
-    kind, table = store.kind, jnp.zeros(1)
+    kind, table = store.kind, jnp.zeros(1, jnp.float32)
     if isinstance(kind, Turbo):
         table = jnp.asarray(kind.centroids(kind.group(store.width)))
     return codes, store.parts.get("scales", codes), table
