@@ -128,8 +128,26 @@ def decode(tensor: QTensor) -> Array:
 def take(tensor: QTensor, rows: Array) -> Array:
     """Some rows of one matrix [N, K], float32; row numbers out of range are clipped."""
     chosen = jnp.clip(rows, 0, tensor.rows - 1).reshape(-1)
-    parts = {name: jnp.take(part, chosen, axis=-1) for name, part in tensor.parts.items()}
+    parts = {name: _take_columns(part, chosen) for name, part in tensor.parts.items()}
     return decode(replace(tensor, parts=parts, rows=chosen.size)).reshape(*rows.shape, tensor.width)
+
+
+def _take_columns(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
+    return lax.platform_dependent(part, chosen, tpu=take_from_tiles, default=lambda *x: jnp.take(*x, axis=-1))
+
+
+def take_from_tiles(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
+    """Columns, each from a slice of whole lanes.
+
+    XLA's gather for TPUs wants the gathered axis first, and copies the whole table to have it there; so do slices of
+    one column.
+    """
+
+    def column(number: Array) -> Array:
+        tile = lax.dynamic_slice_in_dim(part, number // LANES * LANES, LANES, axis=-1)
+        return jnp.sum(jnp.where(jnp.arange(LANES) == number % LANES, tile, 0), axis=-1, dtype=part.dtype)
+
+    return lax.map(column, chosen).T
 
 
 def _scales(parts: dict[str, Array]) -> tuple[Array, Array | None]:

@@ -17,7 +17,7 @@ from lowering import (
 )
 
 from pallas_kernels import triton_launch
-from pallas_kernels.quant_matmul import FORMATS, from_blocks, pallas_tpu, quant_matmul
+from pallas_kernels.quant_matmul import FORMATS, from_blocks, pallas_tpu, quant_matmul, take_rows
 from pallas_kernels.quant_matmul.config import tpu_candidates
 from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
 
@@ -119,3 +119,14 @@ def test_the_tpu_compiler_accepts_every_candidate(generation: str, name: str, ro
             return pallas_tpu.quant_matmul(x, weight, "a16", config=config)
 
         compiled_for_tpu(run, generation, *arguments(name, (512, 2560), rows))
+
+
+@pytest.mark.tpu_compiler
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+@pytest.mark.parametrize("rows", [4, 512])
+def test_rows_of_a_table_are_read_without_a_copy_of_it(generation: str, name: str, rows: int) -> None:
+    _, table = arguments(name, HEAD, 1)
+    numbers = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    memory = compiled_for_tpu(take_rows, generation, table, numbers).memory_analysis()
+    assert memory.temp_size_in_bytes < 16 * rows * HEAD[-1] + 2**20

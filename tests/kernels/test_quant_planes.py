@@ -8,7 +8,7 @@ from test_quant_formats import random_blocks
 
 from pallas_kernels import using
 from pallas_kernels.quant_matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, take_rows
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, float_of_half, pack
+from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, float_of_half, pack, take_from_tiles
 
 N = 37
 BITS = {
@@ -31,6 +31,14 @@ def test_planes_hold_the_values_of_blocks(name: str) -> None:
     np.testing.assert_array_equal(dequantize(planes), expected)
     rows = jnp.array([[0, 17, 36], [15, 99, 16]])
     np.testing.assert_array_equal(take_rows(planes[1], rows), expected[1][jnp.minimum(rows, N - 1)])
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint16])
+def test_columns_are_taken_from_tiles(dtype: jnp.dtype) -> None:
+    limits = jnp.iinfo(dtype)
+    table = jnp.asarray(np.random.default_rng(0).integers(limits.min, limits.max + 1, (40, 384)), dtype)
+    chosen = jnp.asarray([0, 127, 128, 383, 200, 200])
+    np.testing.assert_array_equal(take_from_tiles(table, chosen), table[:, chosen])
 
 
 def test_planes_take_as_many_bits_as_files_or_slightly_more() -> None:
