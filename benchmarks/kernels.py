@@ -77,7 +77,7 @@ class Result:
 
 def runs_here(impl: str, platform: str) -> bool:
     """Whether an implementation is compiled for a platform, and is none for tests."""
-    mine = impl.startswith(("xla_", f"pallas_{platform}", f"{platform}_"))
+    mine = impl.startswith(("xla_", f"pallas_{platform}", f"{platform}_", *(("triton",) if platform == "gpu" else ())))
     return mine and not impl.endswith("_interpret")
 
 

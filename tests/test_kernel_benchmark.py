@@ -118,7 +118,7 @@ def test_wrong_results_and_failures_are_shown(
     ("platform", "here"),
     [
         ("cpu", {"cpu_native", "xla_floats", "xla_tiles"}),
-        ("gpu", {"pallas_gpu", "xla_floats", "xla_tiles"}),
+        ("gpu", {"pallas_gpu", "triton", "xla_floats", "xla_tiles"}),
         ("tpu", {"pallas_tpu", "xla_floats", "xla_tiles"}),
     ],
 )

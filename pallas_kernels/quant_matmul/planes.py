@@ -133,7 +133,7 @@ def take(tensor: QTensor, rows: Array) -> Array:
 
 
 def _take_columns(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
-    return lax.platform_dependent(part, chosen, tpu=take_from_tiles, default=lambda *x: jnp.take(*x, axis=-1))
+    return lax.platform_dependent(part, chosen, tpu=take_from_tiles, default=partial(jnp.take, axis=-1))
 
 
 def take_from_tiles(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
