@@ -19,7 +19,7 @@ from checkpoints.gguf_file import GGUFFile
 from checkpoints.gguf_values import GGUFValue
 from checkpoints.load import OpenedCheckpoint, open_checkpoint
 from checkpoints.mapping import RuleTable
-from checkpoints.orbax_folder import HF_FOLDER, OrbaxFolder, Origin
+from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder, Origin
 from checkpoints.rule import Copy, Rule, Split, Stack
 from checkpoints.safetensors_file import DTYPES
 from checkpoints.source import TensorInfo, TensorSource
@@ -112,6 +112,17 @@ class Subset:
         return self.source.read_blocks(name)
 
 
+@dataclass(frozen=True)
+class _Remembered(Subset):
+    """Tensors of a file that may be gone."""
+
+    readable: frozenset[str]
+
+    def can_read(self, name: str) -> bool:
+        """Whether they were of a type that can be converted."""
+        return self.tensors[name].type in self.readable
+
+
 class SourceModel:
     """An opened checkpoint of any format.
 
@@ -161,6 +172,16 @@ class SourceModel:
         family, config = family_of_config(self.opened.config), self.opened.config
         rules = family.gguf_rules if self.origin == "gguf" else family.hf_rules
         return rules(config, self.origin_tensors.keys())
+
+    def check_origin(self) -> None:
+        """Check the tensors that an Orbax folder remembers of its origin: they must be made of its parameters again.
+
+        Raises:
+            TensorMismatchError: they are not those of the model.
+        """
+        readable = DTYPES if self.origin == "safetensors" else GGML_TYPES
+        remembered = _Remembered(self.kept, self.origin_tensors, frozenset(readable))
+        self.origin_rules.check(remembered, str(self.opened.path / MANIFEST))
 
     def type_of(self, path: str) -> str:
         """The type in which `parameter` gives a parameter."""
@@ -279,6 +300,8 @@ def open_model(path: Path, *, drop_mtp: bool, type_codes: Mapping[int, str] | No
         )
     opened.rules.check(opened.source, str(path))
     model = SourceModel(opened)
+    if opened.format == "orbax":
+        model.check_origin()
     if drop_mtp:
         if not head_is_missing and not opened.config.mtp_layers:
             raise CheckpointError(f"{path}: --drop-mtp: there is no MTP head to drop")

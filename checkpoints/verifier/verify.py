@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from checkpoints.convert.source_model import SourceModel, Subset
+from checkpoints.convert.source_model import SourceModel
 from checkpoints.errors import CheckpointError, MissingMTPWarning, TensorMismatchError
 from checkpoints.load import OpenedCheckpoint, open_checkpoint
 from checkpoints.mapping import Progress
@@ -54,19 +54,11 @@ def verify(path: str | Path, *, fast: bool = False, progress: Progress | None = 
     return report
 
 
-class _Origin(Subset):
-    """Tensors of a file that is gone."""
-
-    def can_read(self, name: str) -> bool:
-        """What was converted could be read."""
-        return name in self.tensors
-
-
 def _origin_can_be_made(opened: OpenedCheckpoint, report: Report) -> None:
     """An Orbax folder remembers the tensors of its origin; they must be those of the model."""
     model = SourceModel(opened)
     try:
-        model.origin_rules.check(_Origin(opened.source, model.origin_tensors), str(opened.path))
+        model.check_origin()
     except TensorMismatchError as error:
         for entry in (*error.missing, *error.surplus, *error.misshapen, *error.unsupported):
             report.error(

@@ -61,25 +61,34 @@ def test_an_orbax_folder_is_verified_too(good: Path, tmp_path: Path) -> None:
     assert "cannot be read" in errors(tmp_path / "m.orbax")
 
 
+@pytest.mark.parametrize("origin", ["good", "step3_5/flash/hf"])
 @pytest.mark.parametrize(
     ("table", "column", "value", "message"),
     [
         ("parameters", 1, "F99", "unknown type F99"),
         ("parameters", 3, 1, "does not take 1 bytes"),
-        ("tensors", 3, 1, "does not take 1 bytes"),
-        ("tensors", 0, "blk.9.absent.weight", "remembers other tensors of the gguf it was made of"),
+        ("tensors", 3, "x", "damaged"),
+        ("tensors", 2, [3, 5], "remembers other tensors"),
+        ("tensors", 0, "absent.weight", "remembers other tensors"),
         ("parameters", 0, "target.absent", "is missing"),
     ],
 )
 def test_damage_to_an_orbax_folders_manifest_is_explained(
-    table: str, column: int, value: object, message: str, good: Path, tmp_path: Path
+    table: str, column: int, value: object, message: str, origin: str, good: Path, tmp_path: Path
 ) -> None:
-    prepare(good, tmp_path / "m.orbax").run()
+    prepare(good if origin == "good" else FIXTURES / origin, tmp_path / "m.orbax").run()
     manifest = tmp_path / "m.orbax" / "specjax.json"
     document = json.loads(manifest.read_text())
-    document[table][-1][column] = value
+    row = document[table][-1]
+    row[column] = value
+    if column == 2:
+        row[1], row[3] = "F32", 60  # bytes of that shape: nothing but the model contradicts it
     manifest.write_text(json.dumps(document))
     assert message in errors(tmp_path / "m.orbax")
+    for kind in ("gguf", "hf", "orbax"):
+        with pytest.raises(CheckpointError):
+            prepare(tmp_path / "m.orbax", tmp_path / "out", ConvertOptions(kind))
+        assert not (tmp_path / "out").exists()
 
 
 def test_an_orbax_array_of_another_type_and_a_damaged_tree_are_explained(good: Path, tmp_path: Path) -> None:
