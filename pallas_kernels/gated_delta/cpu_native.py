@@ -17,7 +17,7 @@ from pallas_kernels import native
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta import xla_chunked, xla_recurrent, xla_wy
 from pallas_kernels.gated_delta.heads import HeadMap
-from pallas_kernels.gated_delta.padding import RECORDS, masked
+from pallas_kernels.gated_delta.padding import RECORDS, masked, zeroed
 
 
 def unfit(dims: Dims) -> str | None:
@@ -38,7 +38,7 @@ def verify(
     scale: float,
 ) -> tuple[Array, Array]:
     """Outputs and u, both [B, T, Hv, Dv] in float32."""
-    return _differentiable("verify", head_map, scale, (q, k, v, g, beta, state), n_valid)
+    return _differentiable("verify", head_map, scale, (q, k, v, g, beta, state), (n_valid,))
 
 
 def prefill(
@@ -54,7 +54,25 @@ def prefill(
     scale: float,
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the final state, in the memory of the one given where that is free."""
-    return _differentiable("prefill", head_map, scale, (q, k, v, g, beta, state), n_valid)
+    return _differentiable("prefill", head_map, scale, (q, k, v, g, beta, state), (n_valid,))
+
+
+def verify_snapshots(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    slots: Array,
+    slot: Array,
+    *,
+    n_valid: Array,
+    head_map: HeadMap,
+    scale: float,
+) -> tuple[Array, Array]:
+    """Outputs in float32 and the slots, in the memory of those given where that is free."""
+    counts = (slot.astype(jnp.int32), n_valid)
+    return _differentiable("verify_snapshots", head_map, scale, (q, k, v, g, beta, slots), counts)
 
 
 def commit(state: Array, k: Array, u: Array, g: Array, *, n_valid: Array, head_map: HeadMap) -> Array:
@@ -65,12 +83,12 @@ def commit(state: Array, k: Array, u: Array, g: Array, *, n_valid: Array, head_m
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _differentiable(
-    operation: str, head_map: HeadMap, scale: float, arrays: tuple[Array, ...], n_valid: Array
+    operation: str, head_map: HeadMap, scale: float, arrays: tuple[Array, ...], counts: tuple[Array, ...]
 ) -> tuple[Array, Array]:
     # A program that is lowered here for another platform has no native kernels there.
     forms = {"cpu": _run, "default": _elsewhere}
     forms = {platform: partial(form, operation, head_map, scale) for platform, form in forms.items()}
-    return jax.lax.platform_dependent(arrays, n_valid, **forms)
+    return jax.lax.platform_dependent(arrays, counts, **forms)
 
 
 @_differentiable.defjvp
@@ -81,25 +99,30 @@ def _derivative(
 
 
 def _elsewhere(
-    operation: str, head_map: HeadMap, scale: float, arrays: tuple[Array, ...], n_valid: Array
+    operation: str, head_map: HeadMap, scale: float, arrays: tuple[Array, ...], counts: tuple[Array, ...]
 ) -> tuple[Array, Array]:
-    run = {"verify": xla_wy.verify, "prefill": xla_chunked.prefill}[operation]
-    return masked(run)(*arrays, n_valid=n_valid, head_map=head_map, scale=scale)
+    *slot, n_valid = counts
+    forms = {
+        "verify": masked(xla_wy.verify),
+        "prefill": masked(xla_chunked.prefill),
+        "verify_snapshots": zeroed(xla_recurrent.verify_snapshots),
+    }
+    return forms[operation](*arrays, *slot, n_valid=n_valid, head_map=head_map, scale=scale)
 
 
 def _run(
-    operation: str, head_map: HeadMap, scale: float, arrays: tuple[Array, ...], n_valid: Array
+    operation: str, head_map: HeadMap, scale: float, arrays: tuple[Array, ...], counts: tuple[Array, ...]
 ) -> tuple[Array, Array]:
-    *_, v, _, _, state = arrays
-    of_values, of_state = (jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (v, state))
+    *_, v, _, _, states = arrays
+    of_values, of_states = (jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (v, states))
     call = jax.ffi.ffi_call(
         native.target(f"specjax_gated_delta_{operation}"),
-        (of_values, of_state if operation == "prefill" else of_values),
-        input_output_aliases={5: 1} if operation == "prefill" else None,
+        (of_values, of_values if operation == "verify" else of_states),
+        input_output_aliases=None if operation == "verify" else {5: 1},
         vmap_method="sequential",
     )
     out, second = call(
-        *(x.astype(jnp.float32) for x in arrays), n_valid, scale=np.float32(scale), **_settings(head_map)
+        *(x.astype(jnp.float32) for x in arrays), *counts, scale=np.float32(scale), **_settings(head_map)
     )
     return out, second
 

@@ -81,6 +81,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         Implementation("reference", zeroed(reference.commit, RECORDS)),
     ),
     "verify_snapshots": (
+        _on_cpu(cpu_native.verify_snapshots),
         Implementation("xla_recurrent", zeroed(xla_recurrent.verify_snapshots), ANYWHERE),
         *_on_tpu(zeroed(pallas_tpu_snapshots.verify_snapshots)),
         *_on_gpu(zeroed(pallas_gpu_snapshots.verify_snapshots), unfit=pallas_gpu_registers.unfit),

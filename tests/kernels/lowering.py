@@ -14,7 +14,7 @@ import jax
 import pytest
 from jax import export
 
-from pallas_kernels import triton_launch
+from pallas_kernels import native, triton_launch
 
 GENERATIONS = ("v5e", "v6e")
 """TPUs that kernels are compiled for in tests marked `tpu_compiler`."""
@@ -35,12 +35,13 @@ def _without_jax_triton() -> str | None:
 
 
 needs_triton = pytest.mark.skipif(bool(triton_launch.missing(interpreted=True)), reason="Triton is not installed")
+needs_native = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
 needs_jax_triton = pytest.mark.skipif(bool(_without_jax_triton()), reason=str(_without_jax_triton()))
 
 
 def here(names: Iterable[str]) -> list[Any]:
     """Parameters of tests for the implementations that run on any machine: all but kernels compiled for a device."""
-    marks = {"triton_interpret": needs_triton}
+    marks = {"triton_interpret": needs_triton, "cpu_native": needs_native}
     compiled = ("pallas_tpu", "pallas_gpu", "triton")
     return [pytest.param(name, marks=marks.get(name, ())) for name in names if name not in compiled]
 

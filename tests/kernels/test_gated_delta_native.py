@@ -63,6 +63,34 @@ def test_widths_that_fill_no_vector_or_tile(key_width: int, value_width: int) ->
     np.testing.assert_array_equal(committed(poisoned, u, n_valid), last)
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("n_slots", [1, 3, 7])
+@pytest.mark.parametrize("value_width", [20, 64])
+def test_snapshots_are_the_states_of_shorter_prefills_bit_for_bit(n_slots: int, value_width: int) -> None:
+    """Rows of every length; the state comes from each slot in turn, also from those that are written."""
+    drawn = draw(n_rows=3).first(6)
+    inputs = Inputs(*drawn[:2], drawn.v[..., :value_width], *drawn[3:5], drawn.state[..., :value_width])
+    slots = np.random.default_rng(5).normal(size=(3, n_slots, *inputs.state.shape[1:])).astype(np.float32)
+    snapshots, prefill, verify = (
+        jax.jit(partial(function, **OPTIONS))
+        for function in (cpu_native.verify_snapshots, cpu_native.prefill, cpu_native.verify)
+    )
+    for round_number in range(7):
+        n_valid = (np.array([0, 2, 6], np.int32) + round_number) % 7
+        slot = (np.arange(3) + round_number) % n_slots
+        start = slots[np.arange(3), slot]
+        out, new = map(np.asarray, snapshots(*inputs[:5], slots, slot, n_valid=n_valid))
+        np.testing.assert_array_equal(out, verify(*inputs[:5], start, n_valid=n_valid)[0])
+        expected = slots.copy()
+        for tokens in range(1, 7):
+            _, states = prefill(*inputs[:5], start, n_valid=np.full(3, tokens, np.int32))
+            for row in range(3):
+                if 0 <= (age := n_valid[row] - tokens) < n_slots:
+                    expected[row, age] = states[row]
+        np.testing.assert_array_equal(new, expected)
+        slots = new
+
+
 def _valid(x: np.ndarray, n_valid: list[int]) -> np.ndarray:
     return (np.arange(x.shape[1]) < np.array(n_valid)[:, None]).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 

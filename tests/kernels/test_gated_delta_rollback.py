@@ -16,7 +16,7 @@ from pallas_kernels import gated_delta
 from pallas_kernels.gated_delta import pallas_tpu_verify, reference
 from pallas_kernels.gated_delta.config import TpuConfig
 
-SERIAL = ("xla_recurrent", "pallas_tpu_interpret", "pallas_gpu_interpret", "triton_interpret")
+SERIAL = ("cpu_native", "xla_recurrent", "pallas_tpu_interpret", "pallas_gpu_interpret", "triton_interpret")
 """Implementations whose three operations compute a token in the same order of operations."""
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowering import here, needs_native
 from scipy.special import softmax
 from tiny_models import relative_rms
 
@@ -19,8 +20,7 @@ POSITIONS = np.array([[5, 6, 7, 8], [520, 521, 522, 523], [-1, 0, 1, 2]])  # of 
 RING, WINDOW = 300, 280
 RING_POSITIONS = np.array([[10, 11, 12, 13], [299, 300, 301, 302], [898, 899, 900, 901]])
 
-needs_native = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
-IMPLEMENTATIONS = ["xla_tiles", pytest.param("cpu_native", marks=needs_native)]
+IMPLEMENTATIONS = here(["xla_tiles", "cpu_native"])
 
 
 @cache

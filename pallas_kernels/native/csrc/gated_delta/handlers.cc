@@ -25,17 +25,20 @@ constexpr int64_t kChunkFloats = 16 << 10;  // of states; less is not worth anot
 
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("gated_delta: " + what); }
 
-// Sizes, taken from k [B, T, Hk, Dk] and values [B, T, Hv, Dv].
+// Sizes, taken from k [B, T, Hk, Dk] and values [B, T, Hv, Dv]. States are [B, Hv, Dk, Dv], or slots
+// [B, M, Hv, Dk, Dv].
 struct Sizes {
-  int64_t batch = 0, tokens = 0, key_heads = 0, key_width = 0, value_heads = 0, value_width = 0;
+  int64_t batch = 0, tokens = 0, key_heads = 0, key_width = 0, value_heads = 0, value_width = 0, slots = 1;
 
-  static ffi::Error Of(const Floats& k, const Floats& values, const Floats& g, const Floats& state,
+  static ffi::Error Of(const Floats& k, const Floats& values, const Floats& g, const Floats& states,
                        const Counts& counts, Sizes* sizes) {
-    const auto keys = k.dimensions(), v = values.dimensions(), states = state.dimensions();
-    if (keys.size() != 4 || v.size() != 4 || states.size() != 4) return Wrong("keys, values and states have four axes");
-    *sizes = {keys[0], keys[1], keys[2], keys[3], v[2], v[3]};
-    if (v[0] != keys[0] || v[1] != keys[1] || keys[2] == 0 || v[2] % keys[2] || states[0] != keys[0] ||
-        states[1] != v[2] || states[2] != keys[3] || states[3] != v[3] ||
+    const auto keys = k.dimensions(), v = values.dimensions(), s = states.dimensions();
+    if (keys.size() != 4 || v.size() != 4 || s.size() < 4 || s.size() > 5)
+      return Wrong("keys and values have four axes, states four or five");
+    const size_t last = s.size() - 3;
+    *sizes = {keys[0], keys[1], keys[2], keys[3], v[2], v[3], last == 2 ? s[1] : 1};
+    if (v[0] != keys[0] || v[1] != keys[1] || keys[2] == 0 || v[2] % keys[2] || s[0] != keys[0] || s[last] != v[2] ||
+        s[last + 1] != keys[3] || s[last + 2] != v[3] || sizes->slots == 0 ||
         static_cast<int64_t>(g.element_count()) != keys[0] * keys[1] * v[2] ||
         static_cast<int64_t>(counts.element_count()) != keys[0])
       return Wrong("arrays do not fit together");
@@ -45,13 +48,16 @@ struct Sizes {
   int64_t key_stride() const { return key_heads * key_width; }
   int64_t value_stride() const { return value_heads * value_width; }
   int64_t state_floats() const { return key_width * value_width; }
+  int64_t slot_stride() const { return value_heads * state_floats(); }
   // Where sequence b's head starts in keys, in values, and in states.
   int64_t key_at(int64_t b, int64_t head, bool tiled) const {
     const int64_t own = tiled ? head % key_heads : head / (value_heads / key_heads);
     return (b * tokens * key_heads + own) * key_width;
   }
   int64_t value_at(int64_t b, int64_t head) const { return (b * tokens * value_heads + head) * value_width; }
-  int64_t state_at(int64_t b, int64_t head) const { return (b * value_heads + head) * state_floats(); }
+  int64_t state_at(int64_t b, int64_t slot, int64_t head) const {
+    return (b * slots + slot) * slot_stride() + head * state_floats();
+  }
   // Scalars of a head, one for each token.
   template <typename F>
   void Gather(const float* from, int64_t b, int64_t head, const F& f, std::vector<float>* to) const {
@@ -72,22 +78,24 @@ struct Sizes {
 
 int64_t Clipped(int32_t count, int64_t tokens) { return std::clamp<int64_t>(count, 0, tokens); }
 
-// Rows beyond n_valid have zeros. Either of `u` and `next` is null.
+// Rows beyond n_valid have zeros. Without `slot`, states are read from slot 0. `u` may be null; and `next`, the memory of
+// `states`, is null where no state is wanted.
 ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Floats& v, const Floats& g,
-               const Floats& beta, const Floats& state, const Counts& n_valid, float* out, float* u, float* next,
-               std::string_view isa, float scale, bool tiled) {
+               const Floats& beta, const Floats& states, const Counts* slot, const Counts& n_valid, float* out,
+               float* u, float* next, std::string_view isa, float scale, bool tiled) {
   const GatedDeltaKernels* kernels = FindKernels<GatedDeltaKernels>(isa);
   if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
   Sizes sizes;
-  if (ffi::Error error = Sizes::Of(k, v, g, state, n_valid, &sizes); error.failure()) return error;
-  if (q.element_count() != k.element_count() || beta.element_count() != g.element_count())
+  if (ffi::Error error = Sizes::Of(k, v, g, states, n_valid, &sizes); error.failure()) return error;
+  if (q.element_count() != k.element_count() || beta.element_count() != g.element_count() ||
+      (slot != nullptr && slot->element_count() != n_valid.element_count()))
     return Wrong("arrays do not fit together");
   sizes.ForHeads(pool, [&](int64_t b, int64_t head) {
     thread_local std::vector<float> decay, strength;
     sizes.Gather(g.typed_data(), b, head, [](float x) { return std::exp(x); }, &decay);
     sizes.Gather(beta.typed_data(), b, head, [](float x) { return x; }, &strength);
     const int64_t keys = sizes.key_at(b, head, tiled), values = sizes.value_at(b, head);
-    const int64_t states = sizes.state_at(b, head);
+    const int64_t read = slot == nullptr ? 0 : Clipped(slot->typed_data()[b], sizes.slots - 1);
     HeadTask task;
     task.tokens = Clipped(n_valid.typed_data()[b], sizes.tokens);
     task.key_width = sizes.key_width;
@@ -100,8 +108,10 @@ ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Fl
     task.decay = decay.data();
     task.beta = strength.data();
     task.scale = scale;
-    task.state = state.typed_data() + states;
-    task.next = next == nullptr ? nullptr : next + states;
+    task.state = states.typed_data() + sizes.state_at(b, read, head);
+    task.next = next == nullptr ? nullptr : next + sizes.state_at(b, 0, head);
+    task.slots = next == nullptr ? 0 : sizes.slots;
+    task.slot_stride = sizes.slot_stride();
     task.out = out + values;
     task.u = u == nullptr ? nullptr : u + values;
     task.memory = ThreadMemory<Purpose::kChunk>(TileFloats(sizes.key_width, sizes.value_width));
@@ -109,23 +119,30 @@ ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Fl
       for (float* rows : {task.out, task.u})
         if (rows != nullptr) std::fill_n(rows + t * task.value_stride, sizes.value_width, 0.0f);
     }
-    if (task.tokens > 0) {
-      kernels->head(task);
-    } else if (task.next != nullptr && task.next != task.state) {
-      std::memcpy(task.next, task.state, sizes.state_floats() * sizeof(float));
-    }
+    if (task.tokens > 0) kernels->head(task);
   });
   return ffi::Error::Success();
 }
 
 ffi::Error Prefill(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats g, Floats beta, Floats state,
                    Counts n_valid, Result out, Result next, std::string_view isa, float scale, bool tiled) {
-  return Run(pool, q, k, v, g, beta, state, n_valid, out->typed_data(), nullptr, next->typed_data(), isa, scale, tiled);
+  if (next->typed_data() != state.typed_data()) return Wrong("the state is not updated in place");
+  return Run(pool, q, k, v, g, beta, state, nullptr, n_valid, out->typed_data(), nullptr, next->typed_data(), isa,
+             scale, tiled);
 }
 
 ffi::Error Verify(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats g, Floats beta, Floats state,
                   Counts n_valid, Result out, Result u, std::string_view isa, float scale, bool tiled) {
-  return Run(pool, q, k, v, g, beta, state, n_valid, out->typed_data(), u->typed_data(), nullptr, isa, scale, tiled);
+  return Run(pool, q, k, v, g, beta, state, nullptr, n_valid, out->typed_data(), u->typed_data(), nullptr, isa, scale,
+             tiled);
+}
+
+ffi::Error Snapshots(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats g, Floats beta, Floats slots,
+                     Counts slot, Counts n_valid, Result out, Result next, std::string_view isa, float scale,
+                     bool tiled) {
+  if (next->typed_data() != slots.typed_data()) return Wrong("the slots are not updated in place");
+  return Run(pool, q, k, v, g, beta, slots, &slot, n_valid, out->typed_data(), nullptr, next->typed_data(), isa, scale,
+             tiled);
 }
 
 ffi::Error Commit(ffi::ThreadPool pool, Floats state, Floats k, Floats u, Floats g, Counts n, Result next,
@@ -136,7 +153,7 @@ ffi::Error Commit(ffi::ThreadPool pool, Floats state, Floats k, Floats u, Floats
   if (ffi::Error error = Sizes::Of(k, u, g, state, n, &sizes); error.failure()) return error;
   sizes.ForHeads(pool, [&](int64_t b, int64_t head) {
     thread_local std::vector<float> decay;
-    const int64_t states = sizes.state_at(b, head);
+    const int64_t states = sizes.state_at(b, 0, head);
     CommitTask task;
     task.tokens = Clipped(n.typed_data()[b], sizes.tokens);
     task.state = state.typed_data() + states;
@@ -160,7 +177,7 @@ ffi::Error Commit(ffi::ThreadPool pool, Floats state, Floats k, Floats u, Floats
 
 #pragma GCC visibility push(default)
 
-#define SPECJAX_RUN_BINDING                 \
+#define SPECJAX_ARGS_BINDING                \
   xla::ffi::Ffi::Bind()                     \
       .Ctx<xla::ffi::ThreadPool>()          \
       .Arg<xla::ffi::Buffer<xla::ffi::F32>>() \
@@ -169,15 +186,21 @@ ffi::Error Commit(ffi::ThreadPool pool, Floats state, Floats k, Floats u, Floats
       .Arg<xla::ffi::Buffer<xla::ffi::F32>>() \
       .Arg<xla::ffi::Buffer<xla::ffi::F32>>() \
       .Arg<xla::ffi::Buffer<xla::ffi::F32>>() \
-      .Arg<xla::ffi::Buffer<xla::ffi::S32>>() \
+      .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+
+#define SPECJAX_RUN_BINDING(arguments)      \
+  arguments                                 \
       .Ret<xla::ffi::Buffer<xla::ffi::F32>>() \
       .Ret<xla::ffi::Buffer<xla::ffi::F32>>() \
       .Attr<std::string_view>("isa")        \
       .Attr<float>("scale")                 \
       .Attr<bool>("tiled")
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_gated_delta_prefill, specjax::Prefill, SPECJAX_RUN_BINDING);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_gated_delta_verify, specjax::Verify, SPECJAX_RUN_BINDING);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_gated_delta_prefill, specjax::Prefill,
+                              SPECJAX_RUN_BINDING(SPECJAX_ARGS_BINDING));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_gated_delta_verify, specjax::Verify, SPECJAX_RUN_BINDING(SPECJAX_ARGS_BINDING));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_gated_delta_verify_snapshots, specjax::Snapshots,
+                              SPECJAX_RUN_BINDING(SPECJAX_ARGS_BINDING.Arg<xla::ffi::Buffer<xla::ffi::S32>>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_gated_delta_commit, specjax::Commit,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()

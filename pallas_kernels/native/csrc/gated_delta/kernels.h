@@ -18,7 +18,10 @@ struct HeadTask {
   const float *decay, *beta;
   float scale;
   const float* state;  // [key_width, value_width]
-  float* next;         // the state after the last token, may be `state`; null if it is not wanted
+  // The newest states go to next, next + slot_stride, ...: the one after the last token first. `state` may be among
+  // them. None is wanted if slots is 0.
+  float* next;
+  int64_t slots, slot_stride;
   float* out;
   float* u;       // null if it is not wanted
   float* memory;  // [TileFloats(...)], aligned to 64 bytes

@@ -68,6 +68,16 @@ inline void Token(float* tile, int64_t rows, float decay_of_all, const float* k,
   }
 }
 
+// Writes a tile to its columns of a state.
+template <typename Isa>
+inline void StoreTile(const float* tile, int64_t rows, int64_t columns, int64_t width, float* state) {
+  typename Isa::Floats part[kColumns / Isa::kLanes];
+  for (int64_t row = 0; row < rows; ++row) {
+    LoadColumns<Isa>(tile + row * kColumns, kColumns, part);
+    StoreColumns<Isa>(part, columns, state + row * width);
+  }
+}
+
 template <typename Isa>
 void RunTile(const HeadTask& task, int64_t column, float* tile) {
   constexpr int V = kColumns / Isa::kLanes;
@@ -91,6 +101,9 @@ void RunTile(const HeadTask& task, int64_t column, float* tile) {
     for (int i = 0; i < V; ++i) with_q[i] = Isa::Multiply(with_q[i], Isa::Set(task.scale));
     StoreColumns<Isa>(with_q, columns, task.out + at);
     if (task.u != nullptr) StoreColumns<Isa>(u, columns, task.u + at);
+    const int64_t age = task.tokens - 1 - t;
+    if (age > 0 && age < task.slots)
+      StoreTile<Isa>(tile, task.key_width, columns, task.value_width, task.next + age * task.slot_stride + column);
   }
 }
 
@@ -110,7 +123,7 @@ void RunHead(const HeadTask& task) {
     StoreColumns<Isa>(part, kColumns, task.memory + tiled);
   });
   for (int64_t column = 0; column < width; column += kColumns) RunTile<Isa>(task, column, task.memory + column * rows);
-  if (task.next == nullptr) return;
+  if (task.slots == 0) return;
   for_parts([&](int64_t at, int64_t tiled, int64_t columns) {
     LoadColumns<Isa>(task.memory + tiled, kColumns, part);
     StoreColumns<Isa>(part, columns, task.next + at);
