@@ -4,20 +4,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 TPU_VENV ?= .venv-tpu
-TRITON_VENV ?= .venv-triton
+GPU_VENV ?= .venv-gpu
 BIN := $(VENV)/bin
 WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-tpu test-triton lint format bench notebook clean
+.PHONY: help demo test test-slow test-tpu test-gpu lint format bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
 	@echo "make test       run the tests (about ten minutes on two cores)"
 	@echo "make test-slow  run the longer checks as well"
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
-	@echo "make test-triton run the Triton kernels in Triton's interpreter and assemble them; needs no GPU (Linux)"
+	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      the decoding benchmark of the README"
 	@echo "make notebook   open the notebooks in Jupyter"
@@ -44,7 +44,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler'
 
 # In an environment of its own: with libtpu installed, JAX looks for a TPU whenever it starts.
 $(TPU_VENV)/.dev: $(BUILT_FROM) | $(TPU_VENV)/bin/pip
@@ -54,13 +54,15 @@ $(TPU_VENV)/.dev: $(BUILT_FROM) | $(TPU_VENV)/bin/pip
 test-tpu: $(TPU_VENV)/.dev
 	JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -m tpu_compiler
 
-# In an environment of its own: Triton takes a gigabyte, and few need it.
-$(TRITON_VENV)/.dev: $(BUILT_FROM) | $(TRITON_VENV)/bin/pip
-	$(TRITON_VENV)/bin/python -m pip install --quiet --editable '.[dev,gpu-triton]'
+# In an environment of its own: Triton and the plugin for CUDA take a gigabyte and a half, and few need them. jax 0.10,
+# the last for Python 3.11, compiles Triton's kernels only.
+$(GPU_VENV)/.dev: $(BUILT_FROM) | $(GPU_VENV)/bin/pip
+	$(GPU_VENV)/bin/python -m pip install --quiet --editable '.[dev,gpu-triton]'
 	@touch $@
 
-test-triton: $(TRITON_VENV)/.dev
-	JAX_PLATFORMS=cpu $(TRITON_VENV)/bin/python -m pytest -n $(WORKERS) -k triton tests/kernels
+test-gpu: $(GPU_VENV)/.dev
+	JAX_PLATFORMS=cpu $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow and not tpu_compiler' \
+	  -k 'triton or gpu_compiler' tests/kernels
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -79,4 +81,4 @@ notebook: $(BIN)/pip
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(TRITON_VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,14 +1,10 @@
-"""Programs for devices that are not at hand: lowered for any platform, compiled for TPUs; Triton's kernels for GPUs."""
+"""Programs for devices that are not at hand: lowered for any platform, compiled for TPUs."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import zlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import pytest
@@ -61,67 +57,6 @@ def kernel_calls(module: str, platform: str) -> list[str]:
 def triton_calls(module: str) -> list[str]:
     """The lines of a module that call a Triton kernel."""
     return [line for line in module.splitlines() if f"@{TRITON_CALLS[0]}" in line]
-
-
-class Assembled(NamedTuple):
-    """What a Triton kernel takes, by the word of NVIDIA's assembler.
-
-    Attributes:
-        target: the architecture that it was made for, such as "sm_80".
-        registers: of a thread.
-        spilled: bytes of a thread that did not fit into registers.
-        shared: bytes of a program in shared memory.
-    """
-
-    target: str
-    registers: int
-    spilled: int
-    shared: int
-
-
-def assembled(call: str, folder: Path) -> Assembled:
-    """The Triton kernel that a line of a module calls, made machine code by the assembler that Triton brings."""
-    from triton import knobs
-
-    kernel = _message(_message(_message(_call_message(call))[1])[1])  # by jaxlib's gpu/triton.proto
-    source, shared = kernel[4], kernel.get(3, 0)
-    target = re.search(rb"\.target (sm_\d+)", source)[1].decode()
-    (folder / "kernel.ptx").write_bytes(source)
-    command = [knobs.nvidia.ptxas.path, "-v", f"-arch={target}", "-o", folder / "kernel.cubin", folder / "kernel.ptx"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    registers = re.search(r"Used (\d+) registers", said)
-    return Assembled(target, int(registers[1]), int(spilled[1]) + int(spilled[2]), shared)
-
-
-def _call_message(call: str) -> bytes:
-    """The compressed bytes among the attributes of a call, a string with escapes as MLIR writes them."""
-    escaped = re.search(r'= "(x(?:[^"\\]|\\.)*)"', call)[1]
-    text = re.sub(r"\\([0-9A-F]{2}|.)", lambda m: chr(int(m[1], 16)) if len(m[1]) == 2 else m[1], escaped)
-    return zlib.decompress(text.encode("latin1"))
-
-
-def _message(data: bytes) -> dict[int, Any]:
-    """The fields of a message of protocol buffers by number; the last, where one is repeated."""
-    fields: dict[int, Any] = {}
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return value
-
-    while at < len(data):
-        number, kind = divmod(varint(), 8)
-        value: Any = varint()
-        if kind == 2:
-            at, value = at + value, data[at : at + value]
-        fields[number] = value
-    return fields
 
 
 def compiled_for_tpu(function: Callable[..., Any], generation: str, *shapes: Any) -> Any:

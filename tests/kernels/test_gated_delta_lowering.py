@@ -5,7 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from lowering import GENERATIONS, assembled, compiled_for_tpu, kernel_calls, lowered, needs_jax_triton, triton_calls
+from gpu_compiler import assembled
+from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered, needs_jax_triton, triton_calls
 
 from pallas_kernels import gated_delta, triton_launch
 from pallas_kernels.gated_delta import triton_recurrence

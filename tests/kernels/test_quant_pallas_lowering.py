@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from gpu_compiler import assembled
 from lowering import (
     GENERATIONS,
-    assembled,
     compiled_for_tpu,
     kernel_calls,
     lowered,

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from lowering import assembled, lowered, needs_jax_triton, needs_triton, triton_calls
+from gpu_compiler import assembled
+from lowering import lowered, needs_jax_triton, needs_triton, triton_calls
 
 from pallas_kernels.triton_launch import bfloat16_parts, launch, power_of_two
 

@@ -1,0 +1,110 @@
+"""The Mosaic GPU kernels, at the sizes of real models, made machine code for Hopper: nothing is spilled from registers.
+
+A process compiles for one kind of GPU only: other kinds have a process of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import test_causal_conv1d_lowering as convolutions
+import test_gated_delta_lowering as gated_delta
+import test_hadamard_lowering as hadamard
+import test_prefill_attention as prefill_attention
+import test_quant_pallas_lowering as quant_matmul
+import test_verify_attention_lowering as verify_attention
+from gpu_compiler import compiled_for_gpu, without_mosaic_gpu_compiler
+
+from pallas_kernels.kv_formats import FORMATS
+from pallas_kernels.mosaic_gpu import SHARED_MEMORY
+from pallas_kernels.quant_matmul.planes import PLANE_FORMATS
+
+pytestmark = [
+    pytest.mark.gpu_compiler,
+    pytest.mark.skipif(bool(without_mosaic_gpu_compiler()), reason=str(without_mosaic_gpu_compiler())),
+]
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and the shapes of its arguments."""
+
+
+def delta(operation: str, n_tokens: int, shape: dict[str, int], dtype: Any, head_map: str = "tiled") -> Program:
+    run = partial(gated_delta.call, operation, "pallas_gpu", head_map)
+    return run, gated_delta.arguments(operation, n_tokens, **shape, dtype=dtype)
+
+
+def product(name: str, shape: tuple[int, ...], rows: int) -> Program:
+    return quant_matmul.product("pallas_gpu"), quant_matmul.arguments(name, shape, rows)
+
+
+def verification(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> Program:
+    return verify_attention.call("pallas_gpu", kinds, rows, shape)
+
+
+def prompt(kind: str, shape: dict[str, int]) -> Program:
+    return prefill_attention.call("pallas_gpu", kind, shape)
+
+
+PROGRAMS: dict[str, Program] = {}
+for operation in ("prefill", "verify", "commit", "verify_snapshots"):
+    PROGRAMS[f"{operation} 27B"] = delta(operation, 4, gated_delta.QWEN3_6_27B, jnp.bfloat16)
+    PROGRAMS[f"{operation} 27B, 16 tokens"] = delta(operation, 16, gated_delta.QWEN3_6_27B, jnp.float32)
+    PROGRAMS[f"{operation} small"] = delta(operation, 1, gated_delta.SMALL, jnp.float32, "grouped")
+for sizes in convolutions.CASES:
+    shapes = convolutions.shapes(*sizes)
+    PROGRAMS[f"causal_conv1d {sizes[:3]}"] = convolutions.program("pallas_gpu"), shapes
+for rows, width, dtype in hadamard.GROUPS:
+    PROGRAMS[f"hadamard {width}"] = hadamard.rotation("pallas_gpu"), (jax.ShapeDtypeStruct((rows, width), dtype),)
+for name in FORMATS:
+    PROGRAMS[f"verify_attention {name}"] = verification((name, name), 4, verify_attention.QWEN3_6_27B)
+PROGRAMS["verify_attention windowed"] = verification(("q4_0", "turbo3"), 16, verify_attention.WINDOWED)
+PROGRAMS["verify_attention global"] = verification(("turbo4", "f32"), 1, verify_attention.GLOBAL)
+for kind in ("bf16", "f16", "q8_0"):
+    PROGRAMS[f"prefill_attention {kind}"] = prompt(kind, prefill_attention.QWEN3_6_27B)
+PROGRAMS["prefill_attention windowed"] = prompt("bf16", prefill_attention.WINDOWED)
+PROGRAMS["prefill_attention global"] = prompt("bf16", prefill_attention.GLOBAL)
+for name in PLANE_FORMATS:
+    for rows in (4, 512):
+        PROGRAMS[f"quant_matmul {name}, {rows} rows"] = product(name, quant_matmul.WIDE, rows)
+PROGRAMS["quant_matmul experts"] = product("Q6_K", quant_matmul.EXPERTS, 2)
+PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", quant_matmul.EXPERTS, 64)
+
+CAPABILITY = int(os.environ.get("GPU_CAPABILITY", "90"))
+TENSOR_CORES = re.compile(r"prefill|quant_matmul .* (512|64) rows")
+"""Kernels that multiply by wgmma, an instruction that Hopper has and no later GPU."""
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if CAPABILITY == 90 or not TENSOR_CORES.match(name)])
+def test_kernels_keep_what_they_work_on_in_registers(name: str, tmp_path: Path) -> None:
+    run, given = PROGRAMS[name]
+    for code in compiled_for_gpu(run, tmp_path, *given, capability=CAPABILITY):
+        assert code.target == f"sm_{CAPABILITY}a"
+        assert code.shared <= SHARED_MEMORY
+        assert code.spilled == 0
+
+
+@pytest.mark.parametrize("capability", ["100", "120"])
+def test_kernels_without_wgmma_serve_blackwell_too(capability: str) -> None:
+    check = test_kernels_keep_what_they_work_on_in_registers.__name__
+    few = "27B or windowed or Q8_0 or Q4_K or causal_conv1d or hadamard"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu_compiler", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        [*command, "-k", f"{check} and ({few})"],
+        env={**os.environ, "GPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout
+    assert " skipped" not in ran.stdout
