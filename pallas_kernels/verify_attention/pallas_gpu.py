@@ -13,7 +13,7 @@ Sources: Milakov and Gimelshein, arXiv 1805.02867; Dao et al., "Flash-Decoding f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,8 +42,8 @@ class Config:
     """Block sizes.
 
     Attributes:
-        queries: of a warpgroup.
-        slots: of a tile; a multiple of 4.
+        queries: of a warpgroup at most.
+        slots: of a tile; a multiple of 4. It changes how sums are rounded, and so does the next.
         splits: of the tiles of a cache.
     """
 
@@ -64,15 +64,17 @@ SUMS_PER_LANE = 64
 SPLIT_SLOTS = 256
 """Fewer in a split do not pay for combining it."""
 
-WARPGROUPS = 264
-"""Two on each multiprocessor of an H100."""
+WARPGROUPS = 132
+"""One on each multiprocessor of an H100, where a sequence has one block of queries; there is room for two."""
 
 
 def heuristic(dims: Dims) -> Config:
-    """As many splits as give every multiprocessor work."""
+    """As many splits as give every multiprocessor work, by the model and the size of the cache alone.
+
+    The numbers of sequences and rows have no say: a row's sums must not depend on how many there are.
+    """
     queries = max(1, min(8, SUMS_PER_LANE * LANES // dims["N"]))
-    blocks = dims["B"] * dims["G"] * -(-dims["T"] * dims["H"] // dims["G"] // queries)
-    return Config(queries, 16, max(1, min(WARPGROUPS // blocks, dims["S"] // SPLIT_SLOTS)))
+    return Config(queries, 16, max(1, min(WARPGROUPS // dims["G"], dims["S"] // SPLIT_SLOTS)))
 
 
 def candidates(dims: Dims) -> list[Config]:
@@ -175,15 +177,13 @@ def attend(
 ) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
     (batch, rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
-    dims = {
-        "B": batch, "T": rows, "H": heads, "G": kv_heads, "N": width, "S": capacity,
-        "k_type": k.format, "v_type": v.format,
-    }  # fmt: skip
-    config = config_for(TUNABLE, dims, config)
+    sizes = {"H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format}
+    config = config_for(TUNABLE, sizes, config)
     keys, values = (Registers(Tile.of(lanes_of(x.kind, width)), interpret) for x in (k, v))
     per_kv_head = heads // kv_heads
     count = rows * per_kv_head
     blocks = pl.cdiv(count, config.queries)
+    config = replace(config, queries=pl.cdiv(count, blocks))  # alike, so that few are computed for nothing
     padded = blocks * config.queries
 
     def by_head(x: Array) -> Array:  # [B, T, H, ...] -> [B, G, R, ...]
@@ -239,7 +239,7 @@ def _viewed(store: KVStore, tile: Tile) -> dict[str, Array]:
 def _tiles_of_splits(seen: Array, splits: int) -> tuple[Array, Array]:
     """For each split, which has every n-th tile: how many of them are seen [B, n], and which these are [B, n, most].
 
-    Which tiles a split has does not depend on what is seen, and so a row's sums do not depend on the other rows.
+    Which tiles a split has does not depend on what is seen, so that a row's sums do not depend on the other rows.
     """
     batch, tiles = seen.shape
     seen = jnp.pad(seen, ((0, 0), (0, -tiles % splits))).reshape(batch, -1, splits).swapaxes(1, 2)
@@ -265,8 +265,8 @@ TUNABLE = register(
         heuristic=heuristic,
         candidates=candidates,
         platforms=frozenset({"gpu"}),
-        shapes=model_shapes(B=1, T=4, S=32768),
-        example=full_cache,
+        shapes=model_shapes(S=32768),
+        example=lambda dims: full_cache({**dims, "T": 4}),
         run=partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None),
     )
 )
