@@ -1,7 +1,7 @@
 """Products with matrices that stay quantized."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import get_args
 
@@ -93,19 +93,31 @@ def quant_matmul(
         impl: name of an implementation; default: the first that fits, see `explain`.
 
     Raises:
-        ValueError: shapes that do not fit together, an unknown `act`, or an implementation that does not fit.
+        ValueError: shapes or dtypes that do not fit together, an unknown `act`, or an implementation that does not fit.
     """
-    if (index is None and weight.ndim != 2) or x.shape[-1] != weight.width:
-        raise ValueError(f"quant_matmul: x is [..., K] and weight [N, K]; got x {x.shape}, weight {weight.shape}")
-    if index is not None and (x.ndim != 3 or weight.ndim != 3 or index.shape != x.shape[:1]):
-        raise ValueError(
-            "quant_matmul: with an index [B], x is [B, M, K] and weight [E, N, K]; "
-            f"got index {index.shape}, x {x.shape}, weight {weight.shape}"
-        )
-    if act not in (None, *get_args(Activations)):
-        raise ValueError(f"quant_matmul: act is {act!r}; accepted: {', '.join(get_args(Activations))}")
+    check("quant_matmul", x, {"weight": weight}, index, act)
     run = dispatch.choose("quant_matmul", IMPLEMENTATIONS, impl, dims_of(x, weight)).run
     return run(x, weight, act or weight.act, index).astype(x.dtype if dtype is None else dtype)
+
+
+def check(name: str, x: Array, weights: Mapping[str, QTensor], index: Array | None, act: Activations | None) -> None:
+    """ValueError for arguments that do not fit together; the weights by the names of their arguments."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{name}: x is {x.dtype}; accepted: floats")
+    if act not in (None, *get_args(Activations)):
+        raise ValueError(f"{name}: act is {act!r}; accepted: {', '.join(get_args(Activations))}")
+    if index is not None and not jnp.issubdtype(index.dtype, jnp.integer):
+        raise ValueError(f"{name}: index is {index.dtype}; accepted: integers")
+    for argument, weight in weights.items():
+        if index is None and (weight.ndim != 2 or x.shape[-1:] != (weight.width,)):
+            raise ValueError(f"{name}: x is [..., K] and {argument} [N, K]; got x {x.shape}, {argument} {weight.shape}")
+        if index is not None and (
+            x.ndim != 3 or weight.ndim != 3 or index.shape != x.shape[:1] or x.shape[-1] != weight.width
+        ):
+            raise ValueError(
+                f"{name}: with an index [B], x is [B, M, K] and {argument} [E, N, K]; "
+                f"got index {index.shape}, x {x.shape}, {argument} {weight.shape}"
+            )
 
 
 def explain(x: Float[Array, "... K"], weight: QTensor, platform: str | None = None) -> str:

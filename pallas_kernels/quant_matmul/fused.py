@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.quant_matmul import cpu_native
-from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, dims_of, quant_matmul
+from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, check, dims_of, quant_matmul
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
 
 
@@ -30,6 +30,7 @@ def quant_matmuls(
     Raises:
         ValueError: as `quant_matmul`.
     """
+    check("quant_matmuls", x, {f"weights[{i}]": weight for i, weight in enumerate(weights)}, None, act)
     if len(weights) > 1 and _native(x, weights, act, impl):
         outs = cpu_native.quant_matmuls(x, weights, act or weights[0].act)
         return [out.astype(x.dtype if dtype is None else dtype) for out in outs]
@@ -52,18 +53,22 @@ def quant_swiglu(
     Args:
         x: the activations.
         gate, up, down: matrices [F, K], [F, K] and [N, F], or stacks of them with an index, as for `quant_matmul`.
-        limit: above zero, silu is at most that, and up(x) within plus and minus that.
+        limit: above zero, silu is at most that, and up(x) within plus and minus that; zero is no limit.
         index, act, impl: see `quant_matmul`.
 
     Raises:
-        ValueError: as `quant_matmul`, or `gate` and `up` differ in shape.
+        ValueError: as `quant_matmul`, matrices or stacks that do not fit together, or a limit below zero.
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
     """
-    if gate.shape != up.shape or down.width != gate.rows:
+    check("quant_swiglu", x, {"gate": gate, "up": up}, index, act)
+    if gate.shape != up.shape or (*down.shape[:-2], down.width) != gate.shape[:-1]:
         raise ValueError(
-            f"quant_swiglu: gate and up are [F, K] and down is [N, F]; got {gate.shape}, {up.shape}, {down.shape}"
+            "quant_swiglu: gate and up are [F, K] and down is [N, F], or stacks of as many of each; "
+            f"got {gate.shape}, {up.shape}, {down.shape}"
         )
+    if limit < 0:
+        raise ValueError(f"quant_swiglu: limit is {limit}; accepted: numbers above 0, or 0 for none")
     if _native(x, [gate, up, down], act, impl):
         return cpu_native.quant_swiglu(x, gate, up, down, act or gate.act, index, limit).astype(x.dtype)
     gated, upper = (quant_matmul(x, weight, index=index, act=act, impl=impl) for weight in (gate, up))

@@ -41,7 +41,13 @@ def dequantize(tensor: QTensor) -> Float[Array, "... N K"]:
 
 
 def take_rows(tensor: QTensor, rows: Int[Array, "..."]) -> Float[Array, "... K"]:
-    """Some rows of one matrix [N, K], float32; row numbers out of range are clipped."""
+    """Some rows of one matrix [N, K], float32; row numbers out of range are clipped.
+
+    Raises:
+        ValueError: the tensor is a stack.
+    """
+    if tensor.ndim != 2:
+        raise ValueError(f"take_rows: rows are taken from one matrix [N, K]; got a stack {tensor.shape}")
     return _TAKE[tensor.layout](tensor, rows)
 
 

@@ -87,16 +87,17 @@ def from_blocks(blocks: Array | np.ndarray, format: str, act: Activations = "a16
         act: see `QTensor`.
 
     Raises:
-        ValueError: an unknown format or `act`, or bytes that do not make up whole blocks.
+        ValueError: an unknown format or `act`, or bytes that do not make up whole blocks, one at least.
     """
     if format not in FORMATS:
         raise ValueError(f"format {format!r} cannot be computed with; known are {', '.join(FORMATS)}")
     if act not in get_args(Activations):
         raise ValueError(f"act is {act!r}; accepted: {', '.join(get_args(Activations))}")
     kind = FORMATS[format]
-    if blocks.dtype != jnp.uint8 or blocks.ndim < 2 or blocks.shape[-1] % kind.num_bytes:
+    if blocks.dtype != jnp.uint8 or blocks.ndim < 2 or blocks.shape[-1] % kind.num_bytes or 0 in blocks.shape:
         raise ValueError(
-            f"blocks of {format} are uint8 [..., N, a multiple of {kind.num_bytes}]; got {blocks.dtype} {blocks.shape}"
+            f"blocks of {format} are uint8 [..., N, a multiple of {kind.num_bytes}], not empty; "
+            f"got {blocks.dtype} {blocks.shape}"
         )
     width = blocks.shape[-1] // kind.num_bytes * kind.values
     return QTensor({BLOCKS: blocks}, format, blocks.shape[-2], width, BLOCKS, act)

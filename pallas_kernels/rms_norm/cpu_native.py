@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -38,7 +39,7 @@ def _derivative(scale: float, epsilon: float, primals: tuple, tangents: tuple) -
 
 
 def _run(x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float) -> Array:
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     nothing = jnp.zeros(0, jnp.float32)
     call = jax.ffi.ffi_call(
         native.target("specjax_rms_norm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -20,6 +21,7 @@ from pallas_kernels.quant_matmul import (
     quant_matmul,
     quant_matmuls,
     quant_swiglu,
+    take_rows,
 )
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
@@ -94,7 +96,37 @@ def test_programs_may_batch_and_cast_and_no_rows_are_no_work() -> None:
     assert quant_swiglu(x[:0], *weights).shape == (0, 2, N)
 
 
-def test_matrices_that_do_not_fit_are_named() -> None:
-    gate, down = blocks("Q8_0", F, K), blocks("Q8_0", N, K)
-    with pytest.raises(ValueError, match=r"down is \[N, F\]; got \(512, 256\), \(512, 256\), \(37, 256\)"):
-        quant_swiglu(draw(1, K), gate, gate, down)
+@pytest.mark.parametrize("impl", ["cpu_native", "xla_dequant"])
+def test_arguments_that_do_not_fit_are_named(impl: str) -> None:
+    shapes = {"gate": (F, K), "up": (F, K), "down": (N, F)}
+    one = {name: prepare(blocks("Q8_0", *shape)) for name, shape in shapes.items()}
+    three = {name: prepare(blocks("Q8_0", 3, *shape)) for name, shape in shapes.items()}
+    two, index = prepare(blocks("Q8_0", 2, N, F)), jnp.zeros(4, jnp.int32)
+    x, short, of_blocks = draw(2, K), draw(2, K - 32), draw(4, 2, K)
+    swiglu, several = partial(quant_swiglu, impl=impl), partial(quant_matmuls, impl=impl)
+
+    def refused(message: str, call: Callable, *args: object, **settings: object) -> None:
+        with pytest.raises(ValueError, match=message):
+            call(*args, **settings)
+
+    refused(
+        r"down is \[N, F\].*got \(512, 256\), \(512, 256\), \(37, 256\)",
+        swiglu,
+        x,
+        **one | {"down": blocks("Q8_0", N, K)},
+    )
+    refused(r"gate \[N, K\]; got x \(2, 224\), gate \(512, 256\)", swiglu, short, **one)
+    refused(
+        r"weights\[0\] \[N, K\]; got x \(2, 224\), weights\[0\] \(512, 256\)", several, short, [one["gate"], one["up"]]
+    )
+    refused(r"got x \(2, 256\), gate \(3, 512, 256\)", swiglu, x, **three)
+    refused(r"got x \(2, 256\), weights\[1\] \(3, 512, 256\)", several, x, [one["up"], three["up"]])
+    refused(r"stacks of as many of each; got .*\(2, 37, 512\)", swiglu, of_blocks, **three | {"down": two}, index=index)
+    refused(r"got index \(3,\), x \(4, 2, 256\), gate \(3, 512, 256\)", swiglu, of_blocks, **three, index=index[1:])
+    refused("index is float32; accepted: integers", swiglu, of_blocks, **three, index=index.astype(jnp.float32))
+    refused("quant_swiglu: act is 'a4'; accepted: a8, a16", swiglu, x, **one, act="a4")
+    refused("quant_matmuls: act is 'a4'; accepted: a8, a16", several, x, [one["gate"], one["up"]], act="a4")
+    refused("x is int32; accepted: floats", several, x.astype(jnp.int32), [one["gate"], one["up"]])
+    refused("limit is -1.0; accepted: numbers above 0, or 0 for none", swiglu, x, **one, limit=-1.0)
+    refused(r"one matrix \[N, K\]; got a stack \(3, 512, 256\)", take_rows, three["up"], index)
+    refused("not empty; got uint8", from_blocks, jnp.zeros((0, 34), jnp.uint8), "Q8_0")

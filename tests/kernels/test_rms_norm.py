@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import explain, native
+from pallas_kernels.native import library
 from pallas_kernels.rms_norm import l2_norm, rms_norm
 from pallas_kernels.rms_norm.implementations import IMPLEMENTATIONS
 
@@ -58,6 +59,24 @@ def test_zeros_huge_and_broken_rows() -> None:
     np.testing.assert_array_equal(got[:2], np.zeros((2, 64)) * gate[:2])
     np.testing.assert_allclose(got[2], 200, rtol=1e-6)
     assert np.isnan(got[3]).all()
+
+
+@pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0)])
+def test_no_rows_and_rows_of_no_width_are_no_work(impl: str, shape: tuple[int, ...]) -> None:
+    x = jnp.zeros(shape)
+    assert rms_norm(x, jnp.ones(shape[-1]), epsilon=EPSILON, gate=x, impl=impl).shape == shape
+
+
+@pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+def test_norms_have_the_same_bits_with_every_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, gate = draw(3, 1000), draw(1000), 20 * draw(3, 1000)
+    results = []
+    for name in native.instruction_sets():
+        monkeypatch.setenv(library.ISA_VARIABLE, name)
+        results.append(np.asarray(rms_norm(x, weight, epsilon=EPSILON, gate=gate, impl="cpu_native")))
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
 
 
 def test_derivatives_are_those_of_plain_xla_and_batches_are_allowed() -> None:
