@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
+    from pallas_kernels.quant_matmul import QTensor
     from specjax.generation import GenerateOptions
     from specjax.model import Model
 
@@ -195,24 +196,47 @@ def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     if not getattr(args, "quiet", False):
         if args.place:
             say(f"placed {summary(model.params)}")
-        if why := _slow_products(model):
+        if why := _slow_products(model, args.kernels):
             say(f"quantized weights are decoded anew for every product, which is slow: {why} (--packed off: once)")
     return model
 
 
-def _slow_products(model: Model) -> str | None:
-    """Why there are no kernels for the model's packed weights; None if there are, or none are packed."""
+def _slow_products(model: Model, kernels: str | None) -> str | None:
+    """Why XLA decodes packed weights of the model; None if kernels read them all, or none are packed.
+
+    Args:
+        model: what was loaded.
+        kernels: what --kernels says, which holds already.
+    """
     import jax
 
-    from pallas_kernels import native
+    from pallas_kernels import native, override
     from pallas_kernels.quant_matmul import QTensor
 
     leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
-    if not any(isinstance(leaf, QTensor) for leaf in leaves):
+    kinds = {(leaf.format, leaf.layout, leaf.shape): leaf for leaf in leaves if isinstance(leaf, QTensor)}
+    if not any(map(_decoded_by_xla, kinds.values())):
         return None
-    if jax.default_backend() != "cpu":
-        return f"on {jax.default_backend()} kernels run only when --kernels names them: nobody has timed them yet"
+    forced, platform = override.current(), override.current_platform()
+    if forced.forces("quant_matmul"):
+        return f"{forced.source if kernels is None else f'--kernels {kernels}'} leaves no other way"
+    if platform != "cpu":
+        return f"on {platform} kernels run only when --kernels names them: nobody has timed them yet"
     return native.reason()
+
+
+def _decoded_by_xla(weight: QTensor) -> bool:
+    import jax
+
+    from pallas_kernels import dispatch
+    from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, dims_of
+
+    row = jax.ShapeDtypeStruct((1,) * (weight.ndim - 1) + (weight.width,), "float32")
+    try:
+        chosen = dispatch.choose("quant_matmul", IMPLEMENTATIONS, None, dims_of(row, weight))
+    except ValueError:  # a kernel that is named and does not fit: the product itself says so
+        return False
+    return chosen.name == "xla_dequant"
 
 
 def check_output(path: Path) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from program import Cli
+
+from pallas_kernels import native
+from specjax.cli.main import main
 
 RUN = ("generate", "--tokens", "1,2,3", "--max-tokens", "4", "--ignore-eos")
 
@@ -19,3 +24,46 @@ def test_the_choice_reaches_the_kernels(cli: Cli, gguf: Path) -> None:
 def test_an_unknown_kernel_is_named(cli: Cli, gguf: Path) -> None:
     error = cli(*RUN, "--model", gguf, "--kernels", "quant_matmul=cuda").error
     assert "quant_matmul has no implementation 'cuda'; known: cpu_native, " in error
+
+
+SLOW = "quantized weights are decoded anew for every product, which is slow: "
+
+
+@pytest.fixture(scope="module")
+def quantized(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model with matrices that stay packed."""
+    path = tmp_path_factory.mktemp("quantized") / "small.gguf"
+    assert main(["quantize", str(gguf), str(path), "--type", "Q8_0"]) == 0
+    return path
+
+
+@pytest.fixture
+def said(cli: Cli, tmp_path: Path) -> Callable[..., list[str]]:
+    """What a command says of slow products."""
+
+    def run(*options: object) -> list[str]:
+        ran = cli("logits", "--tokens", "1,2,3", "--out", tmp_path / "logits.npy", "--model", *options)
+        assert ran.status == 0
+        return [line.split(SLOW)[1] for line in ran.err.splitlines() if SLOW in line]
+
+    return run
+
+
+@pytest.mark.skipif(not native.available(), reason="there are no native kernels on this machine")
+def test_products_without_kernels_are_said_to_be_slow(
+    said: Callable[..., list[str]], gguf: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kernels in ("xla", "quant_matmul=xla_dequant"):
+        why = f"--kernels {kernels} leaves no other way (--packed off: once)"
+        assert said(quantized, "--kernels", kernels) == [why]
+    assert said(quantized) == said(gguf, "--kernels", "xla") == []
+    assert said(quantized, "--kernels", "xla", "--packed", "off") == []
+    monkeypatch.setenv("SPECJAX_KERNELS", "xla")
+    assert said(quantized) == ["SPECJAX_KERNELS=xla leaves no other way (--packed off: once)"]
+
+
+def test_a_machine_without_native_kernels_says_what_is_missing(
+    said: Callable[..., list[str]], quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "reason", lambda: "there is no library")
+    assert said(quantized) == ["there is no library (--packed off: once)"]
