@@ -18,6 +18,21 @@ MMA_ROWS = 64
 """Rows of the smallest product of a warpgroup on tensor cores (wgmma)."""
 
 
+def require_wgmma(operation: str) -> None:
+    """ValueError where the GPU at hand is no Hopper, which alone has this instruction; without a GPU nothing is asked.
+
+    Left to itself, the compiler would refuse the kernel when a program that has it is loaded.
+    """
+    if jax.default_backend() != "gpu":
+        return
+    device = jax.devices()[0]
+    if (capability := device.compute_capability) != "9.0":
+        raise ValueError(
+            f"{operation}: the Pallas kernel multiplies with wgmma, which GPUs of compute capability 9.0 have "
+            f"(Hopper); {device.device_kind} is of {capability}. Leave impl unset, or name one that is not for Hopper"
+        )
+
+
 def load(ref: Any, layout: Any, *, interpreted: bool) -> Array:
     """What a reference holds, in registers of a layout; the interpreter knows no layouts."""
     if interpreted:

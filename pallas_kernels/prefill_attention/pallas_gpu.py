@@ -1,4 +1,4 @@
-"""Attention of many rows for NVIDIA GPUs since Hopper, in Pallas (Mosaic GPU), on tensor cores (flash attention).
+"""Attention of many rows for NVIDIA's Hopper GPUs, in Pallas (Mosaic GPU), on tensor cores (flash attention).
 
 A program has one KV head and a block of queries: rows of neighbouring tokens with all heads that share the KV head.
 One warpgroup brings tiles of keys and values into shared memory ahead of time; each of the others has 64 queries, whose
@@ -37,6 +37,7 @@ from pallas_kernels.mosaic_gpu import (
     laid_out,
     load,
     product,
+    require_wgmma,
     tiled_memory,
 )
 from pallas_kernels.prefill_attention.blocks import Blocks
@@ -340,6 +341,8 @@ def attend(
     interpret: bool = False,
 ) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
+    if not interpret:
+        require_wgmma("prefill_attention")
     (batch, tokens, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
     dims = {
         "T": tokens, "H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format,

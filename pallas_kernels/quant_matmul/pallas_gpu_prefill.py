@@ -1,4 +1,4 @@
-"""Products of many rows from planes for NVIDIA GPUs since Hopper, in Pallas (Mosaic GPU), on tensor cores.
+"""Products of many rows from planes for NVIDIA's Hopper GPUs, in Pallas (Mosaic GPU), on tensor cores.
 
 A program takes a tile of the result and goes through the depth, a chunk of 256 at a time. One warpgroup brings in the
 packed columns of the matrix, decodes 64 of them at a time and puts them into shared memory in bfloat16, together with
@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
 from pallas_kernels.dispatch import Dims
-from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, tiled_memory
+from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, require_wgmma, tiled_memory
 from pallas_kernels.quant_matmul import pallas_gpu
 from pallas_kernels.quant_matmul.config import FEW_ROWS
 from pallas_kernels.quant_matmul.formats import FORMATS
@@ -262,6 +262,8 @@ def quant_matmul(
     With an index, x is [B, M, K] and the weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # for kernels of integers
+    if not interpret:
+        require_wgmma("quant_matmul of more than 16 rows")
     blocks = (x.reshape(1, -1, weight.width) if index is None else x).astype(jnp.bfloat16)
     n_blocks, n_rows, _ = blocks.shape
     if blocks.size == 0:

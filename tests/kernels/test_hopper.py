@@ -1,0 +1,39 @@
+"""Kernels with an instruction that only Hopper has, on another GPU: sizes that no other test has traced already."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from attention_cases import Case
+from test_quant_pallas_gpu import activations, matrix
+
+from pallas_kernels import gated_delta, prefill_attention, quant_matmul
+from pallas_kernels.quant_matmul.planes import pack
+
+
+def prompt_attends() -> jax.Array:
+    case = Case("bf16", "bf16", (tuple(range(21)),), 43)
+    return prefill_attention.attend(case.q, *case.caches, case.rows, scale=0.1, impl="pallas_gpu")
+
+
+def many_rows() -> jax.Array:
+    blocks = matrix("Q4_0", 40)
+    return quant_matmul.quant_matmul(activations(18, blocks.width), pack(blocks), impl="pallas_gpu")
+
+
+def prompt_in_chunks() -> jax.Array:
+    keys, scalars = jnp.zeros((1, 71, 2, 64)), jnp.zeros((1, 71, 2))
+    return gated_delta.prefill(keys, keys, keys, scalars, scalars, jnp.zeros((1, 2, 64, 64)), impl="pallas_gpu")[0]
+
+
+@pytest.mark.parametrize("call", [prompt_attends, many_rows, prompt_in_chunks])
+def test_kernels_for_hopper_say_so_on_another_gpu(
+    call: Callable[[], jax.Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blackwell = SimpleNamespace(device_kind="NVIDIA B200", compute_capability="10.0", platform="gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda *_: [blackwell])
+    with pytest.raises(ValueError, match=r"the Pallas kernel multiplies with wgmma, .*; NVIDIA B200 is of 10.0"):
+        call()
