@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from lowering import kernel_calls, lowered
+from test_quant_formats import random_blocks
 from test_quant_pallas_gpu import activations, matrix, off_by
 from test_quant_pallas_lowering import ODD, SMALL, arguments
 
-from pallas_kernels import using
+from pallas_kernels import mosaic_gpu, using
 from pallas_kernels.quant_matmul import dequantize, explain, from_blocks, quant_matmul
 from pallas_kernels.quant_matmul.config import FEW_ROWS
 from pallas_kernels.quant_matmul.pallas_gpu_prefill import Config, candidates, heuristic
@@ -55,6 +56,18 @@ def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
     for block, number in ((0, 2), (1, 0), (3, 2)):
         assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF
     assert not np.any(got[2])
+
+
+def test_the_warpgroups_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    monkeypatch.setattr(mosaic_gpu, "interpreter", lambda: InterpretGPUParams(detect_races=True))
+    blocks = from_blocks(jnp.asarray(random_blocks("Q4_0", 40, 1024 // 32, 0)), "Q4_0")  # each buffer many times
+    x = activations(20, blocks.width)
+    got = kernel(x, pack(blocks), "a16", config=Config(2, 64), interpret=True)
+    assert off_by(got, rounded(x), rounded(dequantize(blocks))) <= OFF
+    assert not gpu_callbacks.get_races().races_found
 
 
 def test_few_rows_stay_exact() -> None:
