@@ -45,7 +45,7 @@ def choose(
         for candidate in implementations:
             if _refusal(operation, candidate, dims, platform) is None:
                 return candidate
-        raise ValueError(f"no implementation fits. {explain(operation, implementations, dims, platform)}")
+        raise ValueError(f"no implementation fits. {_explained(operation, implementations, dims, platform)}")
     for candidate in implementations:
         if candidate.name == impl:
             reason = candidate.unfit(dims)
@@ -56,7 +56,17 @@ def choose(
 
 
 def explain(operation: str, implementations: Sequence[Implementation], dims: Dims, platform: str | None = None) -> str:
-    """One line for each implementation: chosen, and whether SPECJAX_KERNELS or `using` had a say; fits; or why not."""
+    """One line for each implementation: chosen, and whether SPECJAX_KERNELS or `using` had a say; fits; or why not.
+
+    Raises:
+        ValueError: a platform on which nothing would ever be chosen.
+    """
+    if platform is not None and platform not in ANYWHERE:
+        raise ValueError(f"explain: platform is {platform!r}; accepted: {', '.join(sorted(ANYWHERE, key=str.lower))}")
+    return _explained(operation, implementations, dims, platform)
+
+
+def _explained(operation: str, implementations: Sequence[Implementation], dims: Dims, platform: str | None) -> str:
     platform = override.current_platform() if platform is None else platform
     forced = override.current()
     reason_to_choose = f" ({forced.source})" if forced.forces(operation) else ""

@@ -4,11 +4,12 @@ Per token and value head, with S [Dk, Dv] in float32:
 
     S *= exp(g); u = beta * (v - S^T k); S += k u^T; out = scale * S^T q
 
-q and k come L2-normalised. Rows t >= n_valid[b] may hold anything, NaN included: they leave no trace in the state and
-their outputs are 0. A row with n_valid 0 is an empty sequence. `head_map` says which key head value head j uses:
-"tiled" j % Hk (GGUF), "grouped" j // (Hv // Hk) (Hugging Face). `scale` is Dk ** -0.5 unless given. `impl` names an
-implementation; unset, the platform and the arguments choose, and `explain` says how. Inputs are float32, bfloat16 or
-float16, computed in float32; outputs have v's dtype. ValueError where arguments do not fit.
+q and k come L2-normalised. 0 <= n_valid[b] <= T; rows t >= n_valid[b] may hold anything, NaN included: they leave no
+trace in the state and their outputs are 0. A row with n_valid 0 is an empty sequence; no axis may be empty. `head_map`
+says which key head value head j uses: "tiled" j % Hk (GGUF), "grouped" j // (Hv // Hk) (Hugging Face). `scale` is
+Dk ** -0.5 unless given. `impl` names an implementation; unset, the platform and the arguments choose, and `explain`
+says how. Inputs are float32, bfloat16 or float16, computed in float32; outputs have v's dtype. ValueError where
+arguments do not fit.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
-from pallas_kernels.gated_delta.arguments import check_head_map, check_inputs, expect, expect_counts, expect_state
+from pallas_kernels.arguments import expect_array, expect_number
+from pallas_kernels.gated_delta.arguments import check_inputs, check_records, check_sizes, expect_counts, expect_state
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
 
@@ -83,14 +85,10 @@ def commit(
 
     A state that is donated to the program is updated in place.
     """
-    b, t, hk, dk = records.k.shape
-    hv, dv = records.u.shape[2:]
-    check_head_map("gated_delta.commit", hk, hv, head_map)
-    expect("gated_delta.commit", "records.u", records.u, (b, t, hv, dv), "B T Hv Dv")
-    expect("gated_delta.commit", "records.g", records.g, (b, t, hv), "B T Hv")
-    expect_state("gated_delta.commit", "state", state, (b, hv, dk, dv), "B Hv Dk Dv")
-    expect_counts("gated_delta.commit", "n", n, b)
-    dims = {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
+    dims = check_records("gated_delta.commit", *records, head_map)
+    axes = "B Hv Dk Dv"
+    expect_state("gated_delta.commit", "state", state, tuple(dims[axis] for axis in axes.split()), axes)
+    expect_counts("gated_delta.commit", "n", n, dims["B"])
     run = dispatch.choose("gated_delta.commit", IMPLEMENTATIONS["commit"], impl, dims).run
     return run(state, *records, n_valid=n.astype(jnp.int32), head_map=head_map)
 
@@ -115,11 +113,10 @@ def verify_snapshots(
     the state s tokens back; other slots stay as they were. So a row with n_valid 0 keeps all its slots and is read
     through the same slot next time.
     """
-    if slots.ndim != 5 or slots.shape[1] < 1:
-        raise ValueError(f"gated_delta.verify_snapshots: slots has shape {slots.shape}; [B M Hv Dk Dv], M at least 1")
+    expect_array("gated_delta.verify_snapshots", "slots", slots, "B M Hv Dk Dv", ("float32",))
     run = _prepare("verify_snapshots", (q, k, v, g, beta), slots, "B M Hv Dk Dv", n_valid, head_map, scale, impl)
     expect_counts("gated_delta.verify_snapshots", "slot", slot, slots.shape[0])
-    out, slots = run(q, k, v, g, beta, slots, slot)
+    out, slots = run(q, k, v, g, beta, slots, slot.astype(jnp.int32))
     return out.astype(v.dtype), slots
 
 
@@ -127,8 +124,7 @@ def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
     """Which implementation "prefill", "verify", "commit" or "verify_snapshots" takes for T, Hk, Hv, Dk, Dv, and why."""
     if operation not in IMPLEMENTATIONS:
         raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(IMPLEMENTATIONS)}")
-    if missing := [axis for axis in ("T", "Hk", "Hv", "Dk", "Dv") if axis not in dims]:
-        raise ValueError(f"gated_delta.explain: sizes missing: {', '.join(missing)}; got {dims}")
+    check_sizes("gated_delta.explain", dims)
     return dispatch.explain(f"gated_delta.{operation}", IMPLEMENTATIONS[operation], dims, platform)
 
 
@@ -151,6 +147,8 @@ def _prepare(
     if "M" in axes:
         dims["M"], state_name = state.shape[1], "slots"
     expect_state(full_name, state_name, state, tuple(dims[axis] for axis in axes.split()), axes)
+    if scale is not None:
+        expect_number(full_name, "scale", scale)
     run = dispatch.choose(full_name, IMPLEMENTATIONS[operation], impl, dims).run
     options = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
     counts = jnp.full((dims["B"],), dims["T"]) if n_valid is None else n_valid

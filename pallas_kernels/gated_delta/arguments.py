@@ -1,8 +1,12 @@
 """Checks of arguments. Errors name the argument, what was got, and what is accepted."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.arguments import INTEGERS, expect_array, expect_dtype, expect_sizes
 from pallas_kernels.gated_delta.heads import HEAD_MAPS
 
 
@@ -10,24 +14,35 @@ def check_inputs(
     operation: str, q: Array, k: Array, v: Array, g: Array, beta: Array, n_valid: Array | None, head_map: str
 ) -> dict[str, int]:
     """The sizes by axis letter; ValueError where the arguments do not belong together."""
-    if q.ndim != 4 or v.ndim != 4:
-        raise ValueError(
-            f"{operation}: q [B, T, Hk, Dk] and v [B, T, Hv, Dv] have 4 axes; got q {q.shape}, v {v.shape}"
-        )
+    expect_array(operation, "q", q, "B T Hk Dk")
+    expect_array(operation, "v", v, "B T Hv Dv")
     (b, t, hk, dk), (hv, dv) = q.shape, v.shape[2:]
-    if t < 1:
-        raise ValueError(f"{operation}: q has no tokens, shape {q.shape}; T is at least 1 (empty rows: n_valid = 0)")
-    expect(operation, "k", k, (b, t, hk, dk), "B T Hk Dk")
-    expect(operation, "v", v, (b, t, hv, dv), "B T Hv Dv")
-    expect(operation, "g", g, (b, t, hv), "B T Hv")
-    expect(operation, "beta", beta, (b, t, hv), "B T Hv")
-    for name, x in {"q": q, "k": k, "v": v, "g": g, "beta": beta}.items():
-        if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-            raise ValueError(f"{operation}: {name} is {x.dtype}; accepted: float32, bfloat16, float16")
+    for name, x, axes in (("k", k, "B T Hk Dk"), ("v", v, "B T Hv Dv"), ("g", g, "B T Hv"), ("beta", beta, "B T Hv")):
+        sizes = {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
+        expect(operation, name, x, tuple(sizes[axis] for axis in axes.split()), axes)
+        expect_dtype(operation, name, x)
     check_head_map(operation, hk, hv, head_map)
     if n_valid is not None:
         expect_counts(operation, "n_valid", n_valid, b)
+    return sizes
+
+
+def check_records(operation: str, k: Array, u: Array, g: Array, head_map: str) -> dict[str, int]:
+    """The sizes by axis letter; ValueError where the records do not belong together."""
+    expect_array(operation, "records.k", k, "B T Hk Dk")
+    expect_array(operation, "records.u", u, "B T Hv Dv", ("float32",))
+    (b, t, hk, dk), (hv, dv) = k.shape, u.shape[2:]
+    expect(operation, "records.u", u, (b, t, hv, dv), "B T Hv Dv")
+    expect(operation, "records.g", g, (b, t, hv), "B T Hv")
+    expect_dtype(operation, "records.g", g, ("float32",))
+    check_head_map(operation, hk, hv, head_map)
     return {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
+
+
+def check_sizes(operation: str, dims: Mapping[str, Any]) -> None:
+    """ValueError unless these are the sizes of a call."""
+    expect_sizes(operation, dims, ("T", "Hk", "Hv", "Dk", "Dv"), ("B", "M"))
+    check_head_map(operation, dims["Hk"], dims["Hv"], HEAD_MAPS[0])
 
 
 def check_head_map(operation: str, hk: int, hv: int, head_map: str) -> None:
@@ -41,7 +56,9 @@ def check_head_map(operation: str, hk: int, hv: int, head_map: str) -> None:
 
 
 def expect(operation: str, name: str, x: Array, shape: tuple[int, ...], axes: str) -> None:
-    """ValueError unless the argument has the shape; `axes` names its axes."""
+    """ValueError unless the argument is an array of the shape; `axes` names its axes."""
+    if not hasattr(x, "shape"):
+        raise ValueError(f"{operation}: {name} is of type {type(x).__name__}; accepted: an array [{axes}]")
     if x.shape != shape:
         raise ValueError(f"{operation}: {name} has shape {x.shape}; [{axes}] is {shape} with the other arguments")
 
@@ -56,5 +73,4 @@ def expect_state(operation: str, name: str, x: Array, shape: tuple[int, ...], ax
 def expect_counts(operation: str, name: str, x: Array, n_rows: int) -> None:
     """ValueError unless the argument is an integer per row."""
     expect(operation, name, x, (n_rows,), "B")
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(f"{operation}: {name} is {x.dtype}; an integer dtype is accepted")
+    expect_dtype(operation, name, x, INTEGERS)

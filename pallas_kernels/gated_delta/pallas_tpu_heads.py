@@ -22,6 +22,10 @@ class HeadBlocks:
     head_map: HeadMap
     size: int
 
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.n_key_heads % self.size:
+            raise ValueError(f"config.key_heads is {self.size}; accepted: divisors of Hk = {self.n_key_heads}")
+
     @property
     def count(self) -> int:
         """Blocks of key heads."""

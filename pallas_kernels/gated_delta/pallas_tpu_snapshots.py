@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.gated_delta.config import TpuConfig, example_slots, tpu_tunable
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
+from pallas_kernels.gated_delta.pallas_tpu_heads import HeadBlocks
 from pallas_kernels.gated_delta.pallas_tpu_recurrence import step
 from pallas_kernels.tuning import config_for
 
@@ -57,7 +58,7 @@ def verify_snapshots(
     n_rows, n_tokens, hk = k.shape[:3]
     n_slots, hv, dk, dv = slots.shape[1:]
     key_heads = config_for(TUNABLE, {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}, config).key_heads
-    heads = key_heads * (hv // hk)
+    heads = hv // HeadBlocks(hk, hv // hk, head_map, key_heads).count
 
     def blocks(x: Array) -> Array:  # [B, T, Hv, ...] -> [B, blocks, T, heads, ...]
         x = x.astype(jnp.float32).reshape(n_rows, n_tokens, hv // heads, heads, *x.shape[3:])

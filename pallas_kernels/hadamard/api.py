@@ -1,9 +1,11 @@
 """The orthonormal Walsh-Hadamard transform of the last axis, in natural order. It is its own inverse."""
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 from pallas_kernels import dispatch
+from pallas_kernels.arguments import expect_array, expect_dtype
 from pallas_kernels.hadamard.implementations import IMPLEMENTATIONS
 
 
@@ -22,17 +24,30 @@ def walsh_hadamard(
         impl: name of an implementation; default: the first that fits, see `explain`.
 
     Raises:
-        ValueError: N is no power of two, factors that are not [N], or an implementation that does not fit.
+        ValueError: N is no power of two, factors that are not [N], another type, or an implementation that does not
+            fit.
     """
+    if not getattr(x, "shape", ()):
+        raise ValueError(f"walsh_hadamard: x is {x!r}; accepted: an array [..., N]")
+    expect_dtype("walsh_hadamard", "x", x)
     width = x.shape[-1]
-    if width < 1 or width & (width - 1):
-        raise ValueError(f"walsh_hadamard: the last axis has {width} values; it must be a power of two")
+    _expect_power_of_two("walsh_hadamard", width)
     for name, factors in {"before": before, "after": after}.items():
-        if factors is not None and factors.shape != (width,):
+        if factors is None:
+            continue
+        expect_array("walsh_hadamard", name, factors, "N")
+        if factors.shape != (width,):
             raise ValueError(f"walsh_hadamard: {name} has shape {factors.shape}; [N] is {(width,)}")
-    return dispatch.choose("hadamard", IMPLEMENTATIONS, impl, {"N": width}).run(x, before, after)
+    run = dispatch.choose("hadamard", IMPLEMENTATIONS, impl, {"N": width}).run
+    return run(x, before, after) if x.size else jnp.zeros(x.shape, jnp.float32)
 
 
 def explain(*, N: int, platform: str | None = None) -> str:
     """Which implementation `walsh_hadamard` chooses for a width, and why not the others."""
+    _expect_power_of_two("hadamard.explain", N)
     return dispatch.explain("hadamard", IMPLEMENTATIONS, {"N": N}, platform)
+
+
+def _expect_power_of_two(name: str, width: int) -> None:
+    if width < 1 or width & (width - 1):
+        raise ValueError(f"{name}: the last axis has {width} values; it must be a power of two")

@@ -24,7 +24,7 @@ UNIT = 128
 
 @dataclass(frozen=True)
 class Config:
-    """block: width of the inner factor; a power of two, at most N."""
+    """block: width of the inner factor, a power of two; all of N where that is less."""
 
     block: int
 
@@ -46,7 +46,7 @@ def candidates(dims: Dims) -> list[Config]:
 def transform(x: Array, before: Array | None, after: Array | None, *, config: Config | None = None) -> Array:
     """[..., N] float32."""
     width = x.shape[-1]
-    block = config_for(TUNABLE, {"N": width}, config).block
+    block = min(config_for(TUNABLE, {"N": width}, config).block, width)
     x = x.astype(jnp.float32)
     x = x if before is None else x * before
     inner = jnp.asarray(matrix(block) * np.float32(width**-0.5))

@@ -31,7 +31,7 @@ def attend(
     The keys and values of the rows are in the cache already. The rows of a sequence may have any positions, but a
     kernel reads least when neighbouring rows have neighbouring ones.
     """
-    check("prefill_attention.attend", q, k, v, positions, soft_cap, sinks)
+    check("prefill_attention.attend", q, k, v, positions, scale, window, soft_cap, sinks)
     dims = dims_of(q, k, v, soft_cap, sinks)
     run = dispatch.choose("prefill_attention", IMPLEMENTATIONS, impl, dims).run
     return run(q, k, v, positions, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks).astype(q.dtype)

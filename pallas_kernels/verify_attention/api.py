@@ -30,11 +30,11 @@ def attend(
     """The weighted values, in the dtype of q; zeros or other finite numbers for a row that sees nothing.
 
     Args:
-        q: queries.
+        q: queries, float32, bfloat16 or float16.
         k, v: [B, S, G, N], in any formats.
         positions: a row sees what `visible_slots` says of its position.
-        scale: of the scores.
-        window: see `visible_slots`.
+        scale: of the scores; a number, no array.
+        window: see `visible_slots`; at least 1.
         soft_cap: scaled scores become soft_cap * tanh(score / soft_cap).
         sinks: for each query head a score without a value: it takes its share of the softmax from the slots.
         impl: name of an implementation; default: the first that fits, see `explain`.
@@ -42,7 +42,7 @@ def attend(
     Raises:
         ValueError: arguments that do not fit together, or an implementation that does not fit.
     """
-    check("verify_attention.attend", q, k, v, positions, soft_cap, sinks)
+    check("verify_attention.attend", q, k, v, positions, scale, window, soft_cap, sinks)
     dims = dims_of(q, k, v, soft_cap, sinks)
     run = dispatch.choose("verify_attention", IMPLEMENTATIONS, impl, dims).run
     return run(q, k, v, positions, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks).astype(q.dtype)

@@ -1,9 +1,11 @@
 """Checks of the arguments of attention, and what implementations are chosen by."""
 
 import math
+from numbers import Real
 
 from jax import Array
 
+from pallas_kernels.arguments import INTEGERS, expect_array, expect_count, expect_number
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore, format_named
 
@@ -12,20 +14,49 @@ MOST_ROWS = 16
 
 
 def check(
-    name: str, q: Array, k: KVStore, v: KVStore, positions: Array, soft_cap: float | None, sinks: Array | None
+    name: str,
+    q: Array,
+    k: KVStore,
+    v: KVStore,
+    positions: Array,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Array | None,
 ) -> None:
     """ValueError for arguments that do not fit together."""
+    expect_array(name, "q", q, "B T H N")
     batch, rows, heads, width = q.shape
-    if k.shape != v.shape or len(k.shape) != 4 or (k.shape[0], k.shape[3]) != (batch, width):
-        raise ValueError(f"{name}: q is [B, T, H, N], k and v are [B, S, G, N]; got q {q.shape}, {k.shape}, {v.shape}")
+    for store_name, store in {"k": k, "v": v}.items():
+        if not isinstance(store, KVStore):
+            raise ValueError(
+                f"{name}: {store_name} is of type {type(store).__name__}; accepted: a KVStore [B, S, G, N]"
+            )
+    if k.shape != v.shape or len(k.shape) != 4 or (k.shape[0], k.shape[3]) != (batch, width) or 0 in k.shape:
+        raise ValueError(
+            f"{name}: q is [B, T, H, N], k and v are [B, S, G, N], and no axis is empty; "
+            f"got q {q.shape}, k {k.shape}, v {v.shape}"
+        )
     if heads % k.shape[2]:
         raise ValueError(f"{name}: {heads} query heads cannot share {k.shape[2]} KV heads evenly")
+    expect_array(name, "positions", positions, "B T", INTEGERS)
     if positions.shape != (batch, rows):
         raise ValueError(f"{name}: positions have shape {positions.shape}; [B, T] is {(batch, rows)}")
-    if soft_cap is not None and not 0 < soft_cap < math.inf:
-        raise ValueError(f"{name}: soft_cap is {soft_cap}; accepted: a number above 0, or None")
-    if sinks is not None and sinks.shape != (heads,):
-        raise ValueError(f"{name}: sinks have shape {sinks.shape}; [H] is {(heads,)}")
+    expect_number(name, "scale", scale)
+    if window is not None:
+        expect_count(name, "window", window)
+    if soft_cap is not None:
+        expect_soft_cap(name, soft_cap)
+    if sinks is not None:
+        expect_array(name, "sinks", sinks, "H")
+        if sinks.shape != (heads,):
+            raise ValueError(f"{name}: sinks have shape {sinks.shape}; [H] is {(heads,)}")
+
+
+def expect_soft_cap(name: str, soft_cap: float) -> None:
+    """ValueError unless it is a number above 0."""
+    if not isinstance(soft_cap, Real) or not 0 < soft_cap < math.inf:
+        raise ValueError(f"{name}: soft_cap is {soft_cap!r}; accepted: a number above 0, or None")
 
 
 def dims_of(q: Array, k: KVStore, v: KVStore, soft_cap: float | None, sinks: Array | None) -> Dims:
@@ -49,4 +80,10 @@ def complete_dims(operation: str, dims: Dims) -> Dims:
         )
     for name in ("k_type", "v_type"):
         format_named(dims[name])
+    for name in ("T", "H", "G", "N", "S"):
+        expect_count(operation, name, dims[name])
+    if dims["H"] % dims["G"]:
+        raise ValueError(f"{operation}: {dims['H']} query heads cannot share {dims['G']} KV heads evenly")
+    if dims.get("soft_cap") is not None:
+        expect_soft_cap(operation, dims["soft_cap"])
     return {**{n: dims[n] for n in needed}, **{n: dims.get(n, default) for n, default in optional.items()}}

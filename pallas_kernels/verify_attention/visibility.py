@@ -12,6 +12,7 @@ def spans(
 
     The slot before the first is the last. A row at -1 sees none.
     """
+    positions = positions.astype(jnp.int32)  # p + 1 must not overflow, nor -1 be lost
     if window is None:
         return jnp.clip(positions, 0, capacity - 1), jnp.clip(positions + 1, 0, capacity)
     return positions % capacity, jnp.clip(positions + 1, 0, min(window, capacity))
@@ -46,7 +47,7 @@ def visible_tiles(positions: Int[Array, "B T"], tile: int, capacity: int, window
 
 def slots_in_use(positions: Int[Array, "B T"], capacity: int) -> Int[Array, ""]:
     """No row sees a slot from this one on."""
-    return jnp.clip(jnp.max(positions) + 1, 0, capacity)
+    return jnp.clip(jnp.max(positions.astype(jnp.int32)) + 1, 0, capacity)
 
 
 def as_mask(positions: Int[Array, "B T"], capacity: int, window: int | None) -> Bool[Array, "B T S"]:

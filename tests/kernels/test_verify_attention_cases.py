@@ -98,7 +98,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="soft_cap is -1; accepted: a number above 0, or None"):
         call(soft_cap=-1)
     with pytest.raises(ValueError, match=r"sinks have shape \(2,\); \[H\] is \(4,\)"):
-        call(sinks=np.zeros(2))
+        call(sinks=np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="impl='pallas_tpu' does not fit: T=17: made for at most 16 rows"):
         call(impl="pallas_tpu")
     with pytest.raises(ValueError, match="impl='triton' does not fit: T=17: made for at most 16 rows"):
