@@ -12,7 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore, format_named
@@ -23,6 +23,9 @@ from pallas_kernels.verify_attention.lanes import lanes_of
 
 QUERY_BYTES = 2 << 20
 """Bounds the queries of a block, of which VMEM has two."""
+
+MOST_STEPS = 1 << 17
+"""Of a call of the kernel, which has a number for each of them in scalar memory; that has room for twice as many."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,26 @@ def attend(
     }  # fmt: skip
     config = config_for(TUNABLE, dims, config)
     rows = min(config.rows, n_rows)
-    missing = -n_rows % rows
-    q = jnp.pad(q, ((0, 0), (0, missing), (0, 0), (0, 0))).reshape(-1, rows, heads, width)
-    positions = jnp.pad(positions, ((0, 0), (0, missing)), constant_values=-1).reshape(-1, rows)
-    out = pallas_tpu.attend(
-        q, k, v, positions, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks,
-        config=pallas_tpu.Config(config.tile), interpret=interpret,
-    )  # fmt: skip
+    blocks, steps = -(-n_rows // rows), batch * -(-k.shape[1] // config.tile)
+    calls = -(-blocks // max(1, MOST_STEPS // steps))
+    blocks = -(-blocks // calls)  # of a sequence in a call
+    missing = calls * blocks * rows - n_rows
+
+    def by_call(x: Array) -> Array:  # [B, T, ...] -> [calls, B * blocks, rows, ...]
+        x = jnp.moveaxis(x.reshape(batch, calls, blocks, rows, *x.shape[2:]), 1, 0)
+        return x.reshape(calls, batch * blocks, rows, *x.shape[4:])
+
+    def one_call(given: tuple[Array, Array]) -> Array:
+        q, positions = given
+        return pallas_tpu.attend(
+            q, k, v, positions, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks,
+            config=pallas_tpu.Config(config.tile), interpret=interpret,
+        )  # fmt: skip
+
+    queries = by_call(jnp.pad(q, ((0, 0), (0, missing), (0, 0), (0, 0))))
+    rows_at = by_call(jnp.pad(positions, ((0, 0), (0, missing)), constant_values=-1))
+    out = lax.map(one_call, (queries, rows_at)) if calls > 1 else one_call((queries[0], rows_at[0]))[None]
+    out = jnp.moveaxis(out.reshape(calls, batch, blocks * rows, heads, width), 0, 1)
     return out.reshape(batch, -1, heads, width)[:, :n_rows]
 
 

@@ -66,6 +66,13 @@ def test_blocks_of_rows_that_do_not_divide_them() -> None:
     assert relative_rms(jax.jit(run)(case.q, *case.poisoned(), case.rows), case.want) < EXACT
 
 
+def test_more_steps_than_scalar_memory_has_room_for_take_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pallas_tpu, "MOST_STEPS", 8)  # two blocks of each sequence
+    case = CASES["a prompt and one that goes on"]
+    run = partial(pallas_tpu.attend, scale=SCALE, interpret=True, config=pallas_tpu.Config(8, 128), **case.options)
+    assert relative_rms(jax.jit(run)(case.q, *case.poisoned(), case.rows), case.want) < EXACT
+
+
 @pytest.mark.parametrize("config", [pallas_gpu.Config(1, 64, 1), pallas_gpu.Config(2, 64, 3)])
 def test_the_warpgroups_of_the_gpu_kernel_wait_for_each_other(
     config: pallas_gpu.Config, monkeypatch: pytest.MonkeyPatch
@@ -170,3 +177,11 @@ def test_block_sizes_of_the_gpu_kernel_lower(width: int) -> None:
 def test_the_tpu_compiler_accepts_the_kernel(kind: str, shape: dict[str, int], generation: str) -> None:
     run, given = call("pallas_tpu", kind, shape)
     assert compiled_for_tpu(run, generation, *given).memory_analysis() is not None
+
+
+@pytest.mark.tpu_compiler
+def test_the_tpu_compiler_accepts_the_kernel_for_many_long_sequences() -> None:
+    cache = jax.eval_shape(partial(KVStore.zeros, (8, 131072, 4, 256), "q4_0"))
+    q, positions = jax.ShapeDtypeStruct((8, 512, 24, 256), jnp.bfloat16), jax.ShapeDtypeStruct((8, 512), jnp.int32)
+    run = partial(prefill_attention.attend, scale=0.1, impl="pallas_tpu")
+    assert compiled_for_tpu(run, "v5e", q, cache, cache, positions).memory_analysis() is not None
