@@ -77,7 +77,9 @@ class TrunkTarget:
         *,
         rollback: bool,
     ) -> tuple[TargetOutput, tuple[Any, ...]]:
-        own = params["target"]
+        own, last = params["target"], self.config.num_layers - 1
+        if unknown := [index for index in request.layer_inputs if not 0 <= index <= last]:
+            raise ValueError(f"inputs of the layers {unknown} are asked for; this target has layers 0 to {last}")
         hidden, layer_inputs, layers = apply(
             self.trunk,
             own,

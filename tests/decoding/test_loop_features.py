@@ -1,0 +1,102 @@
+"""Drafters that read layers inside the target: what the loop tells them of committed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from ragged import GREEDY, assert_same_committed, plain, prompts
+from scripted import run
+from tiny_models import DENSE, make_params, relative_rms
+
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.draft_control import DraftConfig
+from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.qwen3_5 import Qwen35Target
+from specjax.state import KVTypes, SequenceState
+
+
+@struct.dataclass
+class Heard:
+    """What a drafter heard of the committed tokens: the sum of what the layers asked for were fed."""
+
+    sums: jax.Array
+    count: jax.Array
+
+
+@struct.dataclass
+class HeardWindow:
+    state: Heard
+    rows: jax.Array
+
+    def commit(self, n: jax.Array) -> Heard:
+        kept = jnp.arange(self.rows.shape[1]) < n[:, None]
+        rows = jnp.where(kept[..., None], self.rows, 0)
+        return Heard(self.state.sums + jnp.sum(rows, axis=1), self.state.count + n)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Asks for inputs of layers, as encoders of several layers do; what it drafts is one token, over and over."""
+
+    request: FeatureRequest = FeatureRequest(layer_inputs=(1, 0))
+    max_drafts: int | None = None
+    cannot_shift: str | None = None
+
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Heard:
+        return Heard(jnp.zeros((batch, 2 * DENSE.width)), jnp.zeros((batch,), jnp.int32))
+
+    def extend(
+        self,
+        params: Params,
+        tokens: jax.Array,
+        features: Features,
+        n_valid: jax.Array,
+        state: Heard,
+        length: jax.Array,
+    ) -> Heard:
+        return self.observe(tokens, features, state).commit(n_valid)
+
+    def propose(
+        self,
+        params: Params,
+        pending: jax.Array,
+        state: SequenceState,
+        *,
+        num_drafts: int,
+        choose: ChooseDraft,
+        keep_going: Callable[[jax.Array], jax.Array],
+    ) -> Proposal:
+        drafts = jnp.broadcast_to(pending[:, None] % 7, (len(pending), num_drafts))
+        return Proposal(drafts, None, jnp.ones(drafts.shape), jnp.zeros(pending.shape), state.drafter)
+
+    def observe(self, tokens: jax.Array, features: Features, state: Heard) -> HeardWindow:
+        assert features.final_hidden is None
+        return HeardWindow(state, jnp.concatenate(features.layer_inputs, axis=-1))
+
+
+def test_a_drafter_hears_of_every_committed_token_once_and_of_no_other() -> None:
+    """Through prefill in pieces and rounds of ragged acceptance, with features that no built-in drafter asks for."""
+    target, params = Qwen35Target(DENSE), make_params(DENSE)
+    decoder = Decoder(target, Listener(), draft=DraftConfig(n_max=3), margins=True)
+    got = run(decoder, params, prompts(DENSE), 24)
+    want = plain(DENSE, GREEDY)
+    assert got.tokens == want.tokens
+    assert_same_committed(got.state.sequences, want.state.sequences)
+    heard = got.state.sequences.drafter
+    np.testing.assert_array_equal(heard.count, got.state.sequences.length)
+
+    texts = [prompt + tokens[:-1] for prompt, tokens in zip(prompts(DENSE), got.tokens, strict=True)]
+    padded = np.zeros((len(texts), max(map(len, texts))), np.int32)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+    state = decoder.init_state(len(texts), padded.shape[1], chunk=padded.shape[1])
+    lengths = np.array([len(text) for text in texts], np.int32)
+    output, _ = jax.jit(partial(target.extend, request=Listener().request, rows="none"))(params, padded, lengths, state)
+    whole = Listener().observe(padded, output.features, state.drafter).commit(lengths)
+    assert relative_rms(heard.sums, whole.sums) < 1e-4
