@@ -49,6 +49,10 @@ class _Process:
             except (OSError, EOFError):
                 died, self.started = self.started, None
                 return f"the interpreting process ended with status {died.wait()}"
+            except BaseException:  # half a request or an answer not read would be taken for those of the next call
+                self.started.kill()
+                self.end()
+                raise
 
     def end(self) -> None:
         """Its input ends, and so does it."""
@@ -153,7 +157,7 @@ def _answer(
     given, shared = [_Memory(x) for x in inputs], [_Memory(x) for x in changed]
     made = [_Memory.unwritten(shape, dtype) for shape, dtype in results]
     with np.errstate(all="ignore"):
-        function[grid](*given, *(x for memory in shared for x in (memory, memory)), *made, **constants)
+        function[grid](*given, *shared, *shared, *made, **constants)
     for memory in (*given, *shared, *made):
         memory.check()
     return [memory.array for memory in (*shared, *made)]

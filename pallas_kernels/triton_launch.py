@@ -4,8 +4,8 @@ They serve NVIDIA GPUs that Mosaic GPU does not know: those before Hopper, from 
 backend for Triton as well, but jax 0.11 calls it deprecated and cannot lower it without a GPU. The packages triton and
 jax_triton are optional (the extra gpu-triton) and imported when a kernel is called.
 
-The parameters of a kernel are its inputs, then each array that it changes in place twice, then its results, then
-constants. The second of the two is not used: jax-triton before 0.4 passes such a buffer once as an input and once as a
+The parameters of a kernel are its inputs, the arrays that it changes in place, these once more, its results, and
+constants. Those named again are not used: jax-triton before 0.4 passes such a buffer once as an input and once as a
 result, later releases pass it once.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,8 @@ import numpy as np
 from jax import Array, lax
 
 OLDEST = 80
-"""The compute capability that programs are made for where no device tells its own; later devices run them too."""
+"""The compute capability, times ten, that programs are made for where no GPU tells its own. A program is machine code
+when it is loaded: one for 8.0 runs on GPUs of capability 8.x, and on no others."""
 
 
 def missing(*, interpreted: bool) -> str | None:
@@ -31,7 +33,27 @@ def missing(*, interpreted: bool) -> str | None:
     for package in ("triton",) if interpreted else ("triton", "jax_triton"):
         if importlib.util.find_spec(package) is None:
             return f"needs the package {package} (pip install 'specjax[gpu-triton]')"
+    if not interpreted and (said := _device_capability()) is not None and (_times_ten(said) or 0) < OLDEST:
+        return f"made for NVIDIA GPUs of compute capability 8.0 and later; this one says {said}"
     return None
+
+
+def _device_capability() -> str | None:
+    """What the default device says of itself, such as "8.6"; None if it is no GPU."""
+    return str(jax.devices()[0].compute_capability) if jax.default_backend() == "gpu" else None
+
+
+def _times_ten(capability: str) -> int | None:
+    """86 for "8.6"; None where it is not of that form, as for GPUs of AMD."""
+    return int(capability.replace(".", "")) if re.fullmatch(r"\d+\.\d", capability) else None
+
+
+def ptx_version(capability: int) -> int:
+    """The version of PTX, times ten, to hand kernels over in: one that every CUDA reads that JAX takes.
+
+    The assembler is CUDA's. Triton left alone writes for its own, which may be newer.
+    """
+    return 88 if capability <= 90 else 90
 
 
 def power_of_two(n: int) -> int:
@@ -79,10 +101,11 @@ def launch(
         interpret: run it on the host, program after program.
         constants: by the names of its parameters.
     """
+    # numpy's numbers mean something to Triton's interpreter, but not to its compiler.
+    constants = {name: x.item() if isinstance(x, np.generic) else x for name, x in constants.items()}
     if interpret:
         return _interpreted(kernel, inputs, changed, results, grid, constants)
-    # A device tells its own capability, if jax-triton is given none.
-    capability = None if jax.default_backend() == "gpu" else OLDEST
+    capability = _times_ten(_device_capability() or "") or OLDEST
     options = {"grid": grid, "num_warps": warps, "num_stages": stages, "compute_capability": capability, **constants}
     return _compiled(list(inputs), list(changed), kernel, tuple(results), tuple(options.items()))
 
@@ -100,8 +123,10 @@ def _compiled(
     options: dict[str, Any] = {"kernel": kernel, "name": kernel.fn.__name__, **dict(items)}
     if "out_type" in inspect.signature(jax_triton.triton_call).parameters:  # since 0.4
         references = [jax.new_ref(x) for x in changed]
-        given = [*inputs, *(x for reference in references for x in (reference, 0))]
-        options["backend_options"] = {"enable_fp_fusion": True}  # Triton warns if it is not told
+        given = [*inputs, *references, *(0 for _ in references)]
+        # Triton warns if it is not told about fusion.
+        version = ptx_version(options["compute_capability"])
+        options["backend_options"] = {"enable_fp_fusion": True, "ptx_version": version}
         made = jax_triton.triton_call(*given, out_type=list(results), **options)
         return [*(reference[...] for reference in references), *made]
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]

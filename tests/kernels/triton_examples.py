@@ -22,6 +22,17 @@ def halve_and_count(x, count, same_count, out, total, N: tl.constexpr, STEP: tl.
 
 
 @triton.jit
+def move_one(x, whole, part, same_whole, same_part, total, N: tl.constexpr):
+    """In place, every whole gives one to its part; total is what both and x come to."""
+    tl.static_assert(whole.dtype.element_ty == tl.int32)
+    tl.static_assert(part.dtype.element_ty == tl.float32)
+    at = tl.arange(0, N)
+    tl.store(total + at, tl.load(x + at) + tl.load(whole + at) + tl.load(part + at))
+    tl.store(whole + at, tl.load(whole + at) - 1)
+    tl.store(part + at, tl.load(part + at) + 1)
+
+
+@triton.jit
 def write_beside(x, out, N: tl.constexpr):
     """Writes one number too many."""
     at = tl.arange(0, N)
