@@ -24,6 +24,12 @@ def _key_head(head, HK: tl.constexpr, HV: tl.constexpr, GROUPED: tl.constexpr):
 
 
 @triton.jit
+def _count(n, row, most: tl.constexpr):
+    """n[row], and never more than there are, nor fewer than none: memory beside an array is not touched."""
+    return tl.minimum(tl.maximum(tl.load(n + row), 0), most)
+
+
+@triton.jit
 def _decayed(state, g, at):
     return state * tl.exp(tl.load(g + at).to(tl.float32))
 
@@ -62,7 +68,7 @@ def verify(
     places = rows[:, None] * DV + columns[None, :]
     tile = tl.load(state + (row * HV + head) * DK * DV + places, (rows < DK)[:, None] & in_columns[None, :], 0)
     key_head = _key_head(head, HK, HV, GROUPED)
-    count = tl.load(n_valid + row)
+    count = _count(n_valid, row, T)
     for t in range(count):
         at = row * T + t
         scalar = at * HV + head
@@ -87,7 +93,7 @@ def commit(
     row, head = (tl.program_id(0) // HV).to(tl.int64), tl.program_id(0) % HV
     rows = tl.arange(0, ROWS)
     columns, in_columns = _columns(DV, COLUMNS)
-    count = tl.load(n_valid + row)
+    count = _count(n_valid, row, T)
     if count > 0:
         places = state + (row * HV + head) * DK * DV + rows[:, None] * DV + columns[None, :]
         inside = (rows < DK)[:, None] & in_columns[None, :]
@@ -114,9 +120,9 @@ def verify_snapshots(
     columns, in_columns = _columns(DV, COLUMNS)
     inside = (rows < DK)[:, None] & in_columns[None, :]
     places = slots + rows[:, None] * DV + columns[None, :]
-    tile = tl.load(places + ((row * M + tl.load(slot + row)) * HV + head) * DK * DV, inside, 0)
+    tile = tl.load(places + ((row * M + _count(slot, row, M - 1)) * HV + head) * DK * DV, inside, 0)
     key_head = _key_head(head, HK, HV, GROUPED)
-    count = tl.load(n_valid + row)
+    count = _count(n_valid, row, T)
     for t in range(count):
         at = row * T + t
         scalar = at * HV + head

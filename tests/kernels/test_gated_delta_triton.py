@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from gated_delta_cases import ROUNDING, rms_error
-from lowering import needs_triton
+from lowering import lowered, needs_jax_triton, needs_triton, triton_calls
 
 from pallas_kernels import gated_delta, triton_launch
 from pallas_kernels.gated_delta import reference, triton_recurrence
@@ -35,6 +35,32 @@ def test_any_width_in_any_blocks(config: Config) -> None:
     new = triton_recurrence.commit(state, given[1], u, given[3], interpret=True, config=config, **options)
     want = reference.commit(jax.numpy.asarray(state), given[1], want_u, given[3], **options)
     assert rms_error(new, want) < ROUNDING["float32"]
+
+
+@needs_triton
+def test_counts_and_slots_out_of_range_are_the_nearest_in_range() -> None:
+    *tokens, state = inputs()
+    slots, scale = np.stack([state, 2 * state], axis=1), 0.5
+    far, near = ({"n_valid": np.array(n), "head_map": "grouped"} for n in ([T + 2, -1], [T, 0]))
+    for got, want in zip(
+        triton_recurrence.verify(*tokens, state, scale=scale, interpret=True, **far),
+        triton_recurrence.verify(*tokens, state, scale=scale, interpret=True, **near),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, want)
+    records = tokens[1], tokens[2], tokens[3]
+    new = triton_recurrence.commit(state, *records, interpret=True, **far)
+    np.testing.assert_array_equal(new, triton_recurrence.commit(state, *records, interpret=True, **near))
+    run = partial(triton_recurrence.verify_snapshots, *tokens, slots, scale=scale, interpret=True)
+    for got, want in zip(run(np.array([9, -1]), **far), run(np.array([1, 0]), **near), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@needs_jax_triton
+def test_a_scale_of_numpy_is_a_constant_of_the_program() -> None:
+    run = partial(gated_delta.verify, head_map="grouped", scale=np.float32(0.5), impl="triton")
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs()]
+    assert len(triton_calls(lowered(run, "cuda", *shapes))) == 1
 
 
 def test_configurations_are_checked_and_cover_the_shapes_of_models() -> None:
