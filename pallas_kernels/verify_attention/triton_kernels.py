@@ -56,6 +56,14 @@ def _decoded(
 
 
 @triton.jit
+def _tanh(x):
+    """To six digits; near zero, where the difference of exponentials would lose them, by its series."""
+    square = x * x
+    near = x * (1 - square * (1 / 3 - square * (2 / 15)))
+    return tl.where(square < 0.005, near, 1 - 2 / (1 + tl.exp(2 * x)))
+
+
+@triton.jit
 def _rounded(x, WIDEN: tl.constexpr):
     """To bfloat16, for a product; see `partial_attention` for WIDEN."""
     rounded = x.to(tl.bfloat16)
@@ -125,7 +133,7 @@ def partial_attention(
                     high, low = high.to(tl.float32), low.to(tl.float32)
                 scores = _add_product(scores, high, low, tl.trans(keys), K_EXACT, WIDEN)
             if SOFT_CAP > 0:
-                scores = SOFT_CAP * (1 - 2 / (1 + tl.exp(2 / SOFT_CAP * scores)))  # tanh
+                scores = SOFT_CAP * _tanh(scores / SOFT_CAP)
             scores = tl.where(seen, scores, float("-inf"))
             now = tl.maximum(most, tl.max(scores, 1))
             base = tl.where(now == float("-inf"), 0.0, now)

@@ -148,7 +148,7 @@ def attend(
         scores = jnp.concatenate([scores, sunk[..., None]], axis=-1)
     whole = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     share = jnp.exp(highest - jnp.where(jnp.isneginf(whole), 0, whole))
-    out = jnp.einsum("bgrs,bgrsn->bgrn", share, sums, precision="highest")
+    out = jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows
     out = jnp.moveaxis(out.reshape(batch, kv_heads, rows, per_kv_head, -1), 1, 2)
     return v.kind.unrotate(out.reshape(batch, rows, heads, -1), width)
 
