@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py
     python benchmarks/kernels.py --operation quant_matmul --operation hadamard --json kernels.json
+    python benchmarks/kernels.py --prefer    # from then on programs take what was fastest on this kind of device
 
 Calls are chained inside one program, each over memory of its own, and the best of several runs counts. Columns:
 
@@ -15,6 +16,9 @@ Calls are chained inside one program, each over memory of its own, and the best 
 Sizes are those of a layer of Qwen3.6-27B, or smaller ones (--small, the default on CPUs). Interpreters and references
 are left out. What does not compile, or does not take the sizes, is listed with the reason. On an NVIDIA GPU kernels of
 torch and of flash-linear-attention are timed too, where they are installed (kernels_peers.py).
+
+--prefer writes what to take where nothing is asked for into `pallas_kernels/tuned/`, or the folder that SPECJAX_TUNED
+names: by operation the implementation that was faster than XLA at all sizes that it takes, with results that agree.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +45,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pallas_kernels import operations
+from pallas_kernels import operations, tuning
 
 PASSES = 2
 """Times that a loop's body visits each copy. A state goes from a buffer into another and back: no copy in between."""
@@ -56,6 +60,11 @@ class Effort:
     seconds: float
     runs: int
 
+
+WORTH_IT, AGREES = 1.05, 1e-2
+"""Times as fast as XLA, and relative RMS difference from it, at which an implementation is preferred."""
+NOT_FOR_THESE_SIZES = "does not fit"
+"""What `pallas_kernels.dispatch` says of an implementation that is passed over at some sizes; that harms nobody."""
 
 SMALL, FULL = Effort(2, 1 << 26, 0.15, 3), Effort(6, 1 << 28, 0.5, 5)
 
@@ -203,8 +212,42 @@ def print_table(results: list[Result], rate: float) -> None:
             print(f"refused: {result.operation} {result.impl}, {result.sizes}: {result.refused}")
 
 
+def preferences(results: list[Result]) -> dict[str, str]:
+    """By operation the implementation that is fastest on the whole, of those that beat XLA at all sizes they take."""
+    chosen: dict[str, str] = {}
+    for operation in dict.fromkeys(result.operation for result in results):
+        gains: dict[str, float] = {}
+        known = {each.name for each in operations.tables()[operation]}
+        for impl in known & {result.impl for result in results if result.operation == operation}:
+            own = [result for result in results if (result.operation, result.impl) == (operation, impl)]
+            ran = [result for result in own if not (result.refused and NOT_FOR_THESE_SIZES in result.refused)]
+            if ran and all(_is_better(result) for result in ran):
+                gains[impl] = math.prod(result.times_as_fast_as_xla or 0 for result in ran) ** (1 / len(ran))
+        if gains:
+            chosen[operation] = max(gains, key=lambda impl: gains[impl])
+    return chosen
+
+
+def _is_better(result: Result) -> bool:
+    if result.times_as_fast_as_xla is None or result.error is None:
+        return False
+    return result.times_as_fast_as_xla >= WORTH_IT and result.error <= AGREES
+
+
+def _prefer(results: list[Result]) -> None:
+    device = tuning.device_kind()
+    path = tuning.file_of(device)
+    known, chosen = tuning.read(path, device), preferences(results)
+    measured = {result.operation for result in results}
+    kept = {operation: impl for operation, impl in known.preferred.items() if operation not in measured}
+    tuning.write(path, replace(known, preferred=kept | chosen))
+    for operation in sorted(measured):
+        print(f"{operation}: {chosen.get(operation, 'nothing beats XLA at all sizes')}")
+    print(f"written to {path}")
+
+
 def main() -> None:
-    """Print the table, and write JSON if asked to."""
+    """Print the table, and write JSON and preferences if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = tuple(operations.tables())
     parser.add_argument("--operation", action="append", choices=known, help="only this one; can be repeated")
@@ -212,6 +255,7 @@ def main() -> None:
         "--small", action=argparse.BooleanOptionalAction, default=jax.default_backend() == "cpu", help="smaller sizes"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--prefer", action="store_true", help="let programs on this kind of device take the fastest")
     args = parser.parse_args()
 
     effort = SMALL if args.small else FULL
@@ -225,6 +269,8 @@ def main() -> None:
         figures = [{name: value for name, value in asdict(each).items() if value is not None} for each in results]
         document = {"machine": description(), "bytes_per_second": rate, "small": args.small, "results": figures}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if args.prefer:
+        _prefer(results)
 
 
 if __name__ == "__main__":

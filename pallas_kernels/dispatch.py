@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pallas_kernels import override
+from pallas_kernels import override, tuning
 
 Dims = Mapping[str, Any]
 """What is static in a call: sizes by axis letter, and names, such as {"T": 4, "Dk": 128} or {"format": "Q8_0"}."""
@@ -38,11 +38,12 @@ def choose(
 
     A named implementation is checked against the arguments but not against the platform, so that a program can be
     lowered for another machine. Where `impl` is None, SPECJAX_KERNELS or `using` may name one in the same sense, or
-    leave only those in plain XLA. Raises ValueError when nothing fits.
+    leave only those in plain XLA; and one that was measured to be the fastest on this device goes before the others.
+    Raises ValueError when nothing fits.
     """
     platform = override.current_platform() if platform is None else platform
     if impl is None:
-        for candidate in implementations:
+        for candidate in _in_order(operation, implementations, platform):
             if _refusal(operation, candidate, dims, platform) is None:
                 return candidate
         raise ValueError(f"no implementation fits. {_explained(operation, implementations, dims, platform)}")
@@ -69,22 +70,37 @@ def explain(operation: str, implementations: Sequence[Implementation], dims: Dim
 def _explained(operation: str, implementations: Sequence[Implementation], dims: Dims, platform: str | None) -> str:
     platform = override.current_platform() if platform is None else platform
     forced = override.current()
-    reason_to_choose = f" ({forced.source})" if forced.forces(operation) else ""
     lines = [f"{operation} on {platform}, {', '.join(f'{axis}={size}' for axis, size in dims.items())}:"]
-    chosen = False
+    reasons = {
+        candidate.name: _refusal(operation, candidate, dims, platform)
+        for candidate in _in_order(operation, implementations, platform)
+    }
+    chosen = next((name for name, reason in reasons.items() if reason is None), None)
+    because = ""
+    if forced.forces(operation):
+        because = f" ({forced.source})"
+    elif chosen is not None and chosen == tuning.preferred(platform).get(operation):
+        because = f" (measured on {tuning.device_kind()})"
     for candidate in implementations:
-        reason = _refusal(operation, candidate, dims, platform)
-        verdict = ("fits" if chosen else f"chosen{reason_to_choose}") if reason is None else f"passed over: {reason}"
-        chosen = chosen or reason is None
+        reason = reasons[candidate.name]
+        verdict = "fits" if reason is None else f"passed over: {reason}"
+        if candidate.name == chosen:
+            verdict = f"chosen{because}"
         lines.append(f"  {candidate.name:<{max(len(i.name) for i in implementations)}}  {verdict}")
     return "\n".join(lines)
+
+
+def _in_order(operation: str, implementations: Sequence[Implementation], platform: str) -> list[Implementation]:
+    measured = tuning.preferred(platform).get(operation)
+    return sorted(implementations, key=lambda candidate: candidate.name != measured)
 
 
 def _refusal(operation: str, candidate: Implementation, dims: Dims, platform: str) -> str | None:
     forced = override.current()
     if (reason := forced.refusal(operation, candidate.name)) is not None:
         return reason
-    if operation in forced.named or platform in candidate.platforms:
+    measured = tuning.preferred(platform).get(operation)
+    if operation in forced.named or platform in candidate.platforms or candidate.name == measured:
         return candidate.unfit(dims)
     if candidate.platforms:
         return f"chosen on {', '.join(sorted(candidate.platforms))} only"

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from pallas_kernels.tuning import (
     Tunable,
     Winner,
     device_kind,
-    read_winners,
+    file_of,
+    read,
     same_call,
     tunables,
-    winners_file,
-    write_winners,
+    write,
 )
 
 EPILOG = f"""\
@@ -65,10 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     platform, kind = jax.default_backend(), device_kind()
-    path = winners_file(kind)
+    path = file_of(kind)
     _say(f"device: {kind}, jax {jax.__version__}; winners go to {path}")
     # A broken file or a folder that cannot be written are to be seen before the work.
-    winners = {same_call(winner): winner for winner in read_winners(path)}
+    known = read(path, kind)
+    winners = {same_call(winner): winner for winner in known.winners}
     if not args.dry_run:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
@@ -95,13 +97,13 @@ def _tune(args: argparse.Namespace) -> int:
                 failed += 1
                 continue
             winners[same_call(winner)] = winner
-            write_winners(path, kind, winners.values())
+            write(path, replace(known, winners=list(winners.values())))
             done += 1
     except KeyboardInterrupt:
-        _say(f"interrupted: {_kept(done, work, path)}")
+        _say(f"interrupted: {_kept(done, work, path, len(winners))}")
         return INTERRUPTED
     if not args.dry_run:
-        _say(_kept(done, work, path))
+        _say(_kept(done, work, path, len(winners)))
     return FAILED if failed else 0
 
 
@@ -177,8 +179,8 @@ def _microseconds(function: Callable[..., Any], example: tuple[Any, ...], second
     return sorted(batch(calls) for _ in range(BATCHES))[BATCHES // 2] / calls * 1e6
 
 
-def _kept(done: int, work: Sequence[Any], path: Path) -> str:
-    return f"{done} of {len(work)} sets of sizes measured; {path} holds {len(read_winners(path))} winners"
+def _kept(done: int, work: Sequence[Any], path: Path, winners: int) -> str:
+    return f"{done} of {len(work)} sets of sizes measured; {path} holds {winners} winners"
 
 
 def _name(tunable: Tunable[Any]) -> str:

@@ -1,8 +1,10 @@
-"""Block sizes as data: a kernel's configuration is the one given, or the one measured, or the one a rule proposes.
+"""What was measured on a kind of device, as data: the fastest block sizes of kernels, and which kernels to prefer.
 
-A kernel module registers one `Tunable`, and asks `config_for` while it is traced. What `python -m pallas_kernels.tune`
-has measured lies in `tuned/<device kind>.json`, in the folder that SPECJAX_TUNED names and then in this package's. It
-holds for the very sizes that were measured. Files are read once in a process.
+A kernel module registers one `Tunable`, and asks `config_for` while it is traced: a configuration is the one given, or
+the one that `python -m pallas_kernels.tune` found fastest for the very sizes, or the one a rule proposes. `preferred`
+has the implementations that `python benchmarks/kernels.py --prefer` found faster than XLA. Both lie in
+`tuned/<device kind>.json`, in the folder that SPECJAX_TUNED names and then in this package's. Files are read once in a
+process.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 import jax
 
 from pallas_kernels import operations
-from pallas_kernels.dispatch import Dims
+
+if TYPE_CHECKING:
+    from pallas_kernels.dispatch import Dims
 
 FOLDER_VARIABLE = "SPECJAX_TUNED"
 PACKAGE_FOLDER = Path(__file__).parent / "tuned"
@@ -79,8 +83,8 @@ def config_for(tunable: Tunable[C], dims: Dims, config: C | None = None) -> C:
         ValueError: `config` is of another kernel, or a file of winners is broken.
     """
     if config is None:
-        measured = _measured(device_kind(), _folders()).get(_key(tunable.operation, tunable.impl, dims))
-        return tunable.heuristic(dims) if measured is None else measured
+        configs, _ = _measured(device_kind(), _folders())
+        return configs.get(_key(tunable.operation, tunable.impl, dims)) or tunable.heuristic(dims)
     if not isinstance(config, tunable.Config):
         raise ValueError(
             f"{tunable.operation}: config of {tunable.impl} is {config!r}; accepted: "
@@ -101,44 +105,68 @@ class Winner:
     jax: str
 
 
+@dataclass(frozen=True)
+class Measurements:
+    """What a file holds.
+
+    Attributes:
+        device: the kind of device.
+        winners: one for each kernel and sizes, see `same_call`.
+        preferred: by operation the implementation to take where it fits and none is asked for.
+    """
+
+    device: str
+    winners: Sequence[Winner] = ()
+    preferred: Mapping[str, str] = field(default_factory=dict)
+
+
+def preferred(platform: str) -> Mapping[str, str]:
+    """By operation, what was found fastest on the default device; nothing for another platform than its own.
+
+    Raises:
+        ValueError: a file of measurements is broken.
+    """
+    return _measured(device_kind(), _folders())[1] if platform == jax.default_backend() else {}
+
+
 def device_kind() -> str:
     """What JAX calls the default device, such as "TPU v5 lite"."""
     return jax.devices()[0].device_kind
 
 
-def winners_file(kind: str) -> Path:
-    """Where the winners of a kind of device are written: in the folder of SPECJAX_TUNED, or else in this package's."""
+def file_of(kind: str) -> Path:
+    """Where measurements on a kind of device are written: in the folder of SPECJAX_TUNED, or else in this package's."""
     return _folders()[0] / _file_name(kind)
 
 
-def read_winners(path: Path) -> list[Winner]:
-    """The winners of a file; none if it does not exist.
+def read(path: Path, device: str) -> Measurements:
+    """What a file holds; nothing if it does not exist.
 
     Raises:
-        ValueError: the file is broken, or has an entry that means nothing to this package; names file and key.
+        ValueError: the file is broken, of another device, or means nothing to this package; names file and key.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return []
+        return Measurements(device)
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
-    _expect_keys(path, "the file", content, {"device", "winners"})
-    if not isinstance(content["device"], str) or _file_name(content["device"]) != path.name:
-        raise ValueError(f"{path}: device is {content['device']!r}; winners of such a device are in another file")
+    _expect_keys(path, "the file", content, {each.name for each in fields(Measurements)})
+    if content["device"] != device:
+        raise ValueError(f"{path}: device is {content['device']!r}; measurements of such a device are in another file")
     if not isinstance(content["winners"], list):
         raise ValueError(f"{path}: winners is {content['winners']!r}; accepted: a list")
-    return [_winner(path, f"winners[{index}]", entry) for index, entry in enumerate(content["winners"])]
+    winners = [_winner(path, f"winners[{index}]", entry) for index, entry in enumerate(content["winners"])]
+    return Measurements(device, winners, _preferred(path, content["preferred"]))
 
 
-def write_winners(path: Path, device: str, winners: Iterable[Winner]) -> None:
-    """Replace the file by one with these winners; at no time is there half a file."""
-    content = {"device": device, "winners": [asdict(winner) for winner in winners]}
+def write(path: Path, measurements: Measurements) -> None:
+    """Replace the file by one with these measurements; at no time is there half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f"{path.name}.", delete=False)  # noqa: SIM115
     try:
         with file:
-            file.write(json.dumps(content, indent=1) + "\n")
+            file.write(json.dumps(asdict(measurements), indent=1) + "\n")
         Path(file.name).chmod(0o644)
         Path(file.name).replace(path)
     except BaseException:
@@ -176,6 +204,18 @@ def _winner(path: Path, key: str, entry: Any) -> Winner:
         raise ValueError(f"{path}: {key}.config: {error}") from error
 
 
+def _preferred(path: Path, content: Any) -> dict[str, str]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: preferred is {content!r}; accepted: an object")
+    for operation, impl in content.items():
+        known = {name: [each.name for each in table] for name, table in operations.tables().items()}
+        if operation not in known:
+            raise ValueError(f"{path}: preferred names the operation {operation!r}; known: {', '.join(known)}")
+        if impl not in known[operation]:
+            raise ValueError(f"{path}: preferred.{operation} is {impl!r}; known: {', '.join(known[operation])}")
+    return content
+
+
 def _expect_keys(path: Path, key: str, value: Any, names: set[str]) -> None:
     if not isinstance(value, dict) or set(value) != names:
         got = sorted(value) if isinstance(value, dict) else value
@@ -183,11 +223,14 @@ def _expect_keys(path: Path, key: str, value: Any, names: set[str]) -> None:
 
 
 @cache
-def _measured(kind: str, folders: tuple[Path, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _measured(kind: str, folders: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    configs: dict[str, Any] = {}
+    chosen: dict[str, str] = {}
     for folder in reversed(folders):
-        found |= {same_call(winner): winner.config for winner in read_winners(folder / _file_name(kind))}
-    return found
+        found = read(folder / _file_name(kind), kind)
+        configs |= {same_call(winner): winner.config for winner in found.winners}
+        chosen |= found.preferred
+    return configs, chosen
 
 
 def _folders() -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import native, operations
+from pallas_kernels import native, operations, tuning
 
 RATE = 1e9
 MISSING = () if native.available() else ("cpu_native",)
@@ -135,3 +135,34 @@ def test_the_figures_as_json(kernels: ModuleType, monkeypatch: pytest.MonkeyPatc
     document = json.loads(out.read_text())
     assert document["bytes_per_second"] > 0
     assert [(each["operation"], each["impl"]) for each in document["results"]] == [("hadamard", "xla_matmul")]
+
+
+def test_what_beats_xla_wherever_it_serves_is_preferred(
+    kernels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result(operation: str, impl: str, gain: float | None, error: float | None = 1e-6, refused: str | None = None):
+        return kernels.Result(operation, "", impl, 1, 1.0, 0.5, gain, error, refused)
+
+    results = [
+        result("hadamard", "pallas_gpu", 2.0),
+        result("hadamard", "pallas_gpu", 3.0),
+        result("hadamard", "xla_matmul", 1.0, 0.0),
+        result("rms_norm", "cpu_native", 2.0),
+        result("rms_norm", "cpu_native", 0.9),  # slower somewhere
+        result("causal_conv1d", "pallas_gpu", 5.0, float("nan")),  # wrong
+        result("gated_delta.verify", "pallas_gpu", 2.0),
+        result("gated_delta.verify", "triton", 3.0),
+        result("gated_delta.verify", "triton", None, None, "ValueError: impl='triton' does not fit: Dk=24"),
+        result("gated_delta.commit", "pallas_gpu", 2.0),
+        result("gated_delta.commit", "pallas_gpu", None, None, "XlaRuntimeError: RESOURCE_EXHAUSTED"),  # would break
+        result("verify_attention", "torch_sdpa", 9.0, None),  # of others
+    ]
+    assert kernels.preferences(results) == {"hadamard": "pallas_gpu", "gated_delta.verify": "triton"}
+
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
+    path, device = tuning.file_of(tuning.device_kind()), tuning.device_kind()
+    tuning.write(path, tuning.Measurements(device, (), {"rms_norm": "cpu_native", "quant_matmul": "pallas_gpu"}))
+    kernels._prefer(results)
+    left = {"quant_matmul": "pallas_gpu", "hadamard": "pallas_gpu", "gated_delta.verify": "triton"}
+    assert tuning.read(path, device).preferred == left
+    assert "rms_norm: nothing beats XLA at all sizes" in capsys.readouterr().out

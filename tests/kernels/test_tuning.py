@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from lowering import needs_jax_triton
 
-from pallas_kernels import tune, tuning
+from pallas_kernels import explain, gated_delta, tune, tuning, using
 from pallas_kernels.hadamard import walsh_hadamard, xla_matmul
 
 SIZES = {"N": 64}
@@ -35,9 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(folder: Path, *entries: object, device: object = "cpu") -> Path:
+def write(folder: Path, *entries: object, device: object = "cpu", preferred: object = None) -> Path:
     path = folder / "cpu.json"
-    path.write_text(json.dumps({"device": device, "winners": entries}))
+    path.write_text(json.dumps({"device": device, "winners": entries, "preferred": preferred or {}}))
     tuning._measured.cache_clear()
     return path
 
@@ -96,18 +96,59 @@ def test_a_broken_file_is_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=rf"{path}: not JSON"):
         tuning.config_for(xla_matmul.TUNABLE, SIZES)
     path.write_text("[]")
-    with pytest.raises(ValueError, match=rf"{path}: the file has \[\]; accepted: an object with device, winners"):
+    with pytest.raises(
+        ValueError, match=rf"{path}: the file has \[\]; accepted: an object with device, preferred, winners"
+    ):
         tuning.config_for(xla_matmul.TUNABLE, SIZES)
 
 
+def test_what_was_measured_fastest_here_is_chosen_where_it_fits(folder: Path) -> None:
+    operation, sizes = "gated_delta.prefill", {"T": 4, "Hk": 1, "Hv": 1, "Dk": 8, "Dv": 40}
+    before = explain(operation, **sizes)
+    write(folder, preferred={operation: "xla_recurrent"})
+    assert "xla_recurrent         chosen (measured on cpu)" in explain(operation, **sizes)
+    assert "chosen (measured" not in explain(operation, platform="tpu", **sizes)
+    with using("xla"):
+        assert re.search(r"xla_recurrent +chosen \(using", explain(operation, **sizes))
+    with using(f"{operation}=xla_chunked"):
+        assert re.search(r"xla_chunked +chosen \(using", explain(operation, **sizes))
+    q, v, scalar = jnp.ones((1, 4, 1, 8)), jnp.ones((1, 4, 1, 40)), jnp.ones((1, 4, 1))
+
+    def text(impl: str | None) -> str:
+        run = partial(gated_delta.prefill, impl=impl)
+        return jax.jit(run).lower(q, q, v, -scalar, scalar, jnp.ones((1, 1, 8, 40))).as_text()
+
+    assert text(None) == text("xla_recurrent") != text("xla_chunked")
+    write(folder, preferred={operation: "pallas_gpu"})  # does not take this Dv
+    said = explain(operation, **sizes)
+    assert re.search(r"pallas_gpu +passed over: Dv=40", said)
+    assert re.search(r" chosen$", said, re.MULTILINE)
+    write(folder)
+    assert explain(operation, **sizes) == before
+
+
+@pytest.mark.parametrize(
+    ("preferred", "message"),
+    [
+        (["hadamard"], r"preferred is \['hadamard'\]; accepted: an object"),
+        ({"hadamart": "xla_matmul"}, r"preferred names the operation 'hadamart'; known: .*hadamard"),
+        ({"hadamard": "xla_matmull"}, r"preferred.hadamard is 'xla_matmull'; known: .*xla_matmul"),
+    ],
+)
+def test_a_broken_preference_names_file_and_key(folder: Path, preferred: object, message: str) -> None:
+    path = write(folder, preferred=preferred)
+    with pytest.raises(ValueError, match=rf"{path}: {message}"):
+        walsh_hadamard(jnp.ones((1, 8)))
+
+
 def test_files_are_named_after_the_device() -> None:
-    assert tuning.winners_file("TPU v5 lite").name == "tpu_v5_lite.json"
-    assert tuning.winners_file("NVIDIA H200").name == "nvidia_h200.json"
+    assert tuning.file_of("TPU v5 lite").name == "tpu_v5_lite.json"
+    assert tuning.file_of("NVIDIA H200").name == "nvidia_h200.json"
 
 
 def test_files_of_the_package_are_valid() -> None:
     for path in tuning.PACKAGE_FOLDER.glob("*.json"):
-        assert tuning.read_winners(path)
+        assert tuning.read(path, json.loads(path.read_text())["device"])
 
 
 def test_what_is_registered_can_be_tuned() -> None:
@@ -139,16 +180,17 @@ def test_examples_are_what_kernels_run_on(in_triton: bool) -> None:
 
 def test_tuning_keeps_the_fastest_and_other_entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {**ENTRY, "dims": {"N": 32}}
-    path = write(folder, other, ENTRY)
+    path = write(folder, other, ENTRY, preferred={"rms_norm": "xla_reduce"})
     status = tune.main(["--operation", "hadamard", "--impl", "xla_matmul", "--shapes", "N=64", "--seconds", "0.001"])
     assert status == 0
     out = capsys.readouterr().out
     assert "[1/1] hadamard xla_matmul N=64" in out
     assert "Config(block=64)  (the rule)" in out
-    kept, new = tuning.read_winners(path)
+    kept, new = tuning.read(path, "cpu").winners
     assert dict(kept.dims) == {"N": 32}
     assert new.config in xla_matmul.candidates(SIZES)
     assert tuning.config_for(xla_matmul.TUNABLE, SIZES) == new.config
+    assert tuning.read(path, "cpu").preferred == {"rms_norm": "xla_reduce"}
     assert [file.name for file in folder.iterdir()] == ["cpu.json"]
 
 
@@ -195,7 +237,7 @@ def test_ctrl_c_leaves_the_file_whole(folder: Path) -> None:
                 tuner.send_signal(signal.SIGINT)
         assert tuner.wait() in (130, 0)
     assert [file.name for file in folder.iterdir()] == ["cpu.json"]
-    winners = tuning.read_winners(folder / "cpu.json")
+    winners = tuning.read(folder / "cpu.json", "cpu").winners
     assert dict(winners[0].dims) == {"N": 32}
     if tuner.returncode == 130:
         assert f"interrupted: {len(winners)} of 2" in said
