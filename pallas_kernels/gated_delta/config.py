@@ -20,6 +20,12 @@ SHAPES: tuple[Dims, ...] = tuple(
 _STATE_BLOCK = 2**20
 """Bytes of state in one grid step on a TPU. VMEM has 16 MiB; `commit` keeps four such blocks in it, snapshots five."""
 
+_MOST_STATE = 2 * _STATE_BLOCK
+"""Bytes of the states of one key head that the TPU compiler still finds room for, whatever the operation."""
+
+_MOST_KEY_WIDTH = 1024
+"""Keys and queries stand as columns in the TPU kernels, each as wide as 128 lanes."""
+
 
 @dataclass(frozen=True)
 class TpuConfig:
@@ -30,9 +36,23 @@ class TpuConfig:
 
 def tpu_candidates(dims: Dims) -> list[TpuConfig]:
     """Those whose states fit into a block, and 1."""
-    per_key_head = dims["Hv"] // dims["Hk"] * dims["Dk"] * dims["Dv"] * 4
+    per_key_head = _tpu_state_bytes(dims)
     divisors = [n for n in range(1, dims["Hk"] + 1) if dims["Hk"] % n == 0]
     return [TpuConfig(n) for n in divisors if n == 1 or n * per_key_head <= _STATE_BLOCK]
+
+
+def tpu_unfit(dims: Dims) -> str | None:
+    """Why not even one key head fits into a grid step of the TPU kernels, or None."""
+    if (size := _tpu_state_bytes(dims)) > _MOST_STATE:
+        return f"the states of a key head take {size / 2**20:.3g} MiB of VMEM: made for at most {_MOST_STATE >> 20} MiB"
+    if dims["Dk"] > _MOST_KEY_WIDTH:
+        return f"Dk={dims['Dk']} is more than {_MOST_KEY_WIDTH}"
+    return None
+
+
+def _tpu_state_bytes(dims: Dims) -> int:
+    """Of the value heads of a key head, in whole tiles of 8 x 128."""
+    return dims["Hv"] // dims["Hk"] * (-(-dims["Dk"] // 8) * 8) * (-(-dims["Dv"] // 128) * 128) * 4
 
 
 def tpu_heuristic(dims: Dims) -> TpuConfig:

@@ -24,6 +24,7 @@ from pallas_kernels.gated_delta import (
     xla_recurrent,
     xla_wy,
 )
+from pallas_kernels.gated_delta.config import tpu_unfit
 from pallas_kernels.gated_delta.padding import RECORDS, masked, zeroed
 
 
@@ -59,7 +60,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         _on_cpu(cpu_native.prefill),
         Implementation("xla_chunked", masked(xla_chunked.prefill), ANYWHERE),
         Implementation("xla_recurrent", masked(xla_recurrent.prefill)),
-        *_on_tpu(zeroed(pallas_tpu_prefill.prefill)),
+        *_on_tpu(zeroed(pallas_tpu_prefill.prefill), unfit=tpu_unfit),
         *_on_gpu(zeroed(pallas_gpu_prefill.prefill), unfit=pallas_gpu_prefill.unfit),
         Implementation("reference", zeroed(reference.prefill)),
     ),
@@ -83,7 +84,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "verify_snapshots": (
         _on_cpu(cpu_native.verify_snapshots),
         Implementation("xla_recurrent", zeroed(xla_recurrent.verify_snapshots), ANYWHERE),
-        *_on_tpu(zeroed(pallas_tpu_snapshots.verify_snapshots)),
+        *_on_tpu(zeroed(pallas_tpu_snapshots.verify_snapshots), unfit=tpu_unfit),
         *_on_gpu(zeroed(pallas_gpu_snapshots.verify_snapshots), unfit=pallas_gpu_registers.unfit),
         *_in_triton(triton_recurrence.verify_snapshots),
         Implementation("reference", zeroed(reference.verify_snapshots)),

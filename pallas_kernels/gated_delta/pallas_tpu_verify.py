@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.dispatch import Dims
-from pallas_kernels.gated_delta.config import TpuConfig, example_inputs, example_records, tpu_tunable
+from pallas_kernels.gated_delta.config import TpuConfig, example_inputs, example_records, tpu_tunable, tpu_unfit
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.pallas_tpu_heads import HeadBlocks
 from pallas_kernels.gated_delta.pallas_tpu_recurrence import add, decay, step
@@ -33,7 +33,7 @@ def unfit(dims: Dims) -> str | None:
     """Why these sizes cannot be served, or None."""
     if dims["T"] > MAX_TOKENS:
         return f"T={dims['T']} is more than {MAX_TOKENS} tokens"
-    return None
+    return tpu_unfit(dims)
 
 
 def _heads_first(x: Array) -> Array:

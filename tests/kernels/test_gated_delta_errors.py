@@ -5,7 +5,16 @@ import pytest
 from gated_delta_cases import DK, DV, HK, HV, draw
 
 from pallas_kernels import gated_delta
+from pallas_kernels.gated_delta import pallas_tpu_prefill, pallas_tpu_snapshots, pallas_tpu_verify
+from pallas_kernels.gated_delta.config import TpuConfig, TpuPrefillConfig, tpu_heuristic
+from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
 
+KERNELS = {
+    "prefill": pallas_tpu_prefill.prefill,
+    "verify": pallas_tpu_verify.verify,
+    "verify_snapshots": pallas_tpu_snapshots.verify_snapshots,
+    "commit": pallas_tpu_verify.commit,
+}
 SLOTS = np.zeros((2, 3, HV, DK, DV), np.float32)
 
 
@@ -95,3 +104,33 @@ def test_a_kernel_names_the_tokens_that_are_too_many_for_it():
         gated_delta.verify(*inputs, impl="pallas_tpu")
     with pytest.raises(ValueError, match=r"commit: impl='pallas_tpu' does not fit: T=17 is more than 16 tokens"):
         gated_delta.commit(inputs.state, records, np.array([1, 1]), impl="pallas_tpu")
+
+
+@pytest.mark.parametrize("operation", ["prefill", "verify", "verify_snapshots", "commit"])
+def test_the_tpu_kernels_refuse_states_that_vmem_cannot_hold(operation):
+    """Held against the TPU compiler: 2 MiB of states for a key head compile in every operation, and 3 MiB do not."""
+    sizes = {"T": 4, "Hk": 2, "Dk": 128, "Dv": 128}
+    assert "pallas_tpu            passed over: by name only" in gated_delta.explain(operation, Hv=64, **sizes)
+    unfit = next(i.unfit for i in IMPLEMENTATIONS[operation] if i.name == "pallas_tpu")
+    assert unfit({**sizes, "Hv": 64}) is None
+    assert unfit({**sizes, "Hv": 96}) == "the states of a key head take 3 MiB of VMEM: made for at most 2 MiB"
+    assert unfit({**sizes, "Hv": 2, "Dk": 2048}) == "Dk=2048 is more than 1024"
+
+
+def test_blocks_of_states_are_counted_in_whole_tiles_of_vmem():
+    """A row of 32 values takes 128 lanes."""
+    assert tpu_heuristic({"Hk": 16, "Hv": 64, "Dk": 128, "Dv": 32}).key_heads == 4
+
+
+@pytest.mark.parametrize("operation", ["prefill", "verify", "verify_snapshots", "commit"])
+@pytest.mark.parametrize("key_heads", [0, 3])
+def test_a_configuration_that_would_leave_heads_out_is_refused(operation, key_heads):
+    """A file of winners may hold one."""
+    inputs = draw().first(2)
+    slots = (SLOTS, np.array([0, 0])) if operation == "verify_snapshots" else (inputs.state,)
+    arguments = (*inputs[:5], *slots) if operation != "commit" else (inputs.state, inputs.k, inputs.v, inputs.g)
+    scale = {} if operation == "commit" else {"scale": 1.0}
+    counts = {} if operation == "verify" else {"n_valid": np.array([2, 2])}
+    config = TpuPrefillConfig(key_heads, 64) if operation == "prefill" else TpuConfig(key_heads)
+    with pytest.raises(ValueError, match=rf"config.key_heads is {key_heads}; accepted: divisors of Hk = 2"):
+        KERNELS[operation](*arguments, head_map="tiled", interpret=True, config=config, **scale, **counts)
