@@ -11,8 +11,9 @@ import pytest
 from scripted import CAPACITY, ScriptedMTP, feed, ragged_prompts, run, script
 from tiny_models import DENSE, make_params, relative_rms
 
-from specjax.decoding.decoder import Decoder
+from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.round import decode_round
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.state import KVCache, KVTypes, RollbackStrategy, SequenceState
@@ -141,3 +142,22 @@ def test_drafting_stops_when_no_row_is_sure() -> None:
         keep_going=lambda confidence: confidence > 0.7,
     )
     np.testing.assert_array_equal(proposal.confidence, np.tile([1, 0.5, 0, 0], (BATCH, 1)))
+
+
+def test_a_round_runs_the_head_over_the_rows_that_wait_and_then_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catching up is the first draft step: there is no further pass of the head over verified rows."""
+    program, params, drafts = decoder(3), make_params(DENSE), 3
+    rows = []
+    run_head = Qwen35MTP.run
+
+    def listen(head: Qwen35MTP, params: Params, tokens: jax.Array, *rest: jax.Array) -> tuple[jax.Array, KVCache]:
+        rows.append(tokens.shape[1])
+        return run_head(head, params, tokens, *rest)
+
+    monkeypatch.setattr(Qwen35MTP, "run", listen)
+    head = Decoder(program.target, HEAD, draft=program.draft)
+    zero = jnp.zeros((1,), jnp.int32)
+    state = DecodeState(head.init_state(1, 16), zero, zero + 9, zero, zero > 0, zero, jnp.uint32(0), zero)
+    jax.eval_shape(partial(decode_round, head, params), state)
+    assert rows[0] == drafts + 1
+    assert set(rows[1:]) == {1}
