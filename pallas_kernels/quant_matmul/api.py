@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import get_args
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -125,7 +126,7 @@ def explain(x: Float[Array, "... K"], weight: QTensor, platform: str | None = No
     return dispatch.explain("quant_matmul", IMPLEMENTATIONS, dims_of(x, weight), platform)
 
 
-def dims_of(x: Array, weight: QTensor) -> dispatch.Dims:
+def dims_of(x: Array | jax.ShapeDtypeStruct, weight: QTensor) -> dispatch.Dims:
     """What is static in a call."""
     rows = math.prod(x.shape[:-1] if weight.ndim == 2 else x.shape[1:-1])  # of a block, where there are blocks
     return {"M": rows, "N": weight.rows, "K": weight.width, "format": weight.format, "layout": weight.layout}
