@@ -34,7 +34,7 @@ def quant_matmul(
 def quant_matmuls(
     x: Float[Array, "... K"], weights: Sequence[QTensor], act: Activations, index: Int[Array, " B"] | None = None
 ) -> list[Float[Array, "... N"]]:
-    """The same for several weights in one call: x is rounded once, and threads do not wait between the products."""
+    """The same for several weights in one call: x is rounded once per format, and threads do not wait in between."""
     blocks, numbers, stacks = _operands(x, weights, index)
     call = jax.ffi.ffi_call(
         native.target("specjax_quant_matmul"),
