@@ -25,6 +25,7 @@ from specjax.errors import PromptError, SpecjaxError
 from specjax.generation import GenerateOptions, Generation
 from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
 from specjax.session import Session, open_session
+from specjax.session_file import load_session
 from specjax.state import KVTypes
 
 Prompt = str | Sequence[int]
@@ -196,6 +197,15 @@ class Model:
             SpecjaxError: as `generate`; or the model cannot drop tokens, and says why.
         """
         return open_session(self, replace(options or GenerateOptions(), **changes), slots, when_full, keep)
+
+    def load_session(self, path: str | Path) -> Session:
+        """The conversation that `Session.save` wrote, with its options; its next turn reuses all that was computed.
+
+        Raises:
+            SpecjaxError: the file holds no session, or one of another model.
+            OSError: it cannot be read.
+        """
+        return load_session(self, path)
 
     def logits(self, tokens: Sequence[int] | str) -> np.ndarray:
         """The target's logits of every position, [T, V] float32: row p predicts the token after tokens[p].

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import jax
@@ -182,6 +183,17 @@ class Session:
             reach=start.reach,
             snapshots=self._within_budget([*start.snapshots, here]),
         )
+
+    def save(self, path: str | Path) -> None:
+        """Write the session to a file, from which `Model.load_session` takes it up again; see `save_session`.
+
+        Raises:
+            OSError: the file cannot be written.
+            checkpoints.CheckpointError: the disk is full.
+        """
+        from specjax.session_file import save_session
+
+        save_session(self, path)
 
     @property
     def _decoder(self) -> Decoder:

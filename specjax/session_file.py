@@ -1,0 +1,166 @@
+"""Sessions in files: a conversation is taken up again in another process, and nothing of it is computed anew.
+
+The file is in the safetensors format: the arrays of the state and of the states to go back to, by their paths, and what
+else a session holds as JSON in the metadata. Of caches that are no rings it has the slots that are in use.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from checkpoints.atomic import replaced
+from specjax.context_shift import Cut
+from specjax.decoding.draft_control import DraftConfig
+from specjax.errors import SpecjaxError
+from specjax.generation import GenerateOptions
+from specjax.session import Reuse, Session, open_session
+from specjax.state import KVCache
+from specjax.turn_start import Snapshot
+
+if TYPE_CHECKING:
+    from specjax.model import Model
+
+_KEY = "specjax_session"
+
+
+def save_session(session: Session, path: str | Path) -> None:
+    """Write a session, whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+        checkpoints.CheckpointError: the disk is full.
+    """
+    header = {
+        "model": _marks(session.model, session.options),
+        "options": asdict(session.options),
+        "slots": session.slots,
+        "when_full": session.when_full,
+        "keep": session.keep,
+        "snapshot_bytes": session.snapshot_bytes,
+        "floor": session.reach.floor,
+        "conversation": session.conversation,
+        "cuts": session.cuts,
+        "tokens": session.tokens,
+        "snapshots": [snapshot.length for snapshot in session.snapshots],
+        "reuse": None if session.reuse is None else asdict(session.reuse),
+    }
+    arrays = {} if session.state is None else dict(_named("state", _cut(session.state, len(session.tokens))))
+    for index, snapshot in enumerate(session.snapshots):
+        arrays |= _named(f"snapshots.{index}", snapshot.parts)
+    with replaced(Path(path)) as temporary:
+        save_file({name: _plain(array) for name, array in arrays.items()}, temporary, {_KEY: json.dumps(header)})
+
+
+def load_session(model: Model, path: str | Path) -> Session:
+    """The session in a file.
+
+    Raises:
+        SpecjaxError: the file holds none, or one of another model; the message says in what they differ.
+        OSError: it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {})[_KEY])
+            options = _options(header["options"])
+            _check_model(model, options, header["model"], path)
+            return _read(model, options, header, file.get_tensor, set(file.keys()))
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise SpecjaxError(f"{path} is no saved session, or damaged ({error!r})") from error
+
+
+def _options(saved: dict[str, Any]) -> GenerateOptions:
+    draft = saved["draft"]
+    return GenerateOptions(**{**saved, "draft": DraftConfig(**draft) if isinstance(draft, dict) else draft})
+
+
+def _read(
+    model: Model,
+    options: GenerateOptions,
+    header: dict[str, Any],
+    array: Callable[[str], np.ndarray],
+    names: set[str],
+) -> Session:
+    session = open_session(model, options, header["slots"], header["when_full"], header["keep"])
+    empty = partial(model.decoder(options).init_state, 1, session.slots)
+    parts = jax.eval_shape(lambda: Snapshot.of(empty(), 0).parts)
+
+    def filled(prefix: str, shapes: Any) -> Any:
+        leaves, tree = jax.tree.flatten(shapes)
+        return tree.unflatten(
+            _whole(array(name), leaf) for (name, _), leaf in zip(_named(prefix, shapes), leaves, strict=True)
+        )
+
+    return replace(
+        session,
+        snapshot_bytes=header["snapshot_bytes"],
+        reach=replace(session.reach, floor=header["floor"]),
+        conversation=tuple(header["conversation"]),
+        cuts=tuple(Cut(*cut) for cut in header["cuts"]),
+        tokens=tuple(header["tokens"]),
+        state=filled("state", jax.eval_shape(empty)) if names else None,
+        snapshots=tuple(
+            Snapshot(length, filled(f"snapshots.{index}", parts)) for index, length in enumerate(header["snapshots"])
+        ),
+        reuse=None if header["reuse"] is None else Reuse(**header["reuse"]),
+    )
+
+
+def _named(prefix: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        yield f"{prefix}{jax.tree_util.keystr(path)}", leaf
+
+
+def _cut(state: Any, length: int) -> Any:
+    """The state with caches of `length` slots: those after them are not read, but rings have them all in use."""
+
+    def cut(node: Any) -> Any:
+        if not isinstance(node, KVCache) or node.window is not None:
+            return node
+        return replace(node, k=node.k.map(lambda x: x[:, :length]), v=node.v.map(lambda x: x[:, :length]))
+
+    return jax.tree.map(cut, state, is_leaf=lambda node: isinstance(node, KVCache))
+
+
+def _plain(array: jax.Array) -> np.ndarray:
+    """The array in a type that NumPy knows by itself."""
+    host = np.asarray(array)
+    return host.view(f"u{host.itemsize}") if host.dtype.kind == "V" else host
+
+
+def _whole(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    """The array with all slots, those that were not in use as zeros."""
+    array = array.view(wanted.dtype)
+    if array.shape == wanted.shape:
+        return jnp.asarray(array)
+    unused = [(0, size - used) for used, size in zip(array.shape, wanted.shape, strict=True)]
+    return jnp.asarray(np.pad(array, unused))
+
+
+def _marks(model: Model, options: GenerateOptions) -> dict[str, str]:
+    """By what a model is known again, wherever its parameters lie and however matrices are packed."""
+    vectors = [leaf for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1 and leaf.dtype == jnp.float32]
+    return {
+        "config": repr(model.config),
+        "drafter": repr(model.decoder(options).active_drafter),
+        "norms and biases": f"{zlib.crc32(b''.join(np.asarray(leaf).tobytes() for leaf in vectors)):08x}",
+    }
+
+
+def _check_model(model: Model, options: GenerateOptions, saved: dict[str, str], path: str | Path) -> None:
+    different = [name for name, mark in _marks(model, options).items() if mark != saved[name]]
+    if different:
+        raise SpecjaxError(
+            f"{path} is a session of another model: {model.path} has a {', '.join(different)} of its own"
+        )
