@@ -45,6 +45,8 @@ def causal_conv1d(
         raise ValueError(f"causal_conv1d: activation is {activation!r}; accepted: 'silu', None")
     inputs = jnp.concatenate([window, x.astype(window.dtype)], axis=1)
     run = dispatch.choose("causal_conv1d", IMPLEMENTATIONS, impl, {"T": t, "C": c, "W": w}).run
+    if x.size == 0:
+        return jnp.zeros(x.shape, x.dtype), inputs
     return run(inputs, weight, activation=activation, dtype=x.dtype), inputs
 
 

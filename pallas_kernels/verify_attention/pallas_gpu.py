@@ -254,7 +254,8 @@ def _combined(highest: Array, total: Array, sums: Array, sinks: Array) -> Array:
     share = jnp.exp(highest - base[..., None])
     whole = jnp.sum(total * share, axis=3) + jnp.exp(sinks - base)
     share = share / jnp.where(whole == 0, 1, whole)[..., None]
-    return jnp.einsum("bgrs,bgrs...->bgr...", share, sums, precision="highest")
+    share = share.reshape(share.shape + (1,) * (sums.ndim - share.ndim))
+    return jnp.sum(share * sums, axis=3)  # a library's product could go by the number of rows
 
 
 TUNABLE = register(

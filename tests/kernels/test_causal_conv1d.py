@@ -38,6 +38,15 @@ def error(got, expected):
 
 
 @pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize("shape", [(0, 3, C), (B, 0, C)])
+def test_no_rows_and_no_tokens_are_nothing(impl, shape):
+    window = np.ones((shape[0], W - 1, C), np.float32)
+    out, inputs = causal_conv1d(np.ones(shape, np.float32), np.ones((C, W), np.float32), window, impl=impl)
+    assert out.shape == shape
+    np.testing.assert_array_equal(inputs, np.concatenate([window, np.ones(shape)], axis=1))
+
+
+@pytest.mark.parametrize("impl", NAMES)
 @pytest.mark.parametrize(
     ("n_tokens", "dtype", "activation"),
     [(1, "float32", "silu"), (3, "bfloat16", None), (9, "float16", "silu"), (9, "float32", None)],
