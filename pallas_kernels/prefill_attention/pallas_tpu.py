@@ -47,7 +47,7 @@ class Config:
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """Blocks of 8 rows or more that fit, or the one row that has to, with the tiles that fit beside them."""
+    """Blocks of 8 rows or more that fit, and of one row, with the tiles that fit beside them."""
     keys = lanes_of(format_named(dims["k_type"]), dims["N"])
     row_bytes = dims["H"] * keys.runs * keys.chunk_lanes * 4
     most = min(QUERY_BYTES // row_bytes, pallas_tpu.MOST_QUERIES * dims["G"] // dims["H"])
@@ -68,7 +68,7 @@ def unfit(dims: Dims) -> str | None:
     """Why these sizes cannot be served, or None."""
     if (queries := dims["H"] // dims["G"]) > pallas_tpu.MOST_QUERIES:
         return f"H / G = {queries}: made for at most {pallas_tpu.MOST_QUERIES} queries of a KV head"
-    return None
+    return pallas_tpu.unfit({**dims, "T": 1})
 
 
 def attend(

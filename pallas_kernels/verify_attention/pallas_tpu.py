@@ -68,20 +68,42 @@ MOST_SCORES = 512 * 64
 """Bounds the scores of a KV head with a tile. Where 8 groups of values are scaled apart, VMEM has 8 times as many."""
 
 
+VMEM = 13 << 20
+"""Bytes of what `_vmem` counts, of the 16 MiB that Mosaic grants. By the compiler's word, 64 heads of 16 rows on 8 KV
+heads over q8_0, 256 wide, take 16.3 MiB, of which it counts 13.1."""
+
+
 def heuristic(dims: Dims) -> Config:
     """The largest tile: a step costs a fixed time beside its transfers."""
     return candidates(dims)[-1]
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """Tiles up to 1024 of which two fit into VMEM with what is made of one, and 128."""
+    """Tiles up to 1024 of which two fit into VMEM with what is made of one."""
     kinds = [format_named(dims[name]) for name in ("k_type", "v_type")]
     slot_bytes = dims["G"] * sum(kind.num_bytes(dims["N"]) for kind in kinds)
     queries = dims["T"] * dims["H"] // dims["G"]
     most = min(BLOCK_BYTES // slot_bytes, MOST_SCORES // queries)
     if any(kind.quantized for kind in kinds):
         most = min(most, MOST_DECODED // dims["N"])
-    return [Config(LANES), *(Config(tile) for tile in (256, 512, 1024) if tile <= most)]
+    tiles = (LANES, *(tile for tile in (256, 512, 1024) if tile <= most))
+    return [Config(tile) for tile in tiles if _vmem(dims, tile) <= VMEM]
+
+
+def _vmem(dims: Dims, tile: int) -> int:
+    """Bytes: two buffers of keys, values, queries and outputs, the sums, and scores with what is made of them."""
+    kinds = [format_named(dims[name]) for name in ("k_type", "v_type")]
+    keys, values = (lanes_of(kind, dims["N"]) for kind in kinds)
+    rows = -(-dims["T"] * dims["H"] // dims["G"] // SUBLANES) * SUBLANES
+    slots = tile * sum(kind.num_bytes(dims["N"]) for kind in kinds)
+
+    def whole(lanes: int) -> int:
+        return -(-lanes // LANES) * LANES
+
+    queries = rows * keys.runs * whole(keys.chunk_lanes) * 4
+    sums = rows * len(values.order) * whole(values.lanes) * 4
+    apart = max(len(chunk.runs) for chunk in (*keys.chunks, *values.chunks))
+    return dims["G"] * (2 * slots + 2 * queries + 3 * sums) + 16 * rows * tile * apart
 
 
 def unfit(dims: Dims) -> str | None:
@@ -90,6 +112,8 @@ def unfit(dims: Dims) -> str | None:
         return f"T={dims['T']}: made for at most {MOST_ROWS} rows"
     if (queries := dims["T"] * dims["H"] // dims["G"]) > MOST_QUERIES:
         return f"T * H / G = {queries}: made for at most {MOST_QUERIES} queries of a KV head"
+    if (size := _vmem(dims, LANES)) > VMEM:
+        return f"{LANES} slots and the queries take {size / 2**20:.3g} MiB of VMEM: made for at most {VMEM >> 20} MiB"
     return None
 
 

@@ -128,3 +128,17 @@ def test_explain_takes_sizes() -> None:
         verify_attention.explain(X=1, **{name: size for name, size in sizes.items() if name != "S"})
     with pytest.raises(ValueError, match="KV type 'q5' is not known"):
         verify_attention.explain(**{**sizes, "k_type": "q5"})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size"),
+    [
+        ({"T": 4, "H": 64, "G": 64, "N": 256, "k_type": "bf16"}, 18.5),
+        ({"T": 16, "H": 64, "G": 8, "N": 256, "k_type": "q8_0"}, 13.1),
+    ],
+)
+def test_the_tpu_kernel_refuses_what_vmem_cannot_hold(sizes: dict[str, Any], size: float) -> None:
+    """Many KV heads, or a copy of many queries for each group of values that has a scale; half of the heads do fit."""
+    sizes = {**sizes, "v_type": sizes["k_type"], "S": 8192}
+    assert pallas_tpu.unfit(sizes) == f"128 slots and the queries take {size} MiB of VMEM: made for at most 13 MiB"
+    assert pallas_tpu.unfit({**sizes, "G": sizes["G"] // 2, "H": sizes["H"] // 2}) is None
