@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seconds", type=float, default=0.2, metavar="S", help="to spend on a configuration at least (default: 0.2)"
     )
     args = parser.parse_args(argv)
+    if not 0 < args.seconds < math.inf:
+        parser.error(f"--seconds is {args.seconds}; accepted: a number above 0")
     try:
         return _tune(args)
     except (ValueError, OSError) as error:
@@ -129,6 +132,11 @@ def _shapes(tunables: Sequence[Tunable[Any]], texts: list[str] | None) -> Iterat
         if tunables and not fitting:
             accepted = "; ".join(f"{_name(tunable)} {','.join(tunable.shapes[0])}" for tunable in tunables)
             raise ValueError(f"--shapes {text}: no kernel has these axes; accepted: {accepted}")
+        for tunable in fitting:
+            for axis, example in tunable.shapes[0].items():
+                if type(dims[axis]) is not type(example) or dims[axis] in (0, ""):
+                    kind = "a name" if isinstance(example, str) else "an integer, at least 1"
+                    raise ValueError(f"--shapes {text}: {axis} is {dims[axis]!r}; accepted: {kind}")
         yield from ((tunable, dims) for tunable in fitting)
 
 

@@ -184,13 +184,18 @@ def _winner(path: Path, key: str, entry: Any) -> Winner:
     names = {field.name for field in fields(Winner)}
     _expect_keys(path, key, entry, names)
     known = tunables()
-    tunable = known.get((entry["operation"], entry["impl"]))
-    if tunable is None:
+    if (entry["operation"], entry["impl"]) not in list(known):  # of what can be compared, but not always hashed
         accepted = ", ".join(" ".join(name) for name in known)
         raise ValueError(
             f"{path}: {key} is of {entry['operation']!r}, {entry['impl']!r}, which is not tuned; known: {accepted}"
         )
+    tunable = known[entry["operation"], entry["impl"]]
     _expect_keys(path, f"{key}.dims", entry["dims"], set(tunable.shapes[0]))
+    for axis, example in tunable.shapes[0].items():
+        if type(entry["dims"][axis]) is not type(example):
+            raise ValueError(
+                f"{path}: {key}.dims.{axis} is {entry['dims'][axis]!r}; accepted: {type(example).__name__}"
+            )
     hints = get_type_hints(tunable.Config)
     _expect_keys(path, f"{key}.config", entry["config"], set(hints))
     for name, kind in hints.items():

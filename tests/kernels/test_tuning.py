@@ -74,6 +74,8 @@ def test_a_winner_is_what_the_kernel_runs_with(folder: Path) -> None:
     ("changed", "message"),
     [
         ({"operation": "hadamart"}, r"winners\[1\] is of 'hadamart', 'xla_matmul'.*known: .*hadamard xla_matmul"),
+        ({"operation": ["hadamard"]}, r"winners\[1\] is of \['hadamard'\], 'xla_matmul'.*known: .*hadamard xla_matmul"),
+        ({"dims": {"N": "64"}}, r"winners\[1\]\.dims\.N is '64'; accepted: int"),
         ({"dims": {"M": 1}}, r"winners\[1\]\.dims has \['M'\]; accepted: an object with N"),
         ({"config": {"blok": 16}}, r"winners\[1\]\.config has \['blok'\]; accepted: an object with block"),
         ({"config": {"block": "16"}}, r"winners\[1\]\.config\.block is '16'; accepted: int"),
@@ -206,12 +208,22 @@ def test_a_dry_run_measures_nothing(folder: Path, capsys: pytest.CaptureFixture[
         (["--operation", "hadamart"], r"'hadamart' has nothing to tune; accepted: .*hadamard"),
         (["--impl", "cuda"], r"'cuda' has nothing to tune; accepted: .*xla_matmul"),
         (["--shapes", "N"], r"--shapes N: 'N' is not of the form AXIS=SIZE"),
+        (["--shapes", "N=-64"], r"--shapes N=-64: N is '-64'; accepted: an integer, at least 1"),
+        (["--shapes", "N=0"], r"--shapes N=0: N is 0; accepted: an integer, at least 1"),
         (["--shapes", "Q=3"], r"--shapes Q=3: no kernel has these axes; accepted: .*hadamard xla_matmul N"),
     ],
 )
 def test_a_bad_option_is_named(folder: Path, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune.main(argv) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_the_time_to_spend_is_above_zero(folder: Path, seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        tune.main(["--seconds", seconds])
+    assert ended.value.code == 2
+    assert re.search(r"--seconds is .*; accepted: a number above 0", capsys.readouterr().err)
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(
