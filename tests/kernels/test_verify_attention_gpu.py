@@ -20,8 +20,9 @@ def test_splits_with_tiles_that_no_row_sees_follow_the_law_and_rows_do_not_depen
     whole = np.asarray(run(RING.q, *caches, RING.rows))
     assert relative_rms(whole, RING.want) < EXACT
     assert not whole[RING.rows < 0].any()
-    first = run(RING.q[1:, :1], *(store.map(lambda part: part[1:]) for store in caches), RING.rows[1:, :1])
-    np.testing.assert_array_equal(first[0], whole[1, :1])
+    # The same program: for other numbers of rows a CPU's compiler rounds sums of parts otherwise.
+    alone = np.where(np.arange(RING.rows.size).reshape(RING.rows.shape) == 3, RING.rows, -1)
+    np.testing.assert_array_equal(run(RING.q, *caches, alone)[1, 0], whole[1, 0])
 
 
 def test_block_sizes_go_by_the_model_and_the_cache_alone() -> None:
