@@ -65,10 +65,12 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """As the base class, with flags per file."""
-        from jaxlib import __file__ as jaxlib
-
         if sys.platform == "win32":
             raise CompileError("the native kernels are written for the compilers of Linux and macOS")
+        try:
+            from jaxlib import __file__ as jaxlib
+        except ImportError as error:
+            raise CompileError("the native kernels include headers that come with jaxlib") from error
         includes = [str(NATIVE / "csrc"), str(Path(jaxlib).parent / "include")]
         here = INSTRUCTION_SETS.get(platform.machine().lower(), {})
         define = [("SPECJAX_SOURCES", f'"{runpy.run_path(str(NATIVE / "sources.py"))["digest"]()}"')]

@@ -6,6 +6,7 @@ It has kernels for several instruction sets; the processor, or SPECJAX_CPU_ISA, 
 import ctypes
 import os
 import platform
+import re
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +31,17 @@ def _load() -> ctypes.CDLL | str:
         return f"{_PATH.name} does not load: {error}; {_AGAIN}"
     if sources.digest() not in (None, library.specjax_sources().decode()):
         return f"{_PATH.name} was built from other sources than these; {_AGAIN}"
+    built, here = (library.specjax_ffi_major(), library.specjax_ffi_minor()), _interface()
+    if built[0] != here[0] or built > here:
+        return f"{_PATH.name} was built for XLA's FFI {built}, which this jaxlib has in {here}; {_AGAIN}"
     return library
+
+
+def _interface() -> tuple[int, int]:
+    """The version of XLA's foreign function interface here: it takes libraries built for earlier ones, not later."""
+    header = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
+    return int(found["MAJOR"]), int(found["MINOR"])
 
 
 def reason() -> str | None:

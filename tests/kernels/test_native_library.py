@@ -41,6 +41,21 @@ def test_without_the_library_everything_runs_in_xla(monkeypatch: pytest.MonkeyPa
         library._load.cache_clear()
 
 
+def test_a_library_for_a_later_xla_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """jax would refuse its functions, and with them to start."""
+    header = tmp_path / "xla/ffi/api/c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 1\n")
+    monkeypatch.setattr("jax.ffi.include_dir", lambda: str(tmp_path))
+    library._load.cache_clear()
+    try:
+        assert re.search(
+            r"was built for XLA's FFI \(0, \d+\), which this jaxlib has in \(0, 1\)", native.reason() or ""
+        )
+    finally:
+        library._load.cache_clear()
+
+
 STRESS = """
 import jax, jax.numpy as jnp, numpy as np
 from pallas_kernels.quant_matmul import from_blocks, prepare, quant_matmul

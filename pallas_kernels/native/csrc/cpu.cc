@@ -1,5 +1,6 @@
 #include "cpu.h"
 
+#include "xla/ffi/api/c_api.h"
 
 #define SPECJAX_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -13,3 +14,7 @@ SPECJAX_EXPORT const char* specjax_cpu_isa(int index) {
 
 // The digest of the sources that this was built from.
 SPECJAX_EXPORT const char* specjax_sources() { return SPECJAX_SOURCES; }
+
+// The version of XLA's interface for such libraries that this was built for.
+SPECJAX_EXPORT int specjax_ffi_major() { return XLA_FFI_API_MAJOR; }
+SPECJAX_EXPORT int specjax_ffi_minor() { return XLA_FFI_API_MINOR; }
