@@ -124,7 +124,7 @@ inline void Hide(const ChunkTask& task, const Seen& seen, float value, float* sc
   Fill(scores + (at - task.begin), scores + kChunk, value);
 }
 
-// Scores to weights, of which the largest is 1.
+// Scores to weights, of which the largest is 1. Where a score that is seen is NaN, so is the sum.
 template <typename Isa>
 void Softmax(const ChunkTask& task, int64_t m, float* scores) {
   constexpr int L = Isa::kLanes;
@@ -132,7 +132,7 @@ void Softmax(const ChunkTask& task, int64_t m, float* scores) {
   float lanes[L], highest = kNothing, sum = 0;
   Hide(task, seen, kNothing, scores);
   auto most = Isa::Set(kNothing);
-  for (int64_t i = 0; i < kChunk; i += L) most = Isa::Max(most, Isa::Load(scores + i));
+  for (int64_t i = 0; i < kChunk; i += L) most = Isa::Max(Isa::Load(scores + i), most);
   Isa::Store(lanes, most);
   for (const float lane : lanes) highest = std::max(highest, lane);
   if (highest > kNothing) {

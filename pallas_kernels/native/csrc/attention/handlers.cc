@@ -23,7 +23,7 @@ ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("
 
 // The slots that a row at a position sees, see pallas_kernels/verify_attention/visibility.py; window 0 for none.
 Seen SeenFrom(int64_t position, int64_t slots, int64_t window) {
-  if (position < 0) return {{0, 0}, {0, 0}};
+  if (position < 0 || slots == 0) return {{0, 0}, {0, 0}};
   if (window == 0) return {{0, 0}, {std::min(position + 1, slots), 0}};
   const int64_t count = std::min({window, position + 1, slots}), last = position % slots;
   if (last + 1 >= count) return {{last + 1 - count, 0}, {last + 1, 0}};
@@ -44,10 +44,11 @@ ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer 
   array->width = array->code_bytes * 8 / info->bits;
   array->groups = info->scaled ? scale_dims[3] : 0;
   const int64_t group = array->groups ? array->width / array->groups : 0;
-  if (info->scaled && (array->groups == 0 || group * array->groups != array->width || group % 32 ||
-                       scale_dims[0] != dims[0] || scale_dims[1] != dims[1] || scale_dims[2] != dims[2]))
+  if (info->scaled && (array->groups == 0 || group * array->groups != array->width ||
+                       group % (info->bits < 4 ? 64 : 32) || scale_dims[0] != dims[0] || scale_dims[1] != dims[1] || scale_dims[2] != dims[2]))
     return Wrong("scales do not fit codes");
-  if (array->width > padded || padded % kPad) return Wrong("widths do not fit");
+  if (info->scaled && scales.element_type() != ffi::F16) return Wrong("scales are float16");
+  if ((array->width + kPad - 1) / kPad * kPad != padded) return Wrong("widths do not fit");
   return ffi::Error::Success();
 }
 
@@ -124,7 +125,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       for (int64_t chunk = 0; chunk < chunks; ++chunk) top = std::max(top, highest[at(chunk)]);
       std::fill(to, to + v_width, 0.0f);
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        if (std::isinf(highest[at(chunk)]) && highest[at(chunk)] < 0) continue;
+        if (total[at(chunk)] == 0) continue;
         const float factor = std::exp(highest[at(chunk)] - top);
         const float* from = sums + at(chunk) * v_width;
         weight += total[at(chunk)] * factor;

@@ -20,6 +20,7 @@ struct Avx512Floats {
   static Floats Subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
   static Floats Multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats Fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  // b where one is NaN.
   static Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
   static Floats Round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static Floats PowerOfTwo(Floats n) { return _mm512_scalef_ps(Set(1.0f), n); }

@@ -6,11 +6,11 @@
 namespace specjax {
 namespace {
 
-// exp of x <= 0 to about two units in the last place; below -87, where it is less than 1.7e-38, as of -87.
+// exp of x <= 0 to about two units in the last place; below -87, where it is less than 1.7e-38, as of -87. Of NaN, NaN.
 // Reduction and polynomial: S. Moshier, Cephes, single/expf.c.
 template <typename Isa>
 inline typename Isa::Floats Exp(typename Isa::Floats x) {
-  x = Isa::Max(x, Isa::Set(-87.0f));
+  x = Isa::Max(Isa::Set(-87.0f), x);
   const auto n = Isa::Round(Isa::Multiply(x, Isa::Set(1.44269504088896341f)));
   auto r = Isa::Fma(n, Isa::Set(-0.693359375f), x);
   r = Isa::Fma(n, Isa::Set(2.12194440e-4f), r);

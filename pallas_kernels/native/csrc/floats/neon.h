@@ -20,7 +20,8 @@ struct NeonFloats {
   static Floats Subtract(Floats a, Floats b) { return vsubq_f32(a, b); }
   static Floats Multiply(Floats a, Floats b) { return vmulq_f32(a, b); }
   static Floats Fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
-  static Floats Max(Floats a, Floats b) { return vmaxq_f32(a, b); }
+  // b where one is NaN.
+  static Floats Max(Floats a, Floats b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
   static Floats Round(Floats x) { return vrndnq_f32(x); }
   static Floats PowerOfTwo(Floats n) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));

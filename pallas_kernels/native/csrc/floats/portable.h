@@ -44,6 +44,7 @@ struct PortableFloats {
   static Floats Fma(const Floats& a, const Floats& b, const Floats& c) {
     return Each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
   }
+  // b where one is NaN.
   static Floats Max(const Floats& a, const Floats& b) {
     return Each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
   }
