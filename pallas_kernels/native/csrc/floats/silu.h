@@ -11,10 +11,10 @@
 namespace specjax {
 namespace {
 
-// exp of x <= 0 as in exp.h, without fused operations.
+// exp of x <= 0 as in exp.h, without fused operations; of NaN as of -87, which integers can express.
 inline float ExpOfNegative(float x) {
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds half to even
-  x = std::max(x, -87.0f);
+  x = std::max(-87.0f, x);
   const float n = (x * 1.44269504088896341f + kToInteger) - kToInteger;
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
