@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
+from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.dispatch import ANYWHERE, Implementation
 from pallas_kernels.quant_matmul import (
     cpu_native,
@@ -43,11 +44,21 @@ def _block_by_block(one: Callable[[Array, QTensor, Activations], Array]) -> Prod
     return product
 
 
+_by_xla = _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight))
+
+
+def _natively(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
+    """With the derivatives of XLA's form: rounding has none."""
+    product = with_derivatives_of(
+        lambda x, weight, index: _by_xla(x, weight, act, index),
+        lambda x, weight, index: cpu_native.quant_matmul(x, weight, act, index),
+    )
+    return product(x, weight, index)
+
+
 IMPLEMENTATIONS = (
-    Implementation("cpu_native", cpu_native.quant_matmul, frozenset({"cpu"}), cpu_native.unfit),
-    Implementation(
-        "xla_dequant", _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight)), ANYWHERE
-    ),
+    Implementation("cpu_native", _natively, frozenset({"cpu"}), cpu_native.unfit),
+    Implementation("xla_dequant", _by_xla, ANYWHERE),
     # Tested under the interpreters, lowered for their platforms and compiled for v5e and v6e, but not yet measured on a
     # device: they run when named.
     Implementation("pallas_tpu", pallas_tpu.quant_matmul, unfit=pallas_tpu.unfit),
@@ -81,7 +92,7 @@ def quant_matmul(
     dtype: DTypeLike | None = None,
     impl: str | None = None,
 ) -> Float[Array, "... N"]:
-    """x @ weight.T from the packed bytes, accumulated in float32.
+    """x @ weight.T from the packed bytes, accumulated in float32. Differentiable in x in XLA and native forms.
 
     Args:
         x: the activations.

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
+from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.quant_matmul import cpu_native
 from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, check, dims_of, quant_matmul
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
@@ -32,7 +33,11 @@ def quant_matmuls(
     """
     check("quant_matmuls", x, {f"weights[{i}]": weight for i, weight in enumerate(weights)}, None, act)
     if len(weights) > 1 and _native(x, weights, act, impl):
-        outs = cpu_native.quant_matmuls(x, weights, act or weights[0].act)
+        native = with_derivatives_of(
+            lambda x, *weights: [quant_matmul(x, weight, act=act, dtype=jnp.float32) for weight in weights],
+            lambda x, *weights: cpu_native.quant_matmuls(x, weights, act or weights[0].act),
+        )
+        outs = native(x, *weights)
         return [out.astype(x.dtype if dtype is None else dtype) for out in outs]
     return [quant_matmul(x, weight, act=act, dtype=dtype, impl=impl) for weight in weights]
 
@@ -69,12 +74,19 @@ def quant_swiglu(
         )
     if limit < 0:
         raise ValueError(f"quant_swiglu: limit is {limit}; accepted: numbers above 0, or 0 for none")
-    if _native(x, [gate, up, down], act, impl):
+
+    def by_products(x: Array, gate: QTensor, up: QTensor, down: QTensor, index: Array | None) -> Array:
+        gated, upper = (quant_matmul(x, weight, index=index, act=act, impl=impl) for weight in (gate, up))
+        gated = jax.nn.silu(gated)
+        hidden = jnp.minimum(gated, limit) * jnp.clip(upper, -limit, limit) if limit else gated * upper
+        return quant_matmul(hidden, down, index=index, act=act, impl=impl)
+
+    def natively(x: Array, gate: QTensor, up: QTensor, down: QTensor, index: Array | None) -> Array:
         return cpu_native.quant_swiglu(x, gate, up, down, act or gate.act, index, limit).astype(x.dtype)
-    gated, upper = (quant_matmul(x, weight, index=index, act=act, impl=impl) for weight in (gate, up))
-    gated = jax.nn.silu(gated)
-    hidden = jnp.minimum(gated, limit) * jnp.clip(upper, -limit, limit) if limit else gated * upper
-    return quant_matmul(hidden, down, index=index, act=act, impl=impl)
+
+    native = _native(x, [gate, up, down], act, impl)
+    run = with_derivatives_of(by_products, natively) if native else by_products
+    return run(x, gate, up, down, index)
 
 
 def _native(x: Array, weights: Sequence[QTensor], act: Activations | None, impl: str | None) -> bool:

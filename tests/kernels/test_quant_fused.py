@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_quant_formats import random_blocks
 
-from pallas_kernels import native
+from pallas_kernels import native, using
 from pallas_kernels.quant_matmul import (
     FORMATS,
     QTensor,
@@ -130,3 +130,22 @@ def test_arguments_that_do_not_fit_are_named(impl: str) -> None:
     refused("limit is -1.0; accepted: numbers above 0, or 0 for none", swiglu, x, **one, limit=-1.0)
     refused(r"one matrix \[N, K\]; got a stack \(3, 512, 256\)", take_rows, three["up"], index)
     refused("not empty; got uint8", from_blocks, jnp.zeros((0, 34), jnp.uint8), "Q8_0")
+
+
+@pytest.mark.parametrize("index", [None, np.array([1, -1, 0])])
+@pytest.mark.parametrize("limit", [0.0, 2.0])
+def test_native_products_have_the_derivatives_of_xla(limit: float, index: np.ndarray | None) -> None:
+    stack = () if index is None else (2,)
+    gate, up, down = (blocks("Q8_0", *stack, *shape, seed=i) for i, shape in enumerate([(F, K), (F, K), (N, F)]))
+    x = draw(3, 4, K) if index is not None else draw(12, K)
+
+    def loss(x: jax.Array, weights: list[QTensor]) -> jax.Array:
+        out = quant_swiglu(x, *weights, limit=limit, index=index)
+        alone = quant_matmul(x, weights[0], index=index)
+        shared = quant_matmuls(x, weights[:2]) if index is None else [alone]
+        return sum(jnp.sum(each * jnp.cos(jnp.arange(each.size).reshape(each.shape))) for each in (out, alone, *shared))
+
+    got = jax.jit(jax.grad(loss))(x, [prepare(weight) for weight in (gate, up, down)])
+    with using("xla"):
+        want = jax.jit(jax.grad(loss))(x, [gate, up, down])
+    assert np.linalg.norm(got - want) < 5e-3 * np.linalg.norm(want)  # rounded rows fall on the other side of a limit
