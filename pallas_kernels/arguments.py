@@ -13,20 +13,24 @@ FLOATS = ("float32", "bfloat16", "float16")
 INTEGERS = ("an integer dtype",)
 
 
-def expect_array(operation: str, name: str, x: Any, axes: str, dtypes: tuple[str, ...] = FLOATS) -> None:
-    """ValueError unless x is an array with these axes, none of them empty, of one of the types.
+def expect_array(
+    operation: str, name: str, x: Any, axes: str, dtypes: tuple[str, ...] = FLOATS, *, empty: bool = False
+) -> None:
+    """ValueError unless x is an array with these axes of one of the types.
 
     Args:
         operation, name: what errors speak of.
         x: the argument.
-        axes: their letters, such as "B T Hk Dk".
+        axes: their letters, such as "B T Hk Dk", after "..." where there may be more.
         dtypes: names of types, or INTEGERS.
+        empty: whether axes may be empty.
     """
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise ValueError(f"{operation}: {name} is of type {type(x).__name__}; accepted: an array [{axes}]")
-    if len(x.shape) != len(axes.split()):
+    named = [axis for axis in axes.split() if axis != "..."]
+    if len(x.shape) < len(named) or (len(x.shape) > len(named) and not axes.startswith("...")):
         raise ValueError(f"{operation}: {name} has shape {x.shape}; accepted: [{axes}]")
-    if 0 in x.shape:
+    if 0 in x.shape and not empty:
         raise ValueError(f"{operation}: {name} has shape {x.shape}; no axis of [{axes}] may be empty")
     expect_dtype(operation, name, x, dtypes)
 

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
+from pallas_kernels.arguments import expect_array
 from pallas_kernels.causal_conv1d.implementations import IMPLEMENTATIONS
 
 Activation = Literal["silu"]
@@ -31,16 +32,14 @@ def causal_conv1d(
     Rows n .. n + W - 2 of `inputs` are the window after n tokens. Computed in float32. ValueError where arguments do
     not fit together.
     """
-    if x.ndim != 3 or weight.ndim != 2:
-        raise ValueError(f"causal_conv1d: x is [B, T, C] and weight [C, W]; got x {x.shape}, weight {weight.shape}")
+    expect_array("causal_conv1d", "x", x, "B T C", empty=True)
+    expect_array("causal_conv1d", "weight", weight, "C W")
+    expect_array("causal_conv1d", "window", window, "B W-1 C", empty=True)
     (b, t, c), w = x.shape, weight.shape[1]
     if weight.shape[0] != c:
         raise ValueError(f"causal_conv1d: weight has shape {weight.shape}; [C W] with x {x.shape} is ({c}, W)")
     if window.shape != (b, w - 1, c):
         raise ValueError(f"causal_conv1d: window has shape {window.shape}; [B W-1 C] is {(b, w - 1, c)}")
-    for name, array in {"x": x, "weight": weight, "window": window}.items():
-        if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-            raise ValueError(f"causal_conv1d: {name} is {array.dtype}; accepted: float32, bfloat16, float16")
     if activation not in ("silu", None):
         raise ValueError(f"causal_conv1d: activation is {activation!r}; accepted: 'silu', None")
     inputs = jnp.concatenate([window, x.astype(window.dtype)], axis=1)

@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from pallas_kernels import dispatch
+from pallas_kernels.arguments import expect_array
 from pallas_kernels.rms_norm.implementations import IMPLEMENTATIONS
 
 
@@ -32,11 +33,16 @@ def rms_norm(
         float32, whatever the dtype of x.
 
     Raises:
-        ValueError: shapes that do not fit together, or a gate without a weight.
+        ValueError: shapes or dtypes that do not fit, or a gate without a weight.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467; gated: Dao and Gu,
     "Transformers are SSMs", arXiv 2405.21060.
     """
+    expect_array("rms_norm", "x", x, "... D", empty=True)
+    if weight is not None:
+        expect_array("rms_norm", "weight", weight, "D", empty=True)
+    if gate is not None:
+        expect_array("rms_norm", "gate", gate, "... D", empty=True)
     if weight is not None and weight.shape != x.shape[-1:]:
         raise ValueError(f"rms_norm: weight has shape {weight.shape}; [D] with x {x.shape} is {x.shape[-1:]}")
     if gate is not None and (weight is None or gate.shape != x.shape):
@@ -49,6 +55,7 @@ def rms_norm(
 
 def l2_norm(x: Float[Array, "... D"], *, epsilon: float, impl: str | None = None) -> Float[Array, "... D"]:
     """x / sqrt(sum(x^2) + epsilon), in float32; see `rms_norm`."""
+    expect_array("l2_norm", "x", x, "... D", empty=True)
     return _run(impl, x, None, None, scale=1.0, epsilon=epsilon)
 
 

@@ -126,9 +126,11 @@ def test_convolution_can_be_trained_through():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"x": np.zeros((B, C), np.float32)}, r"x is \[B, T, C\].*got x \(2, 128\)"),
+        ({"x": np.zeros((B, C), np.float32)}, r"x has shape \(2, 128\); accepted: \[B T C\]"),
         ({"weight": np.zeros((W, C), np.float32)}, r"weight has shape \(4, 128\); \[C W\] with x \(2, 5, 128\)"),
         ({"window": np.zeros((B, W, C), np.float32)}, r"window has shape \(2, 4, 128\); \[B W-1 C\] is \(2, 3, 128\)"),
+        ({"window": [[0.0]]}, r"window is of type list; accepted: an array \[B W-1 C\]"),
+        ({"weight": np.zeros((C, 0), np.float32)}, r"weight has shape \(128, 0\); no axis of \[C W\] may be empty"),
         ({"activation": "gelu"}, r"activation is 'gelu'; accepted: 'silu', None"),
         ({"weight": np.zeros((C, W), int)}, r"weight is int64; accepted: float32, bfloat16, float16"),
         ({"impl": "fast"}, r"impl='fast' is not known.*xla_shifted, .*reference"),

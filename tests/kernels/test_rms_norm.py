@@ -105,5 +105,11 @@ def test_wrong_arguments_are_named() -> None:
         rms_norm(x, jnp.ones(7), epsilon=EPSILON)
     with pytest.raises(ValueError, match=r"got gate \(8,\), x \(2, 8\), a weight"):
         rms_norm(x, jnp.ones(8), epsilon=EPSILON, gate=jnp.ones(8))
+    with pytest.raises(ValueError, match=r"rms_norm: x has shape \(\); accepted: \[... D\]"):
+        rms_norm(jnp.ones(()), epsilon=EPSILON)
+    with pytest.raises(ValueError, match=r"l2_norm: x is int32; accepted: float32"):
+        l2_norm(jnp.ones(8, jnp.int32), epsilon=EPSILON)
+    with pytest.raises(ValueError, match=r"rms_norm: weight is of type list; accepted: an array \[D\]"):
+        rms_norm(x, [1.0] * 8, epsilon=EPSILON)
     with pytest.raises(ValueError, match="no weight"):
         rms_norm(x, epsilon=EPSILON, gate=x)
