@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
 from specjax.decoding.argmax import argmax
-from specjax.decoding.random import Purpose, gumbel_at
+from specjax.decoding.random import Purpose, Purposes, gumbel_at
 
 # A nucleus is almost always far smaller than this; only where it is not is the whole vocabulary sorted.
 _NUCLEUS_GUESS = 1024
@@ -61,15 +61,17 @@ class Shortlist(NamedTuple):
     tokens: token ids. scores: log-probabilities up to a constant per row, -inf for tokens that are excluded.
     """
 
-    tokens: Int[Array, "*T N"]
-    scores: Float[Array, "*T N"]
+    tokens: Int[Array, "*T M"]
+    scores: Float[Array, "*T M"]
 
 
 def _top_k(x, k):
     """The k largest, the lower index first among equals."""
     # Without the barrier XLA moves later slices into its expansion of top_k, no longer recognises it, and sorts the
-    # whole vocabulary: on a CPU that is more than 50 times slower.
-    return lax.optimization_barrier(lax.top_k(x, k))
+    # whole vocabulary: on a CPU that is more than 50 times slower. One barrier for both results would be enough for
+    # that, but then XLA's partitioner aborts where the vocabulary is sharded.
+    values, index = lax.top_k(x, k)
+    return lax.optimization_barrier(values), lax.optimization_barrier(index)
 
 
 def _nucleus(scores, top_p):
@@ -146,7 +148,7 @@ def sample_shortlist(
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
-    purpose: Purpose | Int[Array, "B"] = Purpose.TOKEN,
+    purpose: Purposes = Purpose.TOKEN,
 ) -> Int[Array, "B *T"]:
     """A token of each shortlist, with the noise of (seed, sequence, position, purpose) of its tokens."""
     choice = sample(candidates.scores, gumbel_at(seed, sequence, position, purpose, candidates.tokens))

@@ -1,5 +1,9 @@
 """Draws are a function of (seed, sequence, position, purpose) and have the distributions they claim."""
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -133,3 +137,28 @@ def test_rows_are_sampled_alike_alone_together_and_vmapped():
     np.testing.assert_array_equal(by_column, whole)
     alone = draw(logits[2:], SEQUENCE[2:], POSITION[2:], config=config)
     np.testing.assert_array_equal(alone, whole[2:])
+
+
+SHARDED = """
+import json
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from specjax.decoding.sampling import SamplerConfig, sample_tokens
+
+logits = 3 * np.random.default_rng(1).standard_normal((4, 4, 64), np.float32)
+config = SamplerConfig(0.9, top_k=20, top_p=0.95)
+draw = jax.jit(lambda x: sample_tokens(x, config=config, seed=7, sequence=np.arange(4), position=np.ones((4, 4), int)))
+mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+specs = P("x"), P(None, "x"), P(None, None, "x")
+placed = [logits, *(jax.device_put(logits, NamedSharding(mesh, spec)) for spec in specs)]
+print(json.dumps([np.asarray(draw(x)).tolist() for x in placed]))
+"""
+
+
+def test_draws_do_not_depend_on_how_logits_are_sharded():
+    environment = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"}
+    ran = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    whole, *sharded = json.loads(ran.stdout)
+    assert len(set(map(tuple, whole))) == 4
+    assert sharded == [whole] * 3
