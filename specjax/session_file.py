@@ -90,7 +90,7 @@ def _read(
     options: GenerateOptions,
     header: dict[str, Any],
     array: Callable[[str], np.ndarray],
-    names: set[str],
+    present: set[str],
 ) -> Session:
     session = open_session(model, options, header["slots"], header["when_full"], header["keep"])
     empty = partial(model.decoder(options).init_state, 1, session.slots)
@@ -98,9 +98,8 @@ def _read(
 
     def filled(prefix: str, shapes: Any) -> Any:
         leaves, tree = jax.tree.flatten(shapes)
-        return tree.unflatten(
-            _whole(array(name), leaf) for (name, _), leaf in zip(_named(prefix, shapes), leaves, strict=True)
-        )
+        names = [name for name, _ in _named(prefix, shapes)]
+        return jax.tree.unflatten(tree, [_whole(array(name), leaf) for name, leaf in zip(names, leaves, strict=True)])
 
     return replace(
         session,
@@ -109,7 +108,7 @@ def _read(
         conversation=tuple(header["conversation"]),
         cuts=tuple(Cut(*cut) for cut in header["cuts"]),
         tokens=tuple(header["tokens"]),
-        state=filled("state", jax.eval_shape(empty)) if names else None,
+        state=filled("state", jax.eval_shape(empty)) if present else None,
         snapshots=tuple(
             Snapshot(length, filled(f"snapshots.{index}", parts)) for index, length in enumerate(header["snapshots"])
         ),

@@ -75,6 +75,22 @@ def test_a_prompt_that_changes_the_reply_goes_back_to_the_prompt_before(hybrid: 
     assert again.tokens == hybrid.generate([*said(0), *first.tokens, *said(2)], options).tokens, "the fork is spoilt"
 
 
+@pytest.mark.parametrize(("name", "draft"), [("hybrid", 3), ("sliding", 2), ("dense", 0)])
+def test_a_session_can_be_forked_wherever_one_likes_and_as_often(
+    name: str, draft: int, request: pytest.FixtureRequest
+) -> None:
+    """What a turn starts from is consumed by it, so that every turn needs a copy of its own."""
+    model = request.getfixturevalue(name)
+    options = specjax.GenerateOptions(max_tokens=8, draft=draft, ignore_eos=True)
+    first, chat = model.session(options, slots=256).generate(said(0))
+    for prompt in ([*said(0), *first.tokens[:3], *said(1)], [*said(0), *first.tokens, *said(2)]):
+        (reply, after), (again, after_again) = chat.generate(prompt), chat.generate(prompt)
+        assert again.tokens == reply.tokens == model.generate(prompt, options).tokens
+        assert after_again.reuse == after.reuse
+        assert after.reuse is not None
+        assert after.reuse.reused > 0
+
+
 def test_without_a_budget_for_snapshots_everything_is_computed_again(hybrid: specjax.Model) -> None:
     options = specjax.GenerateOptions(max_tokens=8, draft=3, ignore_eos=True)
     chat = replace(hybrid.session(options, slots=256), snapshot_bytes=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,25 @@ def test_cache_keeps_its_types(name: str) -> None:
     row = jnp.ones((1, 1, 1, 2), jnp.float32)
     after = cache.append(row, row, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), cache)
+
+
+@pytest.mark.parametrize(("window", "longest_call"), [(5, 1), (5, 4), (8, 7), (4, 16)])
+def test_a_ring_reads_what_a_cache_of_all_positions_reads(window: int, longest_call: int) -> None:
+    """Calls of any length up to the longest, of which any part is taken back."""
+    end, heads, width = 96, 1, 4
+    ring = KVCache.ring(1, end, heads, width, KVTypes(), window=window, longest_call=longest_call)
+    assert ring.capacity == window + longest_call
+    whole = replace(KVCache.zeros(1, end, heads, width, KVTypes()), window=window)
+    rng, length = np.random.default_rng(0), 0
+    while length + longest_call <= end:
+        tokens = longest_call if rng.random() < 0.5 else int(rng.integers(1, longest_call + 1))
+        q, k, v = rng.normal(size=(3, 1, longest_call, heads, width)).astype(np.float32)
+        positions = jnp.asarray(length + np.arange(longest_call))[None]
+        valid = jnp.arange(longest_call)[None] < tokens
+        ring, whole = (cache.append(k, v, positions, valid) for cache in (ring, whole))
+        got, want = (cache.attend(q, positions, scale=1.0)[0, :tokens] for cache in (ring, whole))
+        np.testing.assert_allclose(got, want, atol=1e-5, err_msg=f"{tokens} tokens after {length}")
+        length += int(rng.integers(1, tokens + 1))
 
 
 def test_recurrent_state_is_float32_and_starts_from_zeros() -> None:
