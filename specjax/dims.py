@@ -8,6 +8,7 @@
 | R | rows of a verification window, K + 1; also the snapshot slots that a rollback can name |
 | S | slots of a KV cache |
 | V | vocabulary |
+| M | members of a list of some tokens |
 | D | model (residual stream) width |
 | H | query heads |
 | G | KV heads (H is a multiple of G) |
@@ -19,6 +20,7 @@
 | Dk, Dv | key and value head widths of a gated delta net |
 | C | channels of its causal convolution, 2 Hk Dk + Hv Dv |
 | W | taps of its causal convolution |
+| P | inputs that the convolution looks at, W - 1 + T |
 
 `*_len`, `n_*` and `length` are counts; positions start at 0.
 """

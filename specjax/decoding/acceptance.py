@@ -226,7 +226,7 @@ def propose_token(
     then needed for rejection, where the verdict asks for the probabilities of other tokens as well.
     """
 
-    def named(column: Int[Array, "B *N"]) -> Int[Array, "B *N"]:
+    def named(column: Int[Array, "B *M"]) -> Int[Array, "B *M"]:
         flat = column.reshape(column.shape[0], -1)
         return column if scored is None else jnp.take_along_axis(scored, flat, axis=1).reshape(column.shape)
 

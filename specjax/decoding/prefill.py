@@ -54,7 +54,7 @@ def start_decoding(
     budget: Int[Array, "B"],
     sequence: Int[Array, "B"],
     seed: Array,
-    dropped: Int[Array, "B"] | int = 0,
+    dropped: Int[Array, "B"] | Int[Array, ""] | int = 0,
 ) -> DecodeState:
     """Choose the first token of each row from the logits of its prompt's last token.
 

@@ -26,6 +26,10 @@ class Purpose(IntEnum):
     RESIDUAL = 3
 
 
+Purposes = Purpose | Int[Array, ""] | Int[Array, "B"]
+"""One purpose for all sequences, or one for each."""
+
+
 @jax.jit
 def _threefry(key, counter):
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011), elementwise: two uint32 words from a key and a counter of two.
@@ -47,7 +51,7 @@ def _threefry(key, counter):
 
 
 def _bits(seed, sequence, position, purpose, token):
-    """A 32-bit word for each token [B, *T, N] or, where `token` is a number, for each position [B, *T, 1]."""
+    """A 32-bit word for each token [B, *T, M] or, where `token` is a number, for each position [B, *T, 1]."""
 
     def leading(x):
         x = jnp.asarray(x)
@@ -61,9 +65,9 @@ def gumbel_at(
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
-    purpose: Purpose | Int[Array, "B"],
-    tokens: Int[Array, "B *T N"],
-) -> Float[Array, "B *T N"]:
+    purpose: Purposes,
+    tokens: Int[Array, "B *T M"],
+) -> Float[Array, "B *T M"]:
     """Standard Gumbel noise of the given token ids (float32): what `gumbel` gives at those ids, without the rest.
 
     `purpose` is one for all, or one per sequence.
@@ -79,7 +83,7 @@ def gumbel(
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
-    purpose: Purpose | Int[Array, "B"],
+    purpose: Purposes,
     vocab_size: int,
 ) -> Float[Array, "B *T V"]:
     """Standard Gumbel noise for every token of the vocabulary (float32). `position` is absolute: [B] or [B, T]."""
@@ -91,7 +95,7 @@ def uniform(
     seed: UInt[Array, ""] | int,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
-    purpose: Purpose | Int[Array, "B"],
+    purpose: Purposes,
 ) -> Float[Array, "B *T"]:
     """Uniform draws in [0, 1), multiples of 2^-24 (float32). `position` is absolute: [B] or [B, T]."""
     bits = _bits(seed, sequence, position, purpose, 0)[..., 0]

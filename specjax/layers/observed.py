@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.quant_matmul import QTensor
 
-Record = Callable[[str, Float[Array, "E K"], Int[Array, "E"]], None]
+Record = Callable[[str, Float[Array, "E D"], Int[Array, "E"]], None]
 """Called while a program is traced: with the parameter's path, the sums of the squares of each column of what it is
 multiplied with, and how many rows were summed; for each of E experts, one if the weight is a matrix."""
 
@@ -37,12 +37,12 @@ class Observed:
         """Of the weight."""
         return self.weight.shape
 
-    def multiplies(self, x: Float[Array, "... K"]) -> None:
+    def multiplies(self, x: Float[Array, "... D"]) -> None:
         """Record the rows that a matrix is multiplied with."""
         rows = x.reshape(-1, x.shape[-1])
         self.record(self.path, sum_of_squares(rows)[None], jnp.full(1, len(rows)))
 
 
-def sum_of_squares(rows: Float[Array, "M K"]) -> Float[Array, "K"]:
+def sum_of_squares(rows: Float[Array, "rows D"]) -> Float[Array, "D"]:
     """Of each column, in float32."""
     return jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=0)

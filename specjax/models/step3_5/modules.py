@@ -164,7 +164,7 @@ class Trunk(nn.Module):
             SLIDING_ATTENTION: jnp.asarray(rope_frequencies(c.sliding.rope_theta, c.sliding.rope_width)),
         }
 
-    def key_frequencies(self) -> tuple[Float[Array, "pairs"], ...]:
+    def key_frequencies(self) -> tuple[Float[Array, "_pairs"], ...]:
         """See `TrunkTarget.cannot_shift`."""
         frequencies = self.frequencies()
         return tuple(frequencies[layer.attention] for layer in self.config.layers)
