@@ -71,9 +71,9 @@ def script(
 def feed(
     decoder: Decoder, params: Params, prompts: Sequence[Sequence[int]], *, padding: int = 0
 ) -> tuple[SequenceState, jax.Array]:
-    """Prefill in pieces of one size, so that few programs are compiled."""
+    """Prefill in pieces of one size, so that few programs are compiled. Rings have room for these and no more."""
     batch, longest = len(prompts), max(len(prompt) for prompt in prompts)
-    state = decoder.init_state(batch, CAPACITY)
+    state = decoder.init_state(batch, CAPACITY, chunk=PIECE)
     logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
     for start in range(0, longest, PIECE):
         tokens, n_valid = np.full((batch, PIECE), padding, np.int32), np.zeros(batch, np.int32)

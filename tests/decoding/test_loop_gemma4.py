@@ -22,7 +22,7 @@ from specjax.models.gemma4 import Gemma4Assistant, Gemma4AssistantConfig, Gemma4
 from specjax.models.protocol import Params
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gemma4"
-LENGTHS = (1, 24, 65, 290)  # the last one is longer than the rings, which have a window of 24 and a chunk of 256
+LENGTHS = (1, 24, 65, 290)  # the last one is longer than the rings, which have a window of 24 and a chunk of 64
 MAX_TOKENS = 48
 BATCH = tuple(range(len(LENGTHS)))
 WARM = SamplerConfig(temperature=0.7, top_k=20, top_p=0.95)

@@ -20,7 +20,7 @@ from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
 from specjax.state import KVCache, SequenceState
 
 MODEL = Path(__file__).parents[1] / "fixtures" / "step3_5" / "flash" / "model.gguf"
-LENGTHS = (1, 24, 65, 290)  # the last one is longer than the rings, which have a window of 24 and a chunk of 256
+LENGTHS = (1, 24, 65, 290)  # the last one is longer than the rings, which have a window of 24 and a chunk of 64
 MAX_TOKENS = 48
 BATCH = tuple(range(len(LENGTHS)))
 

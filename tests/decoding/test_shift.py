@@ -29,7 +29,7 @@ from specjax.models.step3_5 import Step35MTP
 from specjax.state import KVCache, KVTypes, SequenceState, Shift
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-LENGTHS = (40, 90, 310)  # the last one is longer than the rings, which have a window of 24 and a chunk of 256
+LENGTHS = (40, 90, 310)  # the last one is longer than the rings, which have a window of 24 and a chunk of 64
 KEEP, DROP = (0, 7, 20), (0, 30, 200)  # a row that drops nothing stays as it is
 MORE = 24
 
