@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -141,12 +142,18 @@ def test_a_ring_that_went_back_remembers_how_far_it_was_written() -> None:
         assert reply.tokens == session("heads").generate(prompt, max_tokens=4)[0].tokens
 
 
-@pytest.mark.parametrize("draft", [0, 4])
-def test_draws_are_keyed_by_the_position_in_the_whole_text(draft: int) -> None:
-    """After a shift, too: none is used twice. With the final norm at zero all logits are equal, and draws are noise."""
-    usual = model("ngram")
-    target = {**usual.params["target"], "norm": {"weight": jnp.zeros_like(usual.params["target"]["norm"]["weight"])}}
-    even = replace(usual, params={**usual.params, "target": target})
+def indifferent(params: Any) -> Any:
+    """The parameters of a target with the final norm at zero: all logits are equal, and draws are noise."""
+    return {**params, "norm": {"weight": jnp.zeros_like(params["norm"]["weight"])}}
+
+
+@pytest.mark.parametrize(("drafter", "draft"), [("ngram", 0), ("itself", 2)])
+def test_draws_are_keyed_by_the_position_in_the_whole_text(drafter: str, draft: int) -> None:
+    """After a shift, too: none is used twice, and drafts are drawn with the noise of the position they are for."""
+    params = {"target": indifferent(model(drafter).params["target"])}
+    if drafter == "itself":
+        params["draft"] = {"target": indifferent(model(drafter).params["draft"]["target"])}
+    even = replace(model(drafter), params=params)
     warm = replace(GREEDY, temperature=1.0, seed=5, accept="coupled", draft=draft, margins=False)
     chat = even.session(warm, slots=SLOTS, when_full="shift")
     for turn, length in enumerate((600, 40)):
@@ -155,6 +162,7 @@ def test_draws_are_keyed_by_the_position_in_the_whole_text(draft: int) -> None:
         position = np.arange(len(prompt), len(prompt) + length)[None]
         noise = gumbel(5, np.zeros(1, np.int32), position, Purpose.TOKEN, even.target.vocab_size)
         assert reply.tokens == noise[0].argmax(axis=-1).tolist()
+        assert reply.stats.accepted == reply.stats.drafted
     assert chat.cuts
 
 
