@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
+
+install_import_hook("specjax", "annotated.checked")  # before anything imports it
 
 # Most of the suite's time is LLVM optimising programs that then run once, on tiny arrays. The programs themselves, as
 # XLA schedules and fuses them, stay the same. A level given from outside has precedence.

@@ -1,0 +1,78 @@
+"""A type checker for jaxtyping that looks at arrays alone: kinds and shapes are as the annotations say."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import AbstractArray, AnnotationError
+
+
+def checked(function: Callable) -> Callable:
+    """The function, which raises `TypeError` for an argument or a result that is not as annotated.
+
+    `jaxtyping.install_import_hook` puts it around every function of a package. What an axis letter stands for is one
+    number within a call. Dataclasses are left out: JAX makes them of whatever it maps over a tree.
+    """
+    if function.__name__ == "__init__":
+        return function
+    signature = inspect.signature(function)
+    hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    hints = {name: hint for name, hint in hints.items() if _speaks_of_arrays(hint)}
+    returns = signature.return_annotation if _speaks_of_arrays(signature.return_annotation) else None
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        for name, hint in hints.items():
+            if name in bound.arguments:
+                _check(bound.arguments[name], hint, name)
+        result = function(*args, **kwargs)
+        if returns is not None:
+            _check(result, returns, "the result")
+        return result
+
+    return wrapper
+
+
+def _is_array(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, AbstractArray)
+
+
+def _speaks_of_arrays(hint: Any) -> bool:
+    return _is_array(hint) or (
+        typing.get_origin(hint) in (tuple, typing.Union, types.UnionType)
+        and any(map(_speaks_of_arrays, typing.get_args(hint)))
+    )
+
+
+def _check(value: Any, hint: Any, name: str) -> None:
+    if not _fits(value, hint):
+        shape = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else repr(value)
+        raise TypeError(f"{name} is {shape}, not {hint}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if _is_array(hint):
+        try:
+            return isinstance(value, hint.dtype[Any, hint.dim_str])  # NumPy's arrays are as good as JAX's
+        except AnnotationError:  # of "B W-1", where no argument tells W, the rest
+            axes = (axis if axis.isidentifier() else "_" for axis in hint.dim_str.split())
+            return isinstance(value, hint.dtype[Any, " ".join(axes)])
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(
+            _fits(value, option)
+            if _speaks_of_arrays(option)
+            else not isinstance(option, type) or isinstance(value, option)
+            for option in arguments
+        )
+    if typing.get_origin(hint) is tuple and _speaks_of_arrays(hint):
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
+        return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
+    return True
