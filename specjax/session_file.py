@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from specjax.turn_start import Snapshot
 if TYPE_CHECKING:
     from specjax.model import Model
 
-_KEY = "specjax_session"
+_KEY, _SUM = "specjax_session", "crc32"
 
 
 def save_session(session: Session, path: str | Path) -> None:
@@ -59,25 +59,40 @@ def save_session(session: Session, path: str | Path) -> None:
     arrays = {} if session.state is None else dict(_named("state", _cut(session.state, len(session.tokens))))
     for index, snapshot in enumerate(session.snapshots):
         arrays |= _named(f"snapshots.{index}", snapshot.parts)
+    text, plain = json.dumps(header), {name: _plain(array) for name, array in arrays.items()}
     with replaced(Path(path)) as temporary:
-        save_file({name: _plain(array) for name, array in arrays.items()}, temporary, {_KEY: json.dumps(header)})
+        save_file(plain, temporary, {_KEY: text, _SUM: _sum(text, plain)})
 
 
 def load_session(model: Model, path: str | Path) -> Session:
     """The session in a file.
 
     Raises:
-        SpecjaxError: the file holds none, or one of another model; the message says in what they differ.
+        SpecjaxError: the file holds none, is damaged, or is of another model; the message says in what they differ.
         OSError: it cannot be read.
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {})[_KEY])
-            options = _options(header["options"])
-            _check_model(model, options, header["model"], path)
-            return _read(model, options, header, file.get_tensor, set(file.keys()))
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, TypeError) as error:  # a damaged header can name a type that NumPy lacks
         raise SpecjaxError(f"{path} is no saved session, or damaged ({error!r})") from error
+    if _KEY not in metadata:
+        raise SpecjaxError(f"{path} is no saved session; Session.save writes them")
+    if metadata.get(_SUM) != _sum(metadata[_KEY], arrays):
+        raise SpecjaxError(f"{path} is damaged: its contents are not those that were saved; save the session again")
+    header = json.loads(metadata[_KEY])
+    options = _options(header["options"])
+    _check_model(model, options, header["model"], path)
+    return _read(model, options, header, arrays)
+
+
+def _sum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    total = zlib.crc32(text.encode())
+    for name, array in sorted(arrays.items()):
+        total = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), total)
+        total = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, total)
+    return f"{total:08x}"
 
 
 def _options(saved: dict[str, Any]) -> GenerateOptions:
@@ -89,8 +104,7 @@ def _read(
     model: Model,
     options: GenerateOptions,
     header: dict[str, Any],
-    array: Callable[[str], np.ndarray],
-    present: set[str],
+    arrays: Mapping[str, np.ndarray],
 ) -> Session:
     session = open_session(model, options, header["slots"], header["when_full"], header["keep"])
     empty = partial(model.decoder(options).init_state, 1, session.slots)
@@ -99,7 +113,7 @@ def _read(
     def filled(prefix: str, shapes: Any) -> Any:
         leaves, tree = jax.tree.flatten(shapes)
         names = [name for name, _ in _named(prefix, shapes)]
-        return jax.tree.unflatten(tree, [_whole(array(name), leaf) for name, leaf in zip(names, leaves, strict=True)])
+        return jax.tree.unflatten(tree, [_whole(arrays[name], leaf) for name, leaf in zip(names, leaves, strict=True)])
 
     return replace(
         session,
@@ -108,7 +122,7 @@ def _read(
         conversation=tuple(header["conversation"]),
         cuts=tuple(Cut(*cut) for cut in header["cuts"]),
         tokens=tuple(header["tokens"]),
-        state=filled("state", jax.eval_shape(empty)) if present else None,
+        state=filled("state", jax.eval_shape(empty)) if arrays else None,
         snapshots=tuple(
             Snapshot(length, filled(f"snapshots.{index}", parts)) for index, length in enumerate(header["snapshots"])
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -93,6 +94,20 @@ def test_a_session_before_its_first_turn_can_be_saved(tmp_path: Path) -> None:
     again = saved_and_loaded(chat, tmp_path / "chat")
     assert again.state is None
     assert again.generate(said(0))[0].tokens == chat.generate(said(0))[0].tokens
+
+
+def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "chat"
+    talk(model(DENSE).session(replace(OPTIONS, draft=0), slots=256), (10,)).save(path)
+    whole, rng = path.read_bytes(), random.Random(0)
+    for _ in range(100):
+        at = rng.randrange(len(whole))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+        with pytest.raises(specjax.SpecjaxError, match=r"saved session|damaged"):
+            model(DENSE).load_session(path)
+    path.write_bytes(whole[:-100])
+    with pytest.raises(specjax.SpecjaxError, match="damaged"):
+        model(DENSE).load_session(path)
 
 
 def test_sessions_of_other_models_and_other_files_are_refused(tmp_path: Path) -> None:
