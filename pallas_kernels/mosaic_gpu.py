@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dispatch import Dims
 
 WARPGROUP = 128
 """Threads of a warpgroup, which is what a kernel's program runs on."""
@@ -18,19 +21,22 @@ MMA_ROWS = 64
 """Rows of the smallest product of a warpgroup on tensor cores (wgmma)."""
 
 
-def require_wgmma(operation: str) -> None:
-    """ValueError where the GPU at hand is no Hopper, which alone has this instruction; without a GPU nothing is asked.
+def without_wgmma() -> str | None:
+    """Why kernels that multiply with wgmma cannot serve here: the GPU at hand is no Hopper. None where there is none.
 
-    Left to itself, the compiler would refuse the kernel when a program that has it is loaded.
+    Left to itself, the compiler would refuse such a kernel when a program that has it is loaded.
     """
     if jax.default_backend() != "gpu":
-        return
+        return None
     device = jax.devices()[0]
-    if (capability := device.compute_capability) != "9.0":
-        raise ValueError(
-            f"{operation}: the Pallas kernel multiplies with wgmma, which GPUs of compute capability 9.0 have "
-            f"(Hopper); {device.device_kind} is of {capability}. Leave impl unset, or name one that is not for Hopper"
-        )
+    if (capability := device.compute_capability) == "9.0":
+        return None
+    return f"multiplies with wgmma, which compute capability 9.0 alone has; {device.device_kind} is of {capability}"
+
+
+def on_hopper(unfit: Callable[[Dims], str | None]) -> Callable[[Dims], str | None]:
+    """`unfit` for a kernel that multiplies with wgmma."""
+    return lambda dims: unfit(dims) or without_wgmma()
 
 
 def load(ref: Any, layout: Any, *, interpreted: bool) -> Array:

@@ -26,6 +26,7 @@ from pallas_kernels.gated_delta import (
 )
 from pallas_kernels.gated_delta.config import tpu_unfit
 from pallas_kernels.gated_delta.padding import RECORDS, masked, zeroed
+from pallas_kernels.mosaic_gpu import on_hopper
 
 
 def _on_tpu(run: Callable[..., Any], **unfit: Any) -> tuple[Implementation, ...]:
@@ -61,7 +62,12 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         Implementation("xla_chunked", masked(xla_chunked.prefill), ANYWHERE),
         Implementation("xla_recurrent", masked(xla_recurrent.prefill)),
         *_on_tpu(zeroed(pallas_tpu_prefill.prefill), unfit=tpu_unfit),
-        *_on_gpu(zeroed(pallas_gpu_prefill.prefill), unfit=pallas_gpu_prefill.unfit),
+        Implementation("pallas_gpu", zeroed(pallas_gpu_prefill.prefill), unfit=on_hopper(pallas_gpu_prefill.unfit)),
+        Implementation(
+            "pallas_gpu_interpret",
+            partial(zeroed(pallas_gpu_prefill.prefill), interpret=True),
+            unfit=pallas_gpu_prefill.unfit,
+        ),
         Implementation("reference", zeroed(reference.prefill)),
     ),
     "verify": (

@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.xla_chunked import transform
-from pallas_kernels.mosaic_gpu import kernel_options, load, require_wgmma
+from pallas_kernels.mosaic_gpu import kernel_options, load
 
 CHUNK = 64
 """Rows of the smallest product."""
@@ -139,8 +139,6 @@ def prefill(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the final state; padding rows of the inputs are zero."""
-    if not interpret:
-        require_wgmma("gated_delta.prefill")
     (n_rows, n_tokens, hv, dv), dk = v.shape, k.shape[-1]
     extra = -dk % CHUNK  # rows of zeros change nothing
     q, k = (jnp.pad(x, [(0, 0)] * 3 + [(0, extra)]) for x in (q, k))

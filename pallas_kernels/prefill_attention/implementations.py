@@ -10,6 +10,7 @@ no lengths of sequences.
 from functools import partial
 
 from pallas_kernels.dispatch import ANYWHERE, Implementation
+from pallas_kernels.mosaic_gpu import on_hopper
 from pallas_kernels.prefill_attention import pallas_gpu, pallas_tpu
 from pallas_kernels.verify_attention import reference, xla_floats, xla_tiles
 from pallas_kernels.verify_attention.implementations import quantized
@@ -19,7 +20,7 @@ IMPLEMENTATIONS = (
     Implementation("xla_tiles", xla_tiles.attend, ANYWHERE),
     Implementation("pallas_tpu", pallas_tpu.attend, unfit=pallas_tpu.unfit),
     Implementation("pallas_tpu_interpret", partial(pallas_tpu.attend, interpret=True), unfit=pallas_tpu.unfit),
-    Implementation("pallas_gpu", pallas_gpu.attend, unfit=pallas_gpu.unfit),
+    Implementation("pallas_gpu", pallas_gpu.attend, unfit=on_hopper(pallas_gpu.unfit)),
     Implementation("pallas_gpu_interpret", partial(pallas_gpu.attend, interpret=True), unfit=pallas_gpu.unfit),
     Implementation("reference", reference.attend),
 )

@@ -37,7 +37,6 @@ from pallas_kernels.mosaic_gpu import (
     laid_out,
     load,
     product,
-    require_wgmma,
     tiled_memory,
 )
 from pallas_kernels.prefill_attention.blocks import Blocks
@@ -341,8 +340,6 @@ def attend(
     interpret: bool = False,
 ) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    if not interpret:
-        require_wgmma("prefill_attention")
     (batch, tokens, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
     dims = {
         "T": tokens, "H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format,

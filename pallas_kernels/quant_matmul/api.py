@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from pallas_kernels import dispatch
 from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.dispatch import ANYWHERE, Implementation
+from pallas_kernels.mosaic_gpu import on_hopper
 from pallas_kernels.quant_matmul import (
     cpu_native,
     pallas_gpu_prefill,
@@ -63,11 +64,11 @@ IMPLEMENTATIONS = (
     # device: they run when named.
     Implementation("pallas_tpu", pallas_tpu.quant_matmul, unfit=pallas_tpu.unfit),
     Implementation("pallas_tpu_interpret", partial(pallas_tpu.quant_matmul, interpret=True), unfit=pallas_tpu.unfit),
-    Implementation("pallas_gpu", pallas_gpu_prefill.by_rows, unfit=pallas_gpu_prefill.unfit),
+    Implementation("pallas_gpu", pallas_gpu_prefill.by_rows, unfit=pallas_gpu_prefill.unfit_by_rows),
     Implementation(
         "pallas_gpu_interpret", partial(pallas_gpu_prefill.by_rows, interpret=True), unfit=pallas_gpu_prefill.unfit
     ),
-    Implementation("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, unfit=pallas_gpu_prefill.unfit),
+    Implementation("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, unfit=on_hopper(pallas_gpu_prefill.unfit)),
     Implementation(
         "pallas_gpu_prefill_interpret",
         partial(pallas_gpu_prefill.quant_matmul, interpret=True),

@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
 from pallas_kernels.dispatch import Dims
-from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, require_wgmma, tiled_memory
+from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, on_hopper, tiled_memory
 from pallas_kernels.quant_matmul import pallas_gpu
 from pallas_kernels.quant_matmul.config import FEW_ROWS
 from pallas_kernels.quant_matmul.formats import FORMATS
@@ -97,6 +97,11 @@ def heuristic(dims: Dims) -> Config:
 def unfit(dims: Dims) -> str | None:
     """Why the kernel cannot serve a call."""
     return None if dims["layout"] == PLANES else f"reads the layout {PLANES!r}, see `prepare`"
+
+
+def unfit_by_rows(dims: Dims) -> str | None:
+    """Why `by_rows` cannot serve a call."""
+    return unfit(dims) if dims["M"] <= FEW_ROWS else on_hopper(unfit)(dims)
 
 
 class _Given(NamedTuple):
@@ -262,8 +267,6 @@ def quant_matmul(
     With an index, x is [B, M, K] and the weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # for kernels of integers
-    if not interpret:
-        require_wgmma("quant_matmul of more than 16 rows")
     blocks = (x.reshape(1, -1, weight.width) if index is None else x).astype(jnp.bfloat16)
     n_blocks, n_rows, _ = blocks.shape
     if blocks.size == 0:

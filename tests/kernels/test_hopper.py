@@ -1,5 +1,6 @@
 """Kernels with an instruction that only Hopper has, on another GPU: sizes that no other test has traced already."""
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from attention_cases import Case
 from test_quant_pallas_gpu import activations, matrix
 
-from pallas_kernels import gated_delta, prefill_attention, quant_matmul
+from pallas_kernels import gated_delta, prefill_attention, quant_matmul, using
 from pallas_kernels.quant_matmul.planes import pack
 
 
@@ -28,12 +29,24 @@ def prompt_in_chunks() -> jax.Array:
     return gated_delta.prefill(keys, keys, keys, scalars, scalars, jnp.zeros((1, 2, 64, 64)), impl="pallas_gpu")[0]
 
 
-@pytest.mark.parametrize("call", [prompt_attends, many_rows, prompt_in_chunks])
-def test_kernels_for_hopper_say_so_on_another_gpu(
-    call: Callable[[], jax.Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blackwell = SimpleNamespace(device_kind="NVIDIA B200", compute_capability="10.0", platform="gpu")
+@pytest.fixture
+def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(device_kind="NVIDIA B200", compute_capability="10.0", platform="gpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "devices", lambda *_: [blackwell])
-    with pytest.raises(ValueError, match=r"the Pallas kernel multiplies with wgmma, .*; NVIDIA B200 is of 10.0"):
+    monkeypatch.setattr(jax, "devices", lambda *_: [device])
+
+
+@pytest.mark.usefixtures("blackwell")
+@pytest.mark.parametrize("call", [prompt_attends, many_rows, prompt_in_chunks])
+def test_kernels_for_hopper_say_so_on_another_gpu(call: Callable[[], jax.Array]) -> None:
+    with pytest.raises(ValueError, match=r"does not fit: multiplies with wgmma, .*; NVIDIA B200 is of 10\.0"):
         call()
+
+
+@pytest.mark.usefixtures("blackwell")
+def test_products_of_few_rows_are_for_later_gpus_too() -> None:
+    weight = pack(matrix("Q4_0", 40))
+    with using("quant_matmul=pallas_gpu"):
+        few, many = (quant_matmul.explain(activations(rows, weight.width), weight) for rows in (16, 17))
+    assert re.search(r"pallas_gpu +chosen", few)
+    assert re.search(r"pallas_gpu +passed over: multiplies with wgmma", many)
