@@ -31,6 +31,7 @@ from pallas_kernels.mosaic_gpu import interpreter
 from pallas_kernels.tuning import Tunable, config_for, register
 from pallas_kernels.verify_attention.arguments import MOST_ROWS
 from pallas_kernels.verify_attention.examples import full_cache, model_shapes
+from pallas_kernels.verify_attention.heads import by_kv_head, by_token
 from pallas_kernels.verify_attention.lanes import lanes_of
 from pallas_kernels.verify_attention.pallas_gpu_registers import LANES, WARPS, Registers, Tile
 from pallas_kernels.verify_attention.softmax import capped
@@ -186,16 +187,12 @@ def attend(
     config = replace(config, queries=pl.cdiv(count, blocks))  # alike, so that few are computed for nothing
     padded = blocks * config.queries
 
-    def by_head(x: Array) -> Array:  # [B, T, H, ...] -> [B, G, R, ...]
-        x = jnp.moveaxis(x.reshape(batch, rows, kv_heads, per_kv_head, *x.shape[3:]), 2, 1)
-        return x.reshape(batch, kv_heads, count, *x.shape[4:])
-
     def padded_to(x: Array, axis: int) -> Array:
         return jnp.pad(x, [(0, padded - count if a == axis else 0) for a in range(x.ndim)])
 
-    queries = padded_to(by_head(k.kind.rotate(q.astype(jnp.float32)) * scale), 2)
+    queries = padded_to(by_kv_head(k.kind.rotate(q.astype(jnp.float32)) * scale, kv_heads), 2)
     queries = jnp.take(queries, keys.tile.order, axis=-1)
-    own, reach = spans(positions.astype(jnp.int32), capacity, window)
+    own, reach = spans(positions, capacity, window)
     own, reach = (padded_to(jnp.repeat(x, per_kv_head, axis=1), 1) for x in (own, reach))
     tile_counts, tiles = _tiles_of_splits(visible_tiles(positions, config.slots, capacity, window), config.splits)
     lead = batch, kv_heads, padded, config.splits
@@ -218,12 +215,12 @@ def attend(
     highest, total, sums = call(warps, tile_counts, tiles, own, reach, queries, *parts)
     sums = jnp.moveaxis(sums, 4, 5).reshape(*lead[:3], -1, planes, *values.tile.shape)
     logits = jnp.full((heads,), -jnp.inf) if sinks is None else sinks.astype(jnp.float32)
-    logits = padded_to(by_head(jnp.broadcast_to(logits, (batch, rows, heads))), 2)
+    logits = padded_to(by_kv_head(jnp.broadcast_to(logits, (batch, rows, heads)), kv_heads), 2)
     out = _combined(highest.reshape(*lead[:3], -1), total.reshape(*lead[:3], -1), sums, logits)[:, :, :count]
     place = np.zeros(v.kind.stored_width(width), np.int32)
     place[values.tile.order.reshape(-1)] = np.arange(values.tile.order.size)
-    out = jnp.take(out.reshape(batch, kv_heads, rows, per_kv_head, -1), place, axis=-1)
-    return v.kind.unrotate(jnp.moveaxis(out, 1, 2).reshape(batch, rows, heads, -1), width)
+    out = jnp.take(out.reshape(batch, kv_heads, count, -1), place, axis=-1)
+    return v.kind.unrotate(by_token(out, rows), width)
 
 
 def _viewed(store: KVStore, tile: Tile) -> dict[str, Array]:

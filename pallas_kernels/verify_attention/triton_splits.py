@@ -25,6 +25,7 @@ from pallas_kernels.kv_formats.turbo import Turbo
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing, power_of_two
 from pallas_kernels.tuning import Tunable, config_for, register
 from pallas_kernels.verify_attention.examples import full_cache, model_shapes
+from pallas_kernels.verify_attention.heads import by_kv_head, by_token
 from pallas_kernels.verify_attention.visibility import spans
 
 MOST_ROWS = 16
@@ -111,13 +112,9 @@ def attend(
     count = rows * per_kv_head
     keys, values = _meaning(k, "K"), _meaning(v, "V")
 
-    def by_head(x: Array) -> Array:  # [B, T, H, ...] -> [B, G, T * H/G, ...]
-        x = jnp.moveaxis(x.reshape(batch, rows, kv_heads, per_kv_head, *x.shape[3:]), 2, 1)
-        return x.reshape(batch, kv_heads, count, *x.shape[4:])
-
-    queries = by_head(k.kind.rotate(q.astype(jnp.float32)) * scale)
+    queries = by_kv_head(k.kind.rotate(q.astype(jnp.float32)) * scale, kv_heads)
     queries = jnp.pad(queries, [(0, 0)] * 3 + [(0, keys["K_PADDED"] - queries.shape[-1])])
-    own, reach = spans(positions.astype(jnp.int32), capacity, window)
+    own, reach = spans(positions, capacity, window)
     lead = batch, kv_heads, count, config.splits
     part = jax.ShapeDtypeStruct(lead, jnp.float32)
     highest, total, sums = launch(
@@ -144,13 +141,12 @@ def attend(
     )
     scores = highest + jnp.log(total)  # of a split as a whole
     if sinks is not None:
-        sunk = by_head(jnp.broadcast_to(sinks.astype(jnp.float32), (batch, rows, heads)))
+        sunk = by_kv_head(jnp.broadcast_to(sinks.astype(jnp.float32), (batch, rows, heads)), kv_heads)
         scores = jnp.concatenate([scores, sunk[..., None]], axis=-1)
     whole = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     share = jnp.exp(highest - jnp.where(jnp.isneginf(whole), 0, whole))
     out = jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows
-    out = jnp.moveaxis(out.reshape(batch, kv_heads, rows, per_kv_head, -1), 1, 2)
-    return v.kind.unrotate(out.reshape(batch, rows, heads, -1), width)
+    return v.kind.unrotate(by_token(out, rows), width)
 
 
 def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
