@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
-	@echo "make test       run the tests (about ten minutes on two cores)"
+	@echo "make test       run the tests (some twenty minutes on two cores)"
 	@echo "make test-slow  run the longer checks as well"
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
 	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"

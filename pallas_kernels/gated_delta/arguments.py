@@ -17,8 +17,8 @@ def check_inputs(
     expect_array(operation, "q", q, "B T Hk Dk")
     expect_array(operation, "v", v, "B T Hv Dv")
     (b, t, hk, dk), (hv, dv) = q.shape, v.shape[2:]
+    sizes = {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
     for name, x, axes in (("k", k, "B T Hk Dk"), ("v", v, "B T Hv Dv"), ("g", g, "B T Hv"), ("beta", beta, "B T Hv")):
-        sizes = {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
         expect(operation, name, x, tuple(sizes[axis] for axis in axes.split()), axes)
         expect_dtype(operation, name, x)
     check_head_map(operation, hk, hv, head_map)

@@ -45,7 +45,8 @@ ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer 
   array->groups = info->scaled ? scale_dims[3] : 0;
   const int64_t group = array->groups ? array->width / array->groups : 0;
   if (info->scaled && (array->groups == 0 || group * array->groups != array->width ||
-                       group % (info->bits < 4 ? 64 : 32) || scale_dims[0] != dims[0] || scale_dims[1] != dims[1] || scale_dims[2] != dims[2]))
+                       group % (info->bits < 4 ? 64 : 32) || scale_dims[0] != dims[0] || scale_dims[1] != dims[1] ||
+                       scale_dims[2] != dims[2]))
     return Wrong("scales do not fit codes");
   if (info->scaled && scales.element_type() != ffi::F16) return Wrong("scales are float16");
   if ((array->width + kPad - 1) / kPad * kPad != padded) return Wrong("widths do not fit");

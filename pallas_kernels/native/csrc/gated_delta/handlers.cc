@@ -78,8 +78,8 @@ struct Sizes {
 
 int64_t Clipped(int32_t count, int64_t tokens) { return std::clamp<int64_t>(count, 0, tokens); }
 
-// Rows beyond n_valid have zeros. Without `slot`, states are read from slot 0. `u` may be null; and `next`, the memory of
-// `states`, is null where no state is wanted.
+// Rows beyond n_valid have zeros. Without `slot`, states are read from slot 0. `u` may be null; and `next`, which is the
+// memory of `states`, is null where no state is wanted.
 ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Floats& v, const Floats& g,
                const Floats& beta, const Floats& states, const Counts* slot, const Counts& n_valid, float* out,
                float* u, float* next, std::string_view isa, float scale, bool tiled) {
