@@ -32,8 +32,8 @@ from rich.progress import track
 from rich.table import Table
 
 import specjax
-from specjax.divergence import find_divergence
-from specjax.profiling import round_cost, speedup_bound
+from specjax.analysis.divergence import find_divergence
+from specjax.analysis.profiling import round_cost, speedup_bound
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 

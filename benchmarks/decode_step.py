@@ -23,11 +23,11 @@ from random_model import write_random_model
 from verify_cost import shape_of_0_8b
 
 import specjax
-from specjax.batch import warm_up_prefill
+from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
-from specjax.model import Model
-from specjax.profiling import round_cost
+from specjax.runtime.batch import warm_up_prefill
+from specjax.runtime.model import Model
 
 ROWS = (1, 4)
 FILES = (("Q8_0", "Q8_0"), ("Q4_0", "Q6_K"), ("Q4_K", "Q6_K"))

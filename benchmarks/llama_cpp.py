@@ -30,8 +30,8 @@ from typing import Any
 
 import checkpoints
 import specjax
-from specjax.divergence import find_divergence
-from specjax.loading import bundled_model
+from specjax.analysis.divergence import find_divergence
+from specjax.runtime.loading import bundled_model
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 START_SECONDS = 120

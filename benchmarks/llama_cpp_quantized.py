@@ -44,7 +44,7 @@ import checkpoints
 import specjax
 from checkpoints.quantization import QuantizeOptions, prepare
 from pallas_kernels.quant_matmul import Activations
-from specjax.loading import bundled_model
+from specjax.runtime.loading import bundled_model
 from specjax.state import KVTypes
 from specjax.training.corpus import standard_library
 

@@ -48,9 +48,9 @@ from checkpoints.quantization import ENCODERS, Quantization, QuantizeOptions, pr
 from checkpoints.quantization.mixes import MIXES
 from pallas_kernels import native
 from pallas_kernels.kv_formats import FORMATS
-from specjax.divergence import find_divergence
-from specjax.loading import bundled_model
+from specjax.analysis.divergence import find_divergence
 from specjax.models.protocol import Params, Target
+from specjax.runtime.loading import bundled_model
 from specjax.state import KV_TYPES, KVTypes, SequenceState
 from specjax.training.corpus import standard_library
 

@@ -24,8 +24,8 @@ from checkpoints.gguf_values import typed
 from checkpoints.tokenizer_gguf import to_metadata
 from checkpoints.tree import is_matrix
 from pallas_kernels.quant_matmul import FORMATS
-from specjax.loading import bundled_model
 from specjax.models.qwen3_5.config import Qwen35Config
+from specjax.runtime.loading import bundled_model
 
 DEVIATION = 0.02
 SCALES = {

@@ -22,7 +22,7 @@ from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
 CHILD = """
 import sys
 import specjax
-import specjax.model
+import specjax.runtime.model
 import jax.numpy as jnp
 
 def kilobytes(key):

@@ -18,13 +18,13 @@ import statistics
 import jax
 from machine import description, read_rate
 
-from specjax.batch import warm_up_prefill
+from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.models import registry
 from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
 from specjax.models.qwen3_5.parameters import init_params
-from specjax.profiling import round_cost
+from specjax.runtime.batch import warm_up_prefill
 
 
 def shape_of_0_8b(layers: int, vocab_size: int) -> Qwen35Config:

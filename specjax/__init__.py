@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specjax.errors import PromptError, SpecjaxError
-    from specjax.generation import GenerateOptions, Generation
-    from specjax.loading import load
-    from specjax.model import Model
     from specjax.models.ngram import NGram
+    from specjax.runtime.generation import GenerateOptions, Generation
+    from specjax.runtime.loading import load
+    from specjax.runtime.model import Model
 
 __version__ = "0.1.0"
 
 __all__ = ["GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
 
 _HOMES = {
-    "GenerateOptions": "specjax.generation",
-    "Generation": "specjax.generation",
-    "Model": "specjax.model",
+    "GenerateOptions": "specjax.runtime.generation",
+    "Generation": "specjax.runtime.generation",
+    "Model": "specjax.runtime.model",
     "NGram": "specjax.models.ngram",
     "PromptError": "specjax.errors",
     "SpecjaxError": "specjax.errors",
-    "load": "specjax.loading",
+    "load": "specjax.runtime.loading",
 }
 
 

@@ -21,7 +21,7 @@ PACKAGE = Path(dims.__file__).parent
 
 
 def test_every_module_is_imported_with_its_annotations_checked() -> None:
-    importlib.import_module("specjax.model")
+    importlib.import_module("specjax.runtime.model")
     loaders = {
         name: type(module.__spec__.loader).__module__
         for name, module in sys.modules.items()

@@ -17,9 +17,9 @@ import pytest
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
-from specjax.generation import GenerateOptions
 from specjax.models.protocol import FeatureRequest
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, Qwen35MTP, Qwen35Target, hybrid_layer_types
+from specjax.runtime.generation import GenerateOptions
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pallas_kernels", "checkpoints", "specjax")

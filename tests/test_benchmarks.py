@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from checkpoints.quantization import QuantizeOptions, prepare
-from specjax.generation import GenerateOptions
-from specjax.loading import bundled_model
+from specjax.runtime.generation import GenerateOptions
+from specjax.runtime.loading import bundled_model
 
 LOGITS = np.array([4, 4 - 1e-5, 2, 0, -1], np.float32)
 END = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import specjax
-from specjax.loading import bundled_model
+from specjax.runtime.loading import bundled_model
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "prompts.jsonl"
 MAX_BYTES = 20e6

@@ -10,7 +10,7 @@ import pytest
 import specjax
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.quantization import read_imatrix
-from specjax.calibration import collect_importance
+from specjax.analysis.calibration import collect_importance
 from specjax.errors import PromptError
 
 FIXTURES = Path(__file__).parent / "fixtures"

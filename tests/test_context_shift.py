@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.context_shift import Cut, Reach, junction
 from specjax.decoding.random import Purpose, gumbel
-from specjax.session import Reuse, Session
+from specjax.sessions.context_shift import Cut, Reach, junction
+from specjax.sessions.session import Reuse, Session
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SLOTS, KEEP = 512, 6

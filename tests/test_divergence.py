@@ -12,10 +12,10 @@ import pytest
 from scipy.special import softmax
 
 from pallas_kernels.quant_matmul import Activations, from_blocks
+from specjax.analysis.divergence import Divergence, find_divergence
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample_tokens
-from specjax.divergence import Divergence, find_divergence
-from specjax.generation import GenerateOptions
+from specjax.runtime.generation import GenerateOptions
 
 LOGITS = np.array([4, 2.9, 2.5, 2.5 - 1e-4, -1], np.float32)
 LAST = 3  # the token at the edge of the filters below

@@ -17,7 +17,7 @@ import specjax
 from checkpoints.tree import flatten
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import prefill_chunk
-from specjax.placement import Placement, summary
+from specjax.runtime.placement import Placement, summary
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HYBRID, QWEN3 = FIXTURES / "qwen3_5" / "dense" / "hf", FIXTURES / "dense" / "qwen3" / "hf"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.session import Session
+from specjax.sessions.session import Session
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax.decoding.draft_control import DraftConfig
-from specjax.session import Session
+from specjax.sessions.session import Session
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HYBRID, DENSE, SLIDING = ("qwen3_5/dense/hf", "dense/qwen3/hf", "step3_5/flash/hf")

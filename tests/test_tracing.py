@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specjax.batch import Emission
+from specjax.analysis.tracing import TraceWriter, read_events, summarize_trace
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.round import RoundRecord
 from specjax.errors import SpecjaxError
-from specjax.tracing import TraceWriter, read_events, summarize_trace
+from specjax.runtime.batch import Emission
 
 DRAFT_FIELDS = ["evt", "iter", "path", "seq_id", "id_last", "h_idx", "attn_pos", "n_steps", "h_l2", "drafts"]
 ACCEPT_FIELDS = ["evt", "iter", "n_accepted", "n_drafted_prev"]

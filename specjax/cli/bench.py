@@ -13,10 +13,10 @@ from specjax.cli.options import DRAFTING, add_decoding_options, add_model_option
 from specjax.cli.runtime import UsageError
 
 if TYPE_CHECKING:
-    from specjax.benchmark import Speed
+    from specjax.analysis.benchmark import Speed
     from specjax.decoding.acceptance import Synthetic
-    from specjax.generation import GenerateOptions
-    from specjax.model import Model
+    from specjax.runtime.generation import GenerateOptions
+    from specjax.runtime.model import Model
 
 RANDOM_TOKENS, DEFAULT_TURNS = 32, 5
 
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     synthetic: Synthetic | None = args.synthetic_acceptance
     options = _options(args)
 
-    from specjax.benchmark import measure_speed
+    from specjax.analysis.benchmark import measure_speed
     from specjax.cli.progress import count_progress
 
     texts = args.prompts is not None or (synthetic is None and args.prompt_length is None)
@@ -154,7 +154,7 @@ def _options(args: argparse.Namespace) -> list[GenerateOptions]:
 
 
 def _prompts(args: argparse.Namespace, model: Model) -> list[list[int]]:
-    from specjax.benchmark import random_prompt
+    from specjax.analysis.benchmark import random_prompt
     from specjax.evaluation.prompts import read_prompts
 
     if args.prompts is not None:

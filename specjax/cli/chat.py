@@ -11,9 +11,9 @@ from specjax.cli.options import add_decoding_options, add_model_options, generat
 from specjax.cli.runtime import UsageError, message_of, say
 
 if TYPE_CHECKING:
-    from specjax.batch import Emission
-    from specjax.chat import Chat
-    from specjax.generation import Generation
+    from specjax.runtime.batch import Emission
+    from specjax.runtime.generation import Generation
+    from specjax.sessions.chat import Chat
 
 DESCRIPTION = """\
 Talk with a model. Each line of the standard input is a turn; the replies go to the standard output as they come, and
@@ -63,7 +63,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status."""
     options = generate_options(args)
-    from specjax.chat import open_chat
+    from specjax.sessions.chat import open_chat
 
     model = load_model(args, need_tokenizer=True)
     session = model.session(options, slots=args.slots, when_full="shift" if args.shift else "error")

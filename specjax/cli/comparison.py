@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specjax.divergence import Divergence, find_divergence
-from specjax.generation import GenerateOptions, Generation
-from specjax.model import Model
-from specjax.profiling import RoundCost, round_cost, speedup_bound
+from specjax.analysis.divergence import Divergence, find_divergence
+from specjax.analysis.profiling import RoundCost, round_cost, speedup_bound
+from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.runtime.model import Model
 
 
 @dataclass(frozen=True)

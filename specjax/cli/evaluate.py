@@ -15,7 +15,7 @@ from specjax.cli.runtime import say
 
 if TYPE_CHECKING:
     from specjax.evaluation import Evaluation
-    from specjax.generation import GenerateOptions
+    from specjax.runtime.generation import GenerateOptions
 
 DEFAULT_ROWS = 8
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: bytes) -> dict[str, Any]:
     """Everything that a result depends on."""
     from specjax.evaluation.results import fingerprint_of_bytes, fingerprint_of_model
-    from specjax.loading import bundled_model
+    from specjax.runtime.loading import bundled_model
 
     def named(source: Path | str | None) -> Any:
         return fingerprint_of_model(Path(source)) if source and Path(source).exists() else source and str(source)

@@ -23,7 +23,7 @@ from specjax.cli.options import (
 from specjax.cli.runtime import UsageError
 
 if TYPE_CHECKING:
-    from specjax.model import Model, TextStream
+    from specjax.runtime.model import Model, TextStream
 
 DEFAULT_PROMPT = '''\
 def is_file(path):
@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         check_output(args.trace)
 
+    from specjax.analysis.profiling import round_cost
     from specjax.cli import generate_report as report
     from specjax.cli.comparison import compare
-    from specjax.profiling import round_cost
 
     begin = time.perf_counter()
     model = load_model(args, need_tokenizer=isinstance(prompt, str))
@@ -131,7 +131,7 @@ def _write_out(stream: TextStream, model: Model, args: argparse.Namespace) -> No
     """Run the generation; print it as it comes, trace it as asked for."""
     with ExitStack() as stack:
         if args.trace is not None:
-            from specjax.tracing import TraceWriter
+            from specjax.analysis.tracing import TraceWriter
 
             file = stack.enter_context(args.trace.open("w", encoding="utf-8"))
             stream.observers.append(TraceWriter(file, [len(prompt) for prompt in stream.batch.prompts]).add)

@@ -6,13 +6,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specjax.analysis.profiling import RoundCost
 from specjax.cli.comparison import Comparison
 from specjax.cli.text import console, print_rows
 from specjax.decoding.decoder import Decoder, bytes_per_token
 from specjax.decoding.stats import DecodeStats
-from specjax.generation import GenerateOptions, Generation
-from specjax.model import Model
-from specjax.profiling import RoundCost
+from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.runtime.model import Model
 
 
 @dataclass

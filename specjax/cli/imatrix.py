@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status."""
     from checkpoints.quantization import write_imatrix
-    from specjax.calibration import collect_importance
+    from specjax.analysis.calibration import collect_importance
     from specjax.cli.progress import count_progress
 
     if args.chunks is not None and args.chunks < 1:

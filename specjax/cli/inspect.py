@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if the checkpoint would not load."""
     import checkpoints
-    from specjax.loading import bundled_model
+    from specjax.runtime.loading import bundled_model
 
     description = checkpoints.describe(args.model or bundled_model())
     document = as_document(description, tensors=args.tensors)

@@ -13,8 +13,8 @@ from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
     from pallas_kernels.quant_matmul import QTensor
-    from specjax.generation import GenerateOptions
-    from specjax.model import Model
+    from specjax.runtime.generation import GenerateOptions
+    from specjax.runtime.model import Model
 
 DTYPES = ("float32", "bfloat16", "float16")
 PACKED = ("a16", "a8", "off")
@@ -137,7 +137,7 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
     Raises:
         ValueError: an option is out of its range, or options contradict each other.
     """
-    from specjax.generation import GenerateOptions
+    from specjax.runtime.generation import GenerateOptions
 
     fields = ("max_tokens", "temperature", *SAMPLING, "seed", "accept", "rollback", "kv_type_k", "kv_type_v")
     given: dict[str, Any] = {name: getattr(args, name) for name in fields if getattr(args, name) is not None}
@@ -149,7 +149,7 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
 
 def _draft_option(args: argparse.Namespace) -> Any:
     from specjax.decoding.draft_control import DraftConfig
-    from specjax.generation import DEFAULT_DRAFTS
+    from specjax.runtime.generation import DEFAULT_DRAFTS
 
     given = {name: getattr(args, name) for name in DRAFTING if getattr(args, name) is not None}
     if not given:
@@ -182,8 +182,8 @@ def read_prompt(args: argparse.Namespace) -> str | list[int] | None:
 
 def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     """The model of the command line, with the drafter it names."""
-    from specjax.loading import load
-    from specjax.placement import summary
+    from specjax.runtime.loading import load
+    from specjax.runtime.placement import summary
 
     model = load(
         args.model,

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specjax.batch import check_prompts
 from specjax.errors import PromptError
 from specjax.evaluation.prompts import PromptLine
 from specjax.evaluation.refill import Job, RefilledBatch, Seat, capacity_for
-from specjax.generation import GenerateOptions
-from specjax.model import Model
+from specjax.runtime.batch import check_prompts
+from specjax.runtime.generation import GenerateOptions
+from specjax.runtime.model import Model
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.batch import cache_capacity, finish_reason, rows_of, token_budget, warm_up_prefill
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.prefill import beside, chunks, prefill, start_decoding
 from specjax.decoding.stats import DecodeStats
-from specjax.generation import FinishReason
 from specjax.models.protocol import Params
+from specjax.runtime.batch import cache_capacity, finish_reason, rows_of, token_budget, warm_up_prefill
+from specjax.runtime.generation import FinishReason
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from checkpoints.rules import dense
 from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.tree import flatten, unflatten
 from pallas_kernels.quant_matmul import QTensor
-from specjax.loading import bundled_model
 from specjax.models.dense import DenseConfig
+from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = ("dense/llama", "dense/qwen3", "gemma4/dense", "gemma4/edge", "gemma4/moe", "qwen3_5/dense", "qwen3_5/moe")

@@ -23,7 +23,7 @@ from checkpoints.ggml_types import GGML_TYPES, GGMLType
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import GGUFValue, typed
-from specjax.loading import bundled_model
+from specjax.runtime.loading import bundled_model
 
 ARCHITECTURE = {"general.architecture": typed("", "qwen35")}
 

@@ -18,7 +18,7 @@ from checkpoints.convert import prepare as prepare_conversion
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.quantization import ENCODERS, EncodingError, QuantizeOptions, encode, prepare
 from checkpoints.quantization.plan import HEAD_TYPE
-from specjax.loading import bundled_model
+from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TYPES = json.loads((FIXTURES / "quantized" / "types.json").read_text())

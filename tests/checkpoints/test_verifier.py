@@ -24,7 +24,7 @@ from checkpoints import CheckpointError
 from checkpoints.convert import ConvertOptions, prepare
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.verifier import verify
-from specjax.loading import bundled_model
+from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ASSISTANT = FIXTURES / "gemma4/edge/assistant"

@@ -11,7 +11,7 @@ import pytest
 from program import Cli
 
 import specjax
-from specjax.benchmark import measure_speed, random_prompt
+from specjax.analysis.benchmark import measure_speed, random_prompt
 from specjax.decoding.acceptance import Synthetic
 
 FAST = ("--turns", 1, "--max-tokens", 40)

@@ -18,7 +18,7 @@ from small_model import CONFIG, agreeing_params, byte_tokenizer
 
 import checkpoints
 import specjax
-from specjax.chat import Chat, open_chat
+from specjax.sessions.chat import Chat, open_chat
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role[0] }}:{{ message.content }}<|endoftext|>{% endfor %}"

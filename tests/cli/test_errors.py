@@ -208,19 +208,19 @@ def _raise(error: BaseException) -> Callable[..., None]:
 
 
 def test_an_interrupt_exits_with_130(cli: Cli, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specjax.loading.load", _raise(KeyboardInterrupt()))
+    monkeypatch.setattr("specjax.runtime.loading.load", _raise(KeyboardInterrupt()))
     ran = cli("generate", "--model", gguf, *PROMPT)
     assert ran.status == 130
     assert ran.err == "specjax: interrupted\n"
 
 
 def test_want_of_memory_is_said(cli: Cli, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specjax.loading.load", _raise(RuntimeError("RESOURCE_EXHAUSTED: 1 TB")))
+    monkeypatch.setattr("specjax.runtime.loading.load", _raise(RuntimeError("RESOURCE_EXHAUSTED: 1 TB")))
     assert "not enough memory" in cli("generate", "--model", gguf, *PROMPT).error
 
 
 def test_a_bug_keeps_its_traceback(cli: Cli, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specjax.loading.load", _raise(TypeError("oh")))
+    monkeypatch.setattr("specjax.runtime.loading.load", _raise(TypeError("oh")))
     with pytest.raises(TypeError):
         cli("generate", "--model", gguf, *PROMPT)
 

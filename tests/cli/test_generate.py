@@ -10,15 +10,15 @@ import pytest
 from program import Cli
 
 import specjax
+from specjax.analysis.divergence import Divergence, find_divergence, tolerance_of
+from specjax.analysis.tracing import summarize_trace
 from specjax.cli import comparison
 from specjax.cli.comparison import Comparison
 from specjax.cli.generate import DEFAULT_PROMPT, _pieces
 from specjax.cli.generate_report import _comparison_rows
-from specjax.divergence import Divergence, find_divergence, tolerance_of
 from specjax.errors import SpecjaxError
-from specjax.generation import GenerateOptions
+from specjax.runtime.generation import GenerateOptions
 from specjax.state import KVTypes
-from specjax.tracing import summarize_trace
 
 PROMPT = "def f("
 SAMPLED = ("--temperature", 0.8, "--seed", 3, "--accept", "coupled")
@@ -151,7 +151,7 @@ def test_without_a_tokenizer_the_ids_are_the_output(model: specjax.Model) -> Non
 def test_the_bundled_model_has_a_prompt_of_its_own(
     cli: Cli, gguf: Path, monkeypatch: pytest.MonkeyPatch, model: specjax.Model
 ) -> None:
-    monkeypatch.setattr("specjax.loading.bundled_model", lambda: gguf)
+    monkeypatch.setattr("specjax.runtime.loading.bundled_model", lambda: gguf)
     monkeypatch.setattr("specjax.cli.generate.DEFAULT_PROMPT", PROMPT)
     ran = cli("generate", "--max-tokens", 40)
     assert ran.status == 0

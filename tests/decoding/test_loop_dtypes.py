@@ -12,11 +12,11 @@ from scripted import CAPACITY, ScriptedMTP, ragged_prompts, script
 from tiny_models import DENSE, make_params
 
 from checkpoints.tree import flatten, is_matrix, unflatten
-from specjax.divergence import find_divergence
-from specjax.generation import GenerateOptions, Generation
-from specjax.model import Model
+from specjax.analysis.divergence import find_divergence
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Target
+from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.runtime.model import Model
 from specjax.state import RollbackStrategy
 
 DRAFTS = 3

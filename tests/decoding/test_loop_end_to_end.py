@@ -11,9 +11,9 @@ from scripted import ragged_prompts
 from tiny_models import DENSE, make_params
 
 from specjax.errors import PromptError, SpecjaxError
-from specjax.generation import Generation
-from specjax.model import Model
 from specjax.models import registry
+from specjax.runtime.generation import Generation
+from specjax.runtime.model import Model
 
 LENGTHS = (16, 17, 63, 64, 65, 255, 256, 257)
 CONTEXT = 264

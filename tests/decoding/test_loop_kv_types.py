@@ -20,9 +20,9 @@ from test_loop_step3_5 import ScriptedHeads
 from tiny_models import DENSE, make_params
 
 import checkpoints
+from specjax.analysis.divergence import KV_TOLERANCE
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
-from specjax.divergence import KV_TOLERANCE
 from specjax.models.dense import DenseTarget
 from specjax.models.draft_model import DraftModel
 from specjax.models.gemma4 import Gemma4Target

@@ -15,17 +15,17 @@ from jaxtyping import Array, Float, Int
 
 from checkpoints import TextTokenizer
 from pallas_kernels.quant_matmul import QTensor
-from specjax.batch import Batch, Emission, check_prompts, finish_reason
-from specjax.context_shift import DEFAULT_KEEP, WhenFull
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill
 from specjax.decoding.stats import DecodeStats
 from specjax.errors import PromptError, SpecjaxError
-from specjax.generation import GenerateOptions, Generation
 from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
-from specjax.session import Session, open_session
-from specjax.session_file import load_session
+from specjax.runtime.batch import Batch, Emission, check_prompts, finish_reason
+from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull
+from specjax.sessions.session import Session, open_session
+from specjax.sessions.session_file import load_session
 from specjax.state import KVTypes
 
 Prompt = str | Sequence[int]

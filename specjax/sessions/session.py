@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, get_args
 import jax
 import jax.numpy as jnp
 
-from specjax.batch import CAPACITY_STEP, Continuation, Emission
-from specjax.context_shift import DEFAULT_KEEP, Cut, Reach, WhenFull, junction
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.shift import obstacle
 from specjax.errors import PromptError, SpecjaxError
-from specjax.generation import GenerateOptions, Generation
+from specjax.runtime.batch import CAPACITY_STEP, Continuation, Emission
+from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.sessions.context_shift import DEFAULT_KEEP, Cut, Reach, WhenFull, junction
+from specjax.sessions.turn_start import Snapshot, TurnStart
 from specjax.state import SequenceState
-from specjax.turn_start import Snapshot, TurnStart
 
 if TYPE_CHECKING:
-    from specjax.model import Model, Prompt
+    from specjax.runtime.model import Model, Prompt
 
 DEFAULT_SLOTS = 4096
 DEFAULT_SNAPSHOT_BYTES = 256 * 2**20
@@ -191,7 +191,7 @@ class Session:
             OSError: the file cannot be written.
             checkpoints.CheckpointError: the disk is full.
         """
-        from specjax.session_file import save_session
+        from specjax.sessions.session_file import save_session
 
         save_session(self, path)
 

@@ -63,7 +63,7 @@ class GenerateOptions:
         if self.accept == "synthetic" or isinstance(self.accept, Synthetic):
             raise ValueError(
                 f"accept is {self.accept!r}, which draws lots and is for measuring speed: what comes out is no model's"
-                " text; see specjax.benchmark, or accept by 'rejection' or 'coupled'"
+                " text; see specjax.analysis.benchmark, or accept by 'rejection' or 'coupled'"
             )
         if self.accept not in ("rejection", "coupled"):
             raise ValueError(f"accept is {self.accept!r}; known rules are 'rejection' and 'coupled'")

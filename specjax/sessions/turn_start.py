@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.context_shift import Cut, Reach
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params
+from specjax.sessions.context_shift import Cut, Reach
 from specjax.state import KVCache, SequenceState
 
 

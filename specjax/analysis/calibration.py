@@ -22,8 +22,8 @@ from checkpoints.tree import flatten, is_matrix, unflatten
 from specjax.decoding.decoder import Decoder
 from specjax.errors import PromptError
 from specjax.layers.observed import Observed
-from specjax.model import NO_DRAFTS, Model
 from specjax.models.protocol import FeatureRequest, Params, Target
+from specjax.runtime.model import NO_DRAFTS, Model
 
 Statistics = dict[str, tuple[Array, Array]]
 """Parameter path -> sums of squares [E, K] and rows summed [E]."""

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import checkpoints
 from pallas_kernels.quant_matmul import Activations
-from specjax import drafters
-from specjax.drafters import DrafterSource
 from specjax.errors import SpecjaxError
-from specjax.model import Model
 from specjax.models import registry
 from specjax.models.protocol import ModelConfig
-from specjax.placement import Placement
+from specjax.runtime import drafters
+from specjax.runtime.drafters import DrafterSource
+from specjax.runtime.model import Model
+from specjax.runtime.placement import Placement
 
 
 def bundled_model() -> Path:
@@ -52,7 +52,7 @@ def load(
         packed: quantized matrices stay as the file packs them. Where products are of integers, the other factor is
             rounded to 16 bits ("a16") or to 8 ("a8": faster, and as llama.cpp does). None: decode them to `dtype`.
         place: where parameters go that are not to lie on the default device: rules "REGEX=PLACE", of which the first
-            that matches a parameter's path decides, such as "mtp=pinned_host"; see `specjax.placement`.
+            that matches a parameter's path decides, such as "mtp=pinned_host"; see `specjax.runtime.placement`.
         need_tokenizer: whether an absent or unusable tokenizer is an error; prompts must be token ids otherwise.
         progress: called with bytes done and bytes in all.
 

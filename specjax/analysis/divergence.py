@@ -14,8 +14,8 @@ import numpy as np
 from pallas_kernels.quant_matmul import Activations, QTensor
 from specjax.decoding.random import Purpose, gumbel_at
 from specjax.decoding.sampling import SamplerConfig, warp
-from specjax.generation import GenerateOptions
-from specjax.model import Model
+from specjax.runtime.generation import GenerateOptions
+from specjax.runtime.model import Model
 from specjax.state import KVTypes
 
 TOLERANCE = 1e-3

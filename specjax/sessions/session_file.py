@@ -21,16 +21,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from checkpoints.atomic import replaced
-from specjax.context_shift import Cut
 from specjax.decoding.draft_control import DraftConfig
 from specjax.errors import SpecjaxError
-from specjax.generation import GenerateOptions
-from specjax.session import Reuse, Session, open_session
+from specjax.runtime.generation import GenerateOptions
+from specjax.sessions.context_shift import Cut
+from specjax.sessions.session import Reuse, Session, open_session
+from specjax.sessions.turn_start import Snapshot
 from specjax.state import KVCache
-from specjax.turn_start import Snapshot
 
 if TYPE_CHECKING:
-    from specjax.model import Model
+    from specjax.runtime.model import Model
 
 _KEY, _SUM = "specjax_session", "crc32"
 

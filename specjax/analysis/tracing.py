@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from specjax.batch import Emission
 from specjax.errors import SpecjaxError
+from specjax.runtime.batch import Emission
 
 
 class TraceWriter:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from checkpoints import TextTokenizer
 from checkpoints.chat_template import Message, render
-from specjax.batch import Emission
 from specjax.errors import SpecjaxError
-from specjax.generation import Generation
-from specjax.session import Session
+from specjax.runtime.batch import Emission
+from specjax.runtime.generation import Generation
+from specjax.sessions.session import Session
 
 
 @dataclass(frozen=True)

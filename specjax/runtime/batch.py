@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.context_shift import Cut
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode, decode_chunk
 from specjax.decoding.prefill import beside, chunks, prefill, prefill_chunk, start_decoding
 from specjax.decoding.sampling import top2_margin
 from specjax.decoding.shift import shift_context
 from specjax.errors import PromptError
-from specjax.generation import FinishReason, Timings
 from specjax.models.protocol import Params, Target
+from specjax.runtime.generation import FinishReason, Timings
+from specjax.sessions.context_shift import Cut
 from specjax.state import SequenceState
 
 CAPACITY_STEP = 256

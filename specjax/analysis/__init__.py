@@ -1,0 +1,1 @@
+"""Looking at generations: traces, divergence, profiles, measurements."""

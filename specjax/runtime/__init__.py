@@ -1,0 +1,1 @@
+"""Running models: loading, placement, batches and what a user types against."""

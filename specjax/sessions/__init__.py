@@ -1,0 +1,1 @@
+"""Conversations as values: turns that reuse caches, context shift, saved files."""
