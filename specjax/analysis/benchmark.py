@@ -30,7 +30,8 @@ class Speed:
         round_seconds: of a whole round, the host's share included.
         speedup: tokens per second over those of plain decoding in the same turn.
         cost: the halves of a round, timed as programs of their own.
-        bound: the speed-up that the halves allow at these tokens per round, see `specjax.analysis.profiling.speedup_bound`.
+        bound: the speed-up that the halves allow at these tokens per round, see
+            `specjax.analysis.profiling.speedup_bound`.
         expected_tokens_per_round: what the given probabilities come to; None where acceptance is the model's own. The
             last rounds of `max_tokens` have room for fewer drafts, and stay below it.
     """
