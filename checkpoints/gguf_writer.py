@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, LlamaFileType, quants
 
 from checkpoints.errors import CheckpointError
-from checkpoints.families import Config, family_of_config
+from checkpoints.family import Config, Families, Family
 from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType
 from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import typed
@@ -34,6 +34,7 @@ _ALWAYS_F32 = ("_norm.weight", "ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_
 
 def write_gguf(
     path: str | Path,
+    families: Families,
     config: Config,
     params: Mapping[str, Any],
     tokenizer: TextTokenizer,
@@ -46,6 +47,7 @@ def write_gguf(
 
     Args:
         path: the file to make or to replace.
+        families: the known ones.
         config, params: the model.
         tokenizer: its vocabulary is padded with unused tokens to the model's V.
         weights: type of the matrices. Vectors, convolution taps and routers are F32 always, as are, under Q8_0,
@@ -59,8 +61,9 @@ def write_gguf(
     """
     if weights not in get_args(WeightType):
         raise CheckpointError(f"cannot write {weights!r} weights; known are {', '.join(get_args(WeightType))}")
-    keys = gguf_metadata(config, tokenizer, FILE_TYPES[weights]) | dict(metadata or {})
-    table = family_of_config(config).gguf_rules(config, ())
+    family = families.of_config(config)
+    keys = gguf_metadata(family, config, tokenizer, FILE_TYPES[weights]) | dict(metadata or {})
+    table = family.gguf.rules(config, ())
     tensors, integers = list(table.unload(params)), table.integer_sources
     entries = [
         TensorEntry(name, shape, GGML_TYPES["I32"] if name in integers else _stored_type(name, shape, weights))
@@ -82,7 +85,7 @@ def stays_f32(name: str, shape: Shape) -> bool:
     return len(shape) < 2 or name.endswith(_ALWAYS_F32)
 
 
-def gguf_metadata(config: Config, tokenizer: TextTokenizer, file_type: LlamaFileType) -> dict[str, Any]:
+def gguf_metadata(family: Family, config: Config, tokenizer: TextTokenizer, file_type: LlamaFileType) -> dict[str, Any]:
     """The metadata with which llama.cpp runs a model.
 
     Raises:
@@ -93,7 +96,7 @@ def gguf_metadata(config: Config, tokenizer: TextTokenizer, file_type: LlamaFile
         "general.type": "model",
         "general.file_type": int(file_type),
         "general.quantization_version": GGML_QUANT_VERSION,
-        **family_of_config(config).config_to_gguf(config),
+        **family.gguf.write_config(config),
         **to_metadata(tokenizer, config.vocab_size),
     }
 

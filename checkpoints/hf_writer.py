@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints import tokenizer_hf
 from checkpoints.atomic import write_text
-from checkpoints.families import Config, family_of_config
+from checkpoints.family import Config, Families
 from checkpoints.mapping import Progress
 from checkpoints.rope_formula import with_formula
 from checkpoints.safetensors_file import DTYPES, TYPE_OF_DTYPE
@@ -28,6 +28,7 @@ _SHARD_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 def write_hf(
     directory: str | Path,
+    families: Families,
     config: Config,
     params: Mapping[str, Any],
     tokenizer: TextTokenizer | None = None,
@@ -44,6 +45,7 @@ def write_hf(
 
     Args:
         directory: made if it is not there.
+        families: the known ones.
         config, params: the model.
         tokenizer: written as tokenizer.json if given.
         dtype: of every tensor but those that hold integers, which are int64.
@@ -54,9 +56,9 @@ def write_hf(
         ConfigError: config.json cannot express the model; nothing is written then.
         TensorMismatchError: `params` do not fit `config`; nothing is written then.
     """
-    config = with_formula(config, lambda path: np.asarray(flatten(params)[path]))
-    directory, family, item = Path(directory), family_of_config(config), np.dtype(dtype)
-    table = family.hf_rules(config, ())
+    directory, family, item = Path(directory), families.of_config(config), np.dtype(dtype)
+    config = with_formula(family, config, lambda path: np.asarray(flatten(params)[path]))
+    table = family.hf.rules(config, ())
     integers, tensors = table.integer_sources, list(table.unload(params))
     kinds = {name: "I64" if name in integers else TYPE_OF_DTYPE[item] for name, _, _ in tensors}
     entries = [
@@ -72,4 +74,4 @@ def write_hf(
             old.unlink()
     if tokenizer is not None:
         tokenizer_hf.save(tokenizer, directory)
-    write_text(directory / "config.json", json.dumps({**family.config_to_hf(config), "dtype": item.name}, indent=2))
+    write_text(directory / "config.json", json.dumps({**family.hf.write_config(config), "dtype": item.name}, indent=2))

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints import heap, tokenizer_gguf, tokenizer_hf
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
-from checkpoints.families import Config, model_of_gguf, model_of_hf
+from checkpoints.family import Config, Families, Family
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.mapping import Progress, Put, RuleTable, put_on_default_device
 from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
@@ -81,11 +81,13 @@ class OpenedCheckpoint:
     """A checkpoint whose metadata are read and whose weights are not. Made by `open_checkpoint`.
 
     Attributes:
+        family: the family of the model.
         config, path, format, metadata: as in `Checkpoint`.
         source: the open file.
         rules: what becomes of its tensors.
     """
 
+    family: Family = field(repr=False)
     config: Config
     source: TensorSource = field(repr=False)
     rules: RuleTable = field(repr=False)
@@ -140,6 +142,7 @@ class OpenedCheckpoint:
 
 def load(
     path: str | Path,
+    families: Families,
     dtype: DTypeLike = np.float32,
     *,
     need_tokenizer: bool = True,
@@ -151,6 +154,7 @@ def load(
     Args:
         path: a GGUF file (any part of a split one), a directory with config.json and safetensors, or an Orbax
             checkpoint that `specjax convert` made.
+        families: the known ones, such as `specjax.FAMILIES`.
         dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
         progress: called with bytes done and bytes in all.
@@ -169,10 +173,10 @@ def load(
         MissingMTPWarning: the MTP head is declared and absent; the trunk is loaded without it.
         DecodedWarning: some types cannot stay packed, and are decoded.
     """
-    return open_checkpoint(path).load(dtype, need_tokenizer=need_tokenizer, progress=progress, packed=packed)
+    return open_checkpoint(path, families).load(dtype, need_tokenizer=need_tokenizer, progress=progress, packed=packed)
 
 
-def describe(path: str | Path) -> Description:
+def describe(path: str | Path, families: Families) -> Description:
     """What a checkpoint contains. Reads no weights, and reports mismatched tensors instead of raising.
 
     Raises:
@@ -181,7 +185,7 @@ def describe(path: str | Path) -> Description:
     Warns:
         MissingMTPWarning: as `load`.
     """
-    opened = open_checkpoint(path)
+    opened = open_checkpoint(path, families)
     tokenizer = opened.tokenizer(required=False)
     problems = None
     try:
@@ -211,11 +215,13 @@ def _matrix_dtype(asked: DTypeLike) -> np.dtype:
     return dtype
 
 
-def open_checkpoint(path: str | Path, type_codes: Mapping[int, str] | None = None) -> OpenedCheckpoint:
+def open_checkpoint(
+    path: str | Path, families: Families, type_codes: Mapping[int, str] | None = None
+) -> OpenedCheckpoint:
     """Read what a checkpoint says of itself, and none of its weights.
 
     Args:
-        path: as in `load`.
+        path, families: as in `load`.
         type_codes: of a GGUF, see `GGUFFile`.
 
     Raises:
@@ -227,17 +233,22 @@ def open_checkpoint(path: str | Path, type_codes: Mapping[int, str] | None = Non
     path = Path(path)
     if (path / MANIFEST).is_file():
         folder = OrbaxFolder(path)
-        model_of = model_of_gguf if folder.origin == "gguf" else model_of_hf
-        config, origin = model_of(folder.metadata, folder.origin_tensors, str(path))
-        # Each parameter is a tensor by its own name there.
-        rules = RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)
-        return OpenedCheckpoint(config, folder, rules, path, "orbax", folder.metadata)
+        model = families.read(folder.origin, folder.metadata, folder.origin_tensors, str(path))
+        rules = own_names(model.rules)
+        return OpenedCheckpoint(model.family, model.config, folder, rules, path, "orbax", folder.metadata)
     if path.is_dir():
         directory = SafetensorsDirectory(path)
-        config, rules = model_of_hf(directory.document, directory.tensors, str(path))
-        return OpenedCheckpoint(config, directory, rules, path, "safetensors", directory.document)
+        model = families.read("safetensors", directory.document, directory.tensors, str(path))
+        return OpenedCheckpoint(
+            model.family, model.config, directory, model.rules, path, "safetensors", directory.document
+        )
     if not path.exists():
         raise FormatError(f"{path}: no such file or directory")
     file = GGUFFile(path, type_codes)
-    config, rules = model_of_gguf(file.metadata, file.tensors, str(path))
-    return OpenedCheckpoint(config, file, rules, path, "gguf", file.metadata)
+    model = families.read("gguf", file.metadata, file.tensors, str(path))
+    return OpenedCheckpoint(model.family, model.config, file, model.rules, path, "gguf", file.metadata)
+
+
+def own_names(origin: RuleTable) -> RuleTable:
+    """The rules of an Orbax folder: each parameter is a tensor by its own name there."""
+    return RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from jax.sharding import Sharding
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import CheckpointError, FormatError
+from checkpoints.family import FileKind
 from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows, is_decodable
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.json_file import read_object
@@ -38,7 +39,6 @@ PACKED = ".parts.blocks"
 _TREE = "_METADATA"
 """Where Orbax describes the tree."""
 
-Origin = Literal["gguf", "safetensors"]
 Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding | None]
 _ROWS_PER_STEP = 256
 
@@ -62,7 +62,7 @@ class OrbaxFolder:
         self.path = Path(path)
         document = read_object(self.path / MANIFEST, FormatError)
         try:
-            self.origin: Origin = {"gguf": "gguf", "safetensors": "safetensors"}[document["origin"]]  # type: ignore[assignment]
+            self.origin: FileKind = {"gguf": "gguf", "safetensors": "safetensors"}[document["origin"]]  # type: ignore[assignment]
             known = GGML_TYPES.keys() if self.origin == "gguf" else ()
             self.origin_tensors = {row[0]: _tensor_info(row, known) for row in document["tensors"]}
             self.tensors = {row[0]: _tensor_info(row, GGML_TYPES.keys()) for row in document["parameters"]}

@@ -11,36 +11,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32
 
-from checkpoints.families import Config
-from specjax.models.dense import DenseConfig, Llama3Rope
-from specjax.models.step3_5 import Step35Config
+from checkpoints.family import Family
 
 DIVISORS = "target.rope_factors"
 """Path of the parameter."""
+FORMULA = "rope_formula"
+"""Name of the field of a config that holds its `Llama3Rope`, if it is known."""
 _CONTEXTS = tuple(1 << bits for bits in range(5, 24))
 _RANGES = ((1.0, 4.0), (1.0, 32.0))
 """Low and high of Llama 3.1, and of Step-3.5 Flash."""
 _FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0, 64.0)
 
 
-def with_formula(config: Config, read: Callable[[str], np.ndarray]) -> Config:
+@dataclass(frozen=True)
+class Llama3Rope:
+    """The formula by which Llama 3 stretches rotary frequencies to contexts longer than those of training.
+
+    Attributes:
+        factor: divisor of the slowest frequencies.
+        low_freq_factor, high_freq_factor: rotations within the original context below which a frequency is divided by
+            `factor`, and above which it stays; in between it is interpolated.
+        original_context: positions of the training.
+
+    Source: `_compute_llama3_parameters` in transformers `modeling_rope_utils.py`; `Step35Model` in llama.cpp's
+    `conversion/step3.py`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+    def factors(self, theta: float, width: int) -> tuple[float, ...]:
+        """The divisor of each of the width / 2 frequencies."""
+
+        def divisor(frequency: float) -> float:
+            rotations = self.original_context * frequency / (2 * math.pi)
+            blend = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+            blend = min(max(blend, 0.0), 1.0)
+            return 1 / ((1 - blend) / self.factor + blend)
+
+        return tuple(divisor(theta ** (-2 * pair / width)) for pair in range(width // 2))
+
+
+def with_formula(family: Family, config: Any, read: Callable[[str], np.ndarray]) -> Any:
     """The config, with the formula of its rotary divisors if it has some and they follow one.
 
     Args:
+        family: of the model; its `rope` says which frequencies are divided.
         config: of the model.
         read: gives a parameter by its path.
     """
-    if not isinstance(config, (DenseConfig, Step35Config)) or not config.rope_factors or config.rope_formula:
+    if family.rope is None or not config.rope_factors or config.rope_formula:
         return config
-    divisors = np.asarray(read(DIVISORS), np.float32)
-    if isinstance(config, DenseConfig):
-        return replace(config, rope_formula=find_formula(divisors, config.rope_theta, config.head_width))
-    return replace(config, rope_formula=find_formula(divisors, config.full.rope_theta, config.full.rope_width))
+    return replace(config, rope_formula=find_formula(np.asarray(read(DIVISORS), np.float32), *family.rope(config)))
 
 
 def find_formula(divisors: Float32[np.ndarray, "N/2"], theta: float, width: int) -> Llama3Rope | None:

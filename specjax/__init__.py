@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specjax.errors import PromptError, SpecjaxError
     from specjax.models.ngram import NGram
+    from specjax.models.registry import FAMILIES
     from specjax.runtime.generation import GenerateOptions, Generation
     from specjax.runtime.loading import load
     from specjax.runtime.model import Model
 
 __version__ = "0.1.0"
 
-__all__ = ["GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
+__all__ = ["FAMILIES", "GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
 
 _HOMES = {
+    "FAMILIES": "specjax.models.registry",
     "GenerateOptions": "specjax.runtime.generation",
     "Generation": "specjax.runtime.generation",
     "Model": "specjax.runtime.model",
@@ -32,7 +34,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use: `checkpoints` imports model configs from this package in turn."""
+    """Import the public names on first use: JAX and the models take over a second, which `specjax --help` can spare."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specjax' has no attribute {name!r}")
     from importlib import import_module

@@ -14,8 +14,9 @@ import numpy as np
 
 from checkpoints.convert.plan import tensor_bytes
 from checkpoints.convert.source_model import SourceModel, Stored
-from checkpoints.families import Config
+from checkpoints.family import Config
 from checkpoints.mapping import Progress
+from checkpoints.rope_formula import FORMULA
 
 _VALUES_PER_STEP = 1 << 18
 _BYTES_PER_STEP = 1 << 20
@@ -67,7 +68,7 @@ def compare(source: SourceModel, written: SourceModel, progress: Progress | None
 
 def _numbers(config: Config) -> dict[str, Any]:
     """The config, without the formula of its rotary factors, which a GGUF does not have: they are a parameter."""
-    return {name: value for name, value in asdict(config).items() if name != "rope_formula"}
+    return {name: value for name, value in asdict(config).items() if name != FORMULA}
 
 
 def _compare(path: str, source: SourceModel, written: SourceModel) -> str | None:

@@ -17,6 +17,7 @@ from checkpoints.convert.source_model import SourceModel, open_model
 from checkpoints.convert.targets import Types
 from checkpoints.convert.writers import gguf_paths, write_gguf_file, write_hf_folder, write_orbax_folder
 from checkpoints.errors import CheckpointError
+from checkpoints.family import Families
 from checkpoints.load import open_checkpoint
 from checkpoints.mapping import Progress
 from checkpoints.orbax_folder import MANIFEST
@@ -86,6 +87,7 @@ class Conversion:
     kept: tuple[PlannedTensor, ...] = field(repr=False)
     left_out: Mapping[str, str] = field(repr=False)
     options: ConvertOptions
+    _families: Families = field(repr=False)
     _model: SourceModel = field(repr=False)
     _beside: Any = field(repr=False)
     _tokenizer: TextTokenizer | None = field(repr=False)
@@ -143,7 +145,7 @@ class Conversion:
             written: what `run` returned.
             progress: called with bytes read and bytes in all.
         """
-        return compare(self._model, open_model(written[0], drop_mtp=False), progress)
+        return compare(self._model, open_model(written[0], self._families, drop_mtp=False), progress)
 
     def check_destination(self) -> None:
         """
@@ -169,12 +171,15 @@ class Conversion:
         return self.destination.is_dir() and not any(self.destination.iterdir())
 
 
-def prepare(source: str | Path, destination: str | Path, options: ConvertOptions | None = None) -> Conversion:
+def prepare(
+    source: str | Path, destination: str | Path, families: Families, options: ConvertOptions | None = None
+) -> Conversion:
     """Plan a conversion. Reads no more than metadata and a few vectors, and writes nothing.
 
     Args:
         source: a GGUF file (any part of a split one), a Hugging Face folder, or an Orbax folder made here.
         destination: the file or folder to make.
+        families: the known ones, such as `specjax.FAMILIES`.
         options: see `ConvertOptions`.
 
     Raises:
@@ -184,10 +189,10 @@ def prepare(source: str | Path, destination: str | Path, options: ConvertOptions
     options = options or ConvertOptions()
     source, destination = Path(source), Path(destination)
     kind = options.to or _kind_of(destination)
-    model = open_model(source, drop_mtp=options.drop_mtp)
+    model = open_model(source, families, drop_mtp=options.drop_mtp)
     types, tokenizer = options.types, model.tokenizer()
     if options.tokenizer is not None:
-        tokenizer = open_checkpoint(options.tokenizer).tokenizer(required=True)
+        tokenizer = open_checkpoint(options.tokenizer, families).tokenizer(required=True)
     beside: Any = None
     kept: list[PlannedTensor] = []
     if kind == "gguf":
@@ -198,7 +203,7 @@ def prepare(source: str | Path, destination: str | Path, options: ConvertOptions
         tensors, kept = targets.orbax_tensors(model, types)
     left_out = targets.left_out(model, [*tensors, *kept])
     conversion = Conversion(
-        source, destination, kind, tuple(tensors), tuple(kept), left_out, options, model, beside, tokenizer
+        source, destination, kind, tuple(tensors), tuple(kept), left_out, options, families, model, beside, tokenizer
     )
     conversion.check_destination()
     return conversion

@@ -13,7 +13,7 @@ from gguf import LlamaFileType
 from checkpoints.convert.plan import DECODED, PlannedTensor, Shape, as_it_is, from_rules, parameter, tensor_bytes
 from checkpoints.convert.source_model import FLOATS, SourceModel, moves_values
 from checkpoints.errors import CheckpointError
-from checkpoints.families import Config, family_of_config
+from checkpoints.family import Config
 from checkpoints.gguf_values import GGUFValue, typed
 from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
 from checkpoints.mapping import RuleTable
@@ -62,8 +62,7 @@ def gguf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
     if model.origin == "gguf":
         yield from _as_in_origin(model, types)
     else:
-        family = family_of_config(model.opened.config)
-        yield from from_rules(model, family.gguf_rules(model.opened.config, ()), types.in_gguf)
+        yield from from_rules(model, model.opened.family.gguf.rules(model.opened.config, ()), types.in_gguf)
 
 
 def hf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
@@ -76,7 +75,7 @@ def hf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
         yield from _as_in_origin(model, types)
         return
     config, kind = _config_for_hf(model), _dtype_of(model, types)
-    for tensor in from_rules(model, family_of_config(config).hf_rules(config, ()), types.in_hf):
+    for tensor in from_rules(model, model.opened.family.hf.rules(config, ()), types.in_hf):
         yield _narrowed(tensor, kind)
 
 
@@ -118,7 +117,7 @@ def gguf_values(model: SourceModel, types: Types, tokenizer: TextTokenizer | Non
             f"{model.opened.path}: no tokenizer, without which a GGUF is of no use; give --tokenizer with a folder"
             " or file that has the right one (for an assistant that of its target)"
         )
-    keys = gguf_metadata(model.opened.config, tokenizer, file_type or _majority(model))
+    keys = gguf_metadata(model.opened.family, model.opened.config, tokenizer, file_type or _majority(model))
     if name := model.opened.path.absolute().name:
         keys = {**dict(list(keys.items())[:2]), "general.name": name, **dict(list(keys.items())[2:])}
     return {key: typed(key, value) for key, value in keys.items()}
@@ -134,7 +133,7 @@ def hf_document(model: SourceModel, types: Types) -> dict[str, Any]:
     if model.document is not None:
         return _with_dtype(model.document, names[types.matrices]) if types.matrices else dict(model.document)
     config = _config_for_hf(model)
-    return {**family_of_config(config).config_to_hf(config), "dtype": names[_dtype_of(model, types)]}
+    return {**model.opened.family.hf.write_config(config), "dtype": names[_dtype_of(model, types)]}
 
 
 def left_out(model: SourceModel, planned: list[PlannedTensor]) -> dict[str, str]:
@@ -182,7 +181,7 @@ def _reason(rules: RuleTable, name: str) -> str:
 
 
 def _config_for_hf(model: SourceModel) -> Config:
-    return with_formula(model.opened.config, lambda path: model.parameter(path).array)
+    return with_formula(model.opened.family, model.opened.config, lambda path: model.parameter(path).array)
 
 
 def _dtype_of(model: SourceModel, types: Types) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from checkpoints.convert.source_model import SourceModel
 from checkpoints.errors import CheckpointError
+from checkpoints.findings import Report
 from checkpoints.load import OpenedCheckpoint
 from checkpoints.mapping import Progress
-from checkpoints.rope_formula import DIVISORS
 from checkpoints.tree import is_matrix
-from checkpoints.verifier.findings import Report
 
 _HEAD = "lm_head.weight"
 
@@ -62,16 +63,10 @@ def _values(model: SourceModel, path: str, report: Report) -> None:
             f"{names}: every value is zero",
             "so look files whose download was interrupted after the space was reserved: download it again",
         )
-    elif path.endswith(".delta_net.a") and not (stored.array < 0).all():
-        report.error(
-            f"{names}: decay rates must be negative, -exp(A_log); the largest is {stored.array.max():.3g}",
-            "the converter left A_log as it was, or changed it twice: convert the original again",
-        )
-    elif path == DIVISORS and not ((stored.array >= 1).all() and (np.diff(stored.array) >= 0).all()):
-        report.error(
-            f"{names}: divisors of rotary frequencies begin at 1 and do not fall; these are {stored.array[:4]}, ...",
-            "the tensor is damaged or of another model: convert the original again",
-        )
+    else:
+        for check in model.opened.family.value_checks:
+            if re.fullmatch(check.paths, path) and (wrong := check.wrong(stored.array)) is not None:
+                report.error(f"{names}: {wrong}", check.fix)
 
 
 def _is_a_permutation(ids: np.ndarray, name: str, report: Report) -> None:

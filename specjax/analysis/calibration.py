@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from checkpoints.families import family_of_config
 from checkpoints.quantization.imatrix import Entry, ImportanceMatrix
 from checkpoints.rule import Rule
 from checkpoints.tree import flatten, is_matrix, unflatten
@@ -23,6 +22,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.errors import PromptError
 from specjax.layers.observed import Observed
 from specjax.models.protocol import FeatureRequest, Params, Target
+from specjax.models.registry import FAMILIES
 from specjax.runtime.model import NO_DRAFTS, Model
 
 Statistics = dict[str, tuple[Array, Array]]
@@ -107,7 +107,7 @@ def _statistics(target: Target, paths: frozenset[str], params: Params, tokens: I
 
 def _observed_rules(config: Any) -> list[Rule]:
     """Rules of matrices in layers of the trunk, those that make packed tensors of a GGUF."""
-    table = family_of_config(config).gguf_rules(config, ())
+    table = FAMILIES.of_config(config).gguf.rules(config, ())
     return [
         rule
         for rule in table.rules

@@ -35,8 +35,9 @@ examples:
   specjax convert assistant/ assistant.gguf --tokenizer gemma-4-E4B-it/
 
 In Python:
+  import specjax
   from checkpoints.convert import ConvertOptions, prepare
-  prepare("model.gguf", "model.orbax").run()
+  prepare("model.gguf", "model.orbax", specjax.FAMILIES).run()
   from checkpoints.orbax_folder import restore
   params = restore("model.orbax", sharding=lambda path, shape: NamedSharding(mesh, ...))
 
@@ -79,9 +80,10 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if the result is not what it should be."""
     from checkpoints.convert import ConvertOptions, prepare
     from specjax.cli.progress import byte_progress
+    from specjax.models.registry import FAMILIES
 
     options = ConvertOptions(args.to, args.dtype, args.split_size, args.drop_mtp, args.force, args.tokenizer)
-    conversion = prepare(args.source, args.destination, options)
+    conversion = prepare(args.source, args.destination, FAMILIES, options)
     if args.dry_run:
         _print_plan(conversion)
         return 0

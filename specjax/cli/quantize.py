@@ -88,9 +88,10 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status."""
     from checkpoints.quantization import prepare, read_imatrix
     from specjax.cli.progress import byte_progress
+    from specjax.models.registry import FAMILIES
 
     importance = None if args.imatrix is None else read_imatrix(args.imatrix)
-    quantization = prepare(args.source, args.destination, options_of(args), importance)
+    quantization = prepare(args.source, args.destination, FAMILIES, options_of(args), importance)
     if args.dry_run:
         _print_plan(quantization)
         return 0

@@ -1,10 +1,12 @@
-"""Which target and drafter belong to a config."""
+"""The model families: the only list of them, and which target and drafter belong to a config."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from checkpoints.family import Families
+from specjax.models import dense, gemma4, qwen3_5, step3_5
 from specjax.models.dense import DenseConfig, DenseTarget
 from specjax.models.gemma4 import (
     Gemma4Assistant,
@@ -16,6 +18,9 @@ from specjax.models.gemma4 import (
 from specjax.models.protocol import Drafter, Target
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
+
+FAMILIES = Families((dense.FAMILY, gemma4.FAMILY, gemma4.ASSISTANT, qwen3_5.FAMILY, step3_5.FAMILY))
+"""Every family that can be read and written."""
 
 _BUILDERS: dict[type, Callable[[Any], tuple[Target, Drafter | None]]] = {
     DenseConfig: lambda config: (DenseTarget(config), None),

@@ -33,7 +33,7 @@ def open_drafter(source: DrafterSource) -> NGram | checkpoints.OpenedCheckpoint:
     """
     if isinstance(source, NGram):
         return source
-    return NGram() if source == "ngram" else checkpoints.open_checkpoint(source)
+    return NGram() if source == "ngram" else checkpoints.open_checkpoint(source, registry.FAMILIES)
 
 
 def added_paths(drafter: NGram | checkpoints.OpenedCheckpoint) -> list[str]:

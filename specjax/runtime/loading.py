@@ -64,7 +64,7 @@ def load(
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
         checkpoints.DecodedWarning: some types cannot stay packed, and are decoded.
     """
-    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path)
+    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES)
     if registry.is_assistant(opened.config):
         raise SpecjaxError(
             f"{opened.path} is an assistant, which only drafts: load the model it was made for, and give this file as"

@@ -23,6 +23,7 @@ from checkpoints.convert import ConvertOptions, prepare, remove
 from checkpoints.gguf_file import GGUFFile
 from checkpoints.quantization import ImportanceMatrix, QuantizeOptions, write_imatrix
 from checkpoints.quantization.imatrix import Entry
+from specjax.models.registry import FAMILIES
 
 SCRIPT = Path(__file__).with_name("large_model.py")
 PATHS = os.pathsep.join([str(SCRIPT.parents[2]), str(SCRIPT.parent)])
@@ -92,7 +93,7 @@ def _state(kind: str, source: Path, folder: Path, names: list[str]) -> str:
         assert all(path.read_bytes() == wanted[path.name].read_bytes() for path in visible)
         state = "whole"
     else:
-        assert not prepare(source, folder / "unused.gguf").compare(visible).wrong
+        assert not prepare(source, folder / "unused.gguf", FAMILIES).compare(visible).wrong
         state = "whole"
     remove(visible)
     return state
@@ -115,18 +116,18 @@ def full_disk(num_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["gguf", "hf", "orbax"])
 def test_a_full_disk_is_said_and_keeps_nothing(kind: str, tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
-    conversion = prepare(source, tmp_path / "model", ConvertOptions(kind))  # type: ignore[arg-type]
+    conversion = prepare(source, tmp_path / "model", FAMILIES, ConvertOptions(kind))  # type: ignore[arg-type]
     with full_disk(20_000), pytest.raises(CheckpointError, match=r"model: cannot be written: .*make room"):
         conversion.run()
     assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
     conversion.run()
-    assert checkpoints.describe(tmp_path / "model").problems is None
+    assert checkpoints.describe(tmp_path / "model", FAMILIES).problems is None
 
 
 @pytest.mark.parametrize("split", [None, 40_000])
 def test_a_full_disk_is_said_by_quantizations_and_importance_matrices(split: int | None, tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
-    plan = quantization.prepare(source, tmp_path / "q.gguf", QuantizeOptions("Q8_0", split_bytes=split))
+    plan = quantization.prepare(source, tmp_path / "q.gguf", FAMILIES, QuantizeOptions("Q8_0", split_bytes=split))
     with full_disk(20_000), pytest.raises(CheckpointError, match=r"cannot be written: .*make room"):
         plan.run()
     entries = {"blk.0.ffn_up.weight": Entry(np.ones((1, 8192), np.float32), np.ones(1, np.float32))}
@@ -134,7 +135,7 @@ def test_a_full_disk_is_said_by_quantizations_and_importance_matrices(split: int
     with full_disk(20_000), pytest.raises(CheckpointError, match=r"imatrix\.gguf: cannot be written: .*make room"):
         write_imatrix(tmp_path / "imatrix.gguf", matrix)
     assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
-    assert checkpoints.describe(plan.run()).problems is None
+    assert checkpoints.describe(plan.run(), FAMILIES).problems is None
     write_imatrix(tmp_path / "imatrix.gguf", matrix)
 
 
@@ -142,15 +143,15 @@ def test_a_full_disk_is_said_by_quantizations_and_importance_matrices(split: int
 def test_an_interrupt_keeps_what_was_there(kind: str, tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     older = write_tiny_gguf(tmp_path / "older.gguf", make_config(moe=True))
-    prepare(older, tmp_path / "model", ConvertOptions(kind)).run()  # type: ignore[arg-type]
+    prepare(older, tmp_path / "model", FAMILIES, ConvertOptions(kind)).run()  # type: ignore[arg-type]
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    conversion = prepare(source, tmp_path / "model", ConvertOptions(kind, force=True))  # type: ignore[arg-type]
+    conversion = prepare(source, tmp_path / "model", FAMILIES, ConvertOptions(kind, force=True))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         conversion.run(interrupt)
-    assert checkpoints.describe(tmp_path / "model").config == make_config(moe=True)
+    assert checkpoints.describe(tmp_path / "model", FAMILIES).config == make_config(moe=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "older.gguf", "source.gguf"]
 
 
@@ -158,6 +159,6 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch:
     """By an error of the system, which names the place; root may write everywhere, so the place is no folder."""
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     for kind in ("gguf", "hf", "orbax"):
-        conversion = prepare(source, source / "model", ConvertOptions(kind))  # type: ignore[arg-type]
+        conversion = prepare(source, source / "model", FAMILIES, ConvertOptions(kind))  # type: ignore[arg-type]
         with pytest.raises(OSError, match=r"source\.gguf"):
             conversion.run()

@@ -18,6 +18,7 @@ from small_model import CONFIG, agreeing_params, byte_tokenizer
 
 import checkpoints
 import specjax
+from specjax.models.registry import FAMILIES
 from specjax.sessions.chat import Chat, open_chat
 
 TEMPLATE = (
@@ -46,7 +47,7 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary = replace(byte_tokenizer().vocabulary, chat_template=TEMPLATE)
     path = tmp_path_factory.mktemp("chat") / "talkative.gguf"
     tokenizer = checkpoints.tokenizer_gguf.from_vocabulary(vocabulary)
-    checkpoints.write_gguf(path, CONFIG, agreeing_params(CONFIG), tokenizer)
+    checkpoints.write_gguf(path, FAMILIES, CONFIG, agreeing_params(CONFIG), tokenizer)
     return path
 
 

@@ -10,6 +10,7 @@ from program import Cli
 
 import checkpoints
 from checkpoints.convert import Conversion
+from specjax.models.registry import FAMILIES
 
 
 def test_a_conversion_is_reported_and_verified(cli: Cli, gguf: Path, tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_a_conversion_is_reported_and_verified(cli: Cli, gguf: Path, tmp_path: P
     assert cli("convert", tmp_path / "m.orbax", tmp_path / "m.gguf").status == 0
     assert (tmp_path / "m.gguf").read_bytes() == gguf.read_bytes()
     assert cli("convert", gguf, tmp_path / "hf", "--to", "hf", "--dtype", "bfloat16", "--verify").status == 0
-    assert checkpoints.describe(tmp_path / "hf").problems is None
+    assert checkpoints.describe(tmp_path / "hf", FAMILIES).problems is None
     ran = cli("verify", gguf, tmp_path / "hf", tmp_path / "m.orbax")
     assert ran.status == 0
     assert ran.out.count("nothing is wrong") == 3

@@ -18,6 +18,7 @@ import specjax
 from specjax.cli.options import check_output
 from specjax.cli.runtime import UsageError, cache_folder
 from specjax.decoding.draft_control import DraftConfig
+from specjax.models.registry import FAMILIES
 
 PROMPT = ("--prompt", "def f(")
 
@@ -25,7 +26,7 @@ PROMPT = ("--prompt", "def f(")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "hf"
-    checkpoints.write_hf(path, CONFIG, agreeing_params(CONFIG), byte_tokenizer())
+    checkpoints.write_hf(path, FAMILIES, CONFIG, agreeing_params(CONFIG), byte_tokenizer())
     return path
 
 

@@ -20,6 +20,7 @@ from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
 from specjax.models.gemma4 import Gemma4Assistant, Gemma4AssistantConfig, Gemma4Config, Gemma4Target
 from specjax.models.protocol import Params
+from specjax.models.registry import FAMILIES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gemma4"
 LENGTHS = (1, 24, 65, 290)  # the last one is longer than the rings, which have a window of 24 and a chunk of 64
@@ -36,8 +37,8 @@ class ScriptedAssistant(Scripted, Gemma4Assistant):
 
 @cache
 def model(name: str) -> tuple[Gemma4Config, Gemma4AssistantConfig, Params]:
-    target = checkpoints.load(FIXTURES / name / "model.gguf")
-    assistant = checkpoints.load(FIXTURES / name / "assistant", need_tokenizer=False)
+    target = checkpoints.load(FIXTURES / name / "model.gguf", FAMILIES)
+    assistant = checkpoints.load(FIXTURES / name / "assistant", FAMILIES, need_tokenizer=False)
     return target.config, assistant.config, {**target.params, **assistant.params}
 
 

@@ -16,6 +16,7 @@ import checkpoints
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.models.protocol import Params
+from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
 from specjax.state import KVCache, SequenceState
 
@@ -32,7 +33,7 @@ class ScriptedHeads(Scripted, Step35MTP):
 
 @cache
 def model() -> tuple[Step35Config, Params]:
-    checkpoint = checkpoints.load(MODEL)
+    checkpoint = checkpoints.load(MODEL, FAMILIES)
     return checkpoint.config, dict(checkpoint.params)
 
 

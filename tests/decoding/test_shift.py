@@ -25,6 +25,7 @@ from specjax.models.gemma4 import Gemma4Assistant
 from specjax.models.ngram import NGram
 from specjax.models.protocol import Drafter, Features, Params, Target
 from specjax.models.qwen3_5 import Qwen35MTP
+from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35MTP
 from specjax.state import KVCache, KVTypes, SequenceState, Shift
 
@@ -46,11 +47,11 @@ class ScriptedAssistant(Scripted, Gemma4Assistant):
 
 @cache
 def family(name: str) -> tuple[Target, Drafter, Params]:
-    model = checkpoints.load(FIXTURES / name / "model.gguf")
+    model = checkpoints.load(FIXTURES / name / "model.gguf", FAMILIES)
     target, _ = registry.build(model.config)
     if name.startswith("step3_5"):
         return target, ScriptedHeads(model.config), model.params
-    assistant = checkpoints.load(FIXTURES / name / "assistant", need_tokenizer=False)
+    assistant = checkpoints.load(FIXTURES / name / "assistant", FAMILIES, need_tokenizer=False)
     return target, ScriptedAssistant(model.config, assistant.config), {**model.params, **assistant.params}
 
 
@@ -141,7 +142,7 @@ def test_greedy_speculation_after_shifts_equals_plain_greedy_after_them(name: st
 )
 def test_in_a_model_of_one_layer_a_shift_is_as_good_as_computing_anew(name: str, layer: int, kind: str) -> None:
     """Its keys and values depend on their own token alone. Sliding and full layers rotate differently."""
-    model = checkpoints.load(FIXTURES / name / "model.gguf")
+    model = checkpoints.load(FIXTURES / name / "model.gguf", FAMILIES)
     kinds = {"gemma4/dense": "layer_types", "step3_5/flash": "layers"}
     if name in kinds:
         config = replace(model.config, **{kinds[name]: (getattr(model.config, kinds[name])[layer],)})

@@ -28,6 +28,7 @@ from specjax.models.gemma4 import (
     init_assistant,
 )
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
+from specjax.models.registry import FAMILIES
 from specjax.state import SequenceState, commit
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gemma4"
@@ -41,8 +42,8 @@ REQUEST = FeatureRequest(final_hidden=True)
 @cache
 def load(name: str) -> tuple[Gemma4Config, Gemma4AssistantConfig, Params]:
     """A target, its assistant, and the parameters of both."""
-    target = checkpoints.load(FIXTURES / name / "hf")
-    assistant = checkpoints.load(FIXTURES / name / "assistant", need_tokenizer=False)
+    target = checkpoints.load(FIXTURES / name / "hf", FAMILIES)
+    assistant = checkpoints.load(FIXTURES / name / "assistant", FAMILIES, need_tokenizer=False)
     return target.config, assistant.config, {**target.params, **assistant.params}
 
 
@@ -153,12 +154,12 @@ def test_hidden_states_of_the_steps_agree_with_transformers(name: str) -> None:
 def test_written_files_give_the_same_config_and_parameters(name: str, tmp_path: Path) -> None:
     _, config, params = load(name)
     own = {"mtp": params["mtp"]}
-    tokenizer = checkpoints.load(FIXTURES / name / "hf").tokenizer
+    tokenizer = checkpoints.load(FIXTURES / name / "hf", FAMILIES).tokenizer
     assert tokenizer is not None
-    checkpoints.write_gguf(tmp_path / "model.gguf", config, own, tokenizer)
-    checkpoints.write_hf(tmp_path / "hf", config, own)
+    checkpoints.write_gguf(tmp_path / "model.gguf", FAMILIES, config, own, tokenizer)
+    checkpoints.write_hf(tmp_path / "hf", FAMILIES, config, own)
     for file in ("model.gguf", "hf"):
-        again = checkpoints.load(tmp_path / file, need_tokenizer=False, dtype="bfloat16")
+        again = checkpoints.load(tmp_path / file, FAMILIES, need_tokenizer=False, dtype="bfloat16")
         assert again.config == config
         assert jax.tree.structure(again.params) == jax.tree.structure(own)
         for got, leaf in zip(jax.tree.leaves(again.params), jax.tree.leaves(own), strict=True):
@@ -170,7 +171,7 @@ def test_written_files_give_the_same_config_and_parameters(name: str, tmp_path: 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_gguf_of_llama_cpp_has_all_but_the_centroids(name: str) -> None:
     _, config, params = load(name)
-    gguf = checkpoints.load(FIXTURES / name / "assistant.gguf")
+    gguf = checkpoints.load(FIXTURES / name / "assistant.gguf", FAMILIES)
     assert gguf.config == replace(config, centroids=None)
     want = {key: value for key, value in params["mtp"].items() if key != "centroids"}
     assert jax.tree.structure(gguf.params["mtp"]) == jax.tree.structure(want)
@@ -213,7 +214,7 @@ def test_a_file_of_the_time_before_assistants_could_be_run_says_how_to_convert_i
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(checkpoints.ConfigError, match=r"convert_hf_to_gguf\.py"):
-        checkpoints.load(tmp_path / "old.gguf", need_tokenizer=False)
+        checkpoints.load(tmp_path / "old.gguf", FAMILIES, need_tokenizer=False)
 
 
 def arrays_of(jaxpr: Any) -> Iterator[Any]:

@@ -33,7 +33,7 @@ N_VALID = np.array([TOKENS, 3], np.int32)
 
 @cache
 def loaded(family: str) -> tuple[Target, Drafter | None, Params]:
-    checkpoint = checkpoints.load(FIXTURES / family)
+    checkpoint = checkpoints.load(FIXTURES / family, registry.FAMILIES)
     return *registry.build(checkpoint.config), dict(checkpoint.params)
 
 
@@ -127,7 +127,7 @@ def test_targets_and_drafters_are_hashable_values(family: str) -> None:
     target, built_in, _ = loaded(family)
     drafters = [NGram(), DraftModel(target, target.vocab_size), *([] if built_in is None else [built_in])]
     if family.startswith("gemma4"):
-        config = checkpoints.load(FIXTURES / "gemma4/edge/assistant", need_tokenizer=False).config
+        config = checkpoints.load(FIXTURES / "gemma4/edge/assistant", registry.FAMILIES, need_tokenizer=False).config
         drafters.append(registry.assistant(target.config, config))
     for value in (target, *drafters):
         assert replace(value) == value

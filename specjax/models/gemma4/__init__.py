@@ -10,10 +10,13 @@ from specjax.models.gemma4.config import (
     MoEConfig,
     interleaved_layer_types,
 )
+from specjax.models.gemma4.family import ASSISTANT, FAMILY
 from specjax.models.gemma4.parameters import assistant_shapes, init_assistant, init_params, parameter_shapes
 from specjax.models.gemma4.target import Gemma4Target
 
 __all__ = [
+    "ASSISTANT",
+    "FAMILY",
     "FULL_ATTENTION",
     "SLIDING_ATTENTION",
     "AttentionConfig",

@@ -10,11 +10,13 @@ from specjax.models.step3_5.config import (
     MoEConfig,
     Step35Config,
 )
+from specjax.models.step3_5.family import FAMILY
 from specjax.models.step3_5.mtp import Step35MTP
 from specjax.models.step3_5.parameters import init_params, parameter_shapes
 from specjax.models.step3_5.target import Step35Target
 
 __all__ = [
+    "FAMILY",
     "FULL_ATTENTION",
     "SLIDING_ATTENTION",
     "AttentionConfig",

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
+from checkpoints.family import FileFormat
 from checkpoints.source import TensorInfo
-from specjax.models.gemma4 import (
+from specjax.models.gemma4.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     AttentionConfig,
@@ -18,6 +19,7 @@ from specjax.models.gemma4 import (
     MoEConfig,
     interleaved_layer_types,
 )
+from specjax.models.gemma4.rules import hf_rules
 
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _REQUIRED_MOE = ("num_experts", "top_k_experts", "moe_intermediate_size")
@@ -179,3 +181,12 @@ def text_document(
             },
         },
     }
+
+
+HF = FileFormat(
+    names=("gemma4", "gemma4_text"),
+    read_config=config_from_hf,
+    write_config=config_to_hf,
+    rules=hf_rules,
+)
+"""How the family appears in Hugging Face folders."""

@@ -10,17 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
-from checkpoints.rules.step3_5 import (
-    HF_HEAD_EMBEDDING,
-    HF_HEAD_NORM,
-    HF_HEAD_OUTPUT,
-    HF_ROUTER,
-    HF_ROUTER_BIAS,
-    count_heads,
-    hf_prefix,
-)
+from checkpoints.family import FileFormat
 from checkpoints.source import TensorInfo
-from specjax.models.step3_5 import (
+from specjax.models.step3_5.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     AttentionConfig,
@@ -29,6 +21,16 @@ from specjax.models.step3_5 import (
     Llama3Rope,
     MoEConfig,
     Step35Config,
+)
+from specjax.models.step3_5.rules import (
+    HF_HEAD_EMBEDDING,
+    HF_HEAD_NORM,
+    HF_HEAD_OUTPUT,
+    HF_ROUTER,
+    HF_ROUTER_BIAS,
+    count_heads,
+    hf_prefix,
+    hf_rules,
 )
 
 _REQUIRED = (
@@ -225,3 +227,13 @@ def config_to_hf(config: Step35Config) -> dict[str, Any]:
             "moe_router_scaling_factor": moe.scale,
         }
     return document
+
+
+HF = FileFormat(
+    names=("step3p5", "step3p7"),
+    read_config=config_from_hf,
+    write_config=config_to_hf,
+    rules=hf_rules,
+    head_count="num_nextn_predict_layers",
+)
+"""How the family appears in Hugging Face folders."""

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError, MissingMTPWarning
-from checkpoints.rules.qwen3_5 import GGUF_MTP_EMBEDDING, GGUF_MTP_NORM, GGUF_MTP_OUTPUT
+from checkpoints.family import FileFormat
 from checkpoints.source import TensorInfo
-from specjax.models.qwen3_5 import FULL_ATTENTION, LINEAR_ATTENTION, MoEConfig, Qwen35Config, hybrid_layer_types
+from specjax.models.qwen3_5.config import FULL_ATTENTION, LINEAR_ATTENTION, MoEConfig, Qwen35Config, hybrid_layer_types
+from specjax.models.qwen3_5.rules import GGUF_MTP_EMBEDDING, GGUF_MTP_NORM, GGUF_MTP_OUTPUT, gguf_rules
 
 _REQUIRED = (
     "block_count",
@@ -198,3 +199,13 @@ def _uniform(value: int | list[int]) -> int:
 def _shortest_float32(value: float) -> float:
     """1e-6 stored as float32 reads back as 9.99999997e-07; give back the number that was meant."""
     return float(f"{value:.7g}")
+
+
+GGUF = FileFormat(
+    names=("qwen35", "qwen35moe"),
+    read_config=config_from_gguf,
+    write_config=config_to_gguf,
+    rules=gguf_rules,
+    head_count="nextn_predict_layers",
+)
+"""How the family appears in GGUF files."""

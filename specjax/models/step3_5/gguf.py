@@ -10,17 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
-from checkpoints.rules.step3_5 import (
-    GGUF_HEAD_EMBEDDING,
-    GGUF_HEAD_NORM,
-    GGUF_HEAD_OUTPUT,
-    GGUF_ROPE_FACTORS,
-    GGUF_ROUTER,
-    GGUF_ROUTER_BIAS,
-    count_heads,
-)
+from checkpoints.family import FileFormat
 from checkpoints.source import TensorInfo
-from specjax.models.step3_5 import (
+from specjax.models.step3_5.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     AttentionConfig,
@@ -28,6 +20,16 @@ from specjax.models.step3_5 import (
     LayerConfig,
     MoEConfig,
     Step35Config,
+)
+from specjax.models.step3_5.rules import (
+    GGUF_HEAD_EMBEDDING,
+    GGUF_HEAD_NORM,
+    GGUF_HEAD_OUTPUT,
+    GGUF_ROPE_FACTORS,
+    GGUF_ROUTER,
+    GGUF_ROUTER_BIAS,
+    count_heads,
+    gguf_rules,
 )
 
 _ARCH = "step35"
@@ -215,3 +217,13 @@ def _vocab_size(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) 
 def _shortest_float32(value: float) -> float:
     """1e-5 stored as float32 reads back as 9.99999975e-06; give back the number that was meant."""
     return float(f"{value:.7g}")
+
+
+GGUF = FileFormat(
+    names=("step35",),
+    read_config=config_from_gguf,
+    write_config=config_to_gguf,
+    rules=gguf_rules,
+    head_count="nextn_predict_layers",
+)
+"""How the family appears in GGUF files."""

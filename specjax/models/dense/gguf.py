@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
-from checkpoints.rules.dense import GGUF_ROPE_FACTORS
+from checkpoints.family import FileFormat
 from checkpoints.source import TensorInfo
-from specjax.models.dense import DenseConfig
+from specjax.models.dense.config import DenseConfig
+from specjax.models.dense.rules import GGUF_ROPE_FACTORS, gguf_rules
 
 _REQUIRED = (
     "block_count",
@@ -81,3 +82,12 @@ def config_to_gguf(config: DenseConfig) -> dict[str, Any]:
         "rope.freq_base": float(config.rope_theta),
     }
     return {f"{config.architecture}.{key}": value for key, value in keys.items()}
+
+
+GGUF = FileFormat(
+    names=("llama", "qwen3"),
+    read_config=config_from_gguf,
+    write_config=config_to_gguf,
+    rules=gguf_rules,
+)
+"""How the family appears in GGUF files."""

@@ -11,19 +11,19 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
+from checkpoints.family import FileFormat
+from checkpoints.findings import Report
 from checkpoints.mapping import RuleTable
 from checkpoints.rule import Copy, Rule
-from checkpoints.rules import gemma4, gemma4_gguf, gemma4_hf
 from checkpoints.source import TensorInfo
 from checkpoints.transforms import Shape
 from checkpoints.tree import flatten
-from specjax.models.gemma4 import (
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    CentroidHead,
-    Gemma4AssistantConfig,
-    assistant_shapes,
-)
+from specjax.models.gemma4 import gguf as gemma4_gguf
+from specjax.models.gemma4 import hf as gemma4_hf
+from specjax.models.gemma4 import rules as gemma4
+from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig
+from specjax.models.gemma4.config import FULL_ATTENTION, SLIDING_ATTENTION
+from specjax.models.gemma4.parameters import assistant_shapes
 
 _ARCHITECTURE = "gemma4-assistant"
 _GGUF_ENDS: gemma4.Names = (
@@ -219,3 +219,49 @@ def _table(config: Gemma4AssistantConfig, rules: Iterator[Rule], ignored: Mappin
 @functools.cache
 def _shapes(config: Gemma4AssistantConfig) -> Mapping[str, Shape]:
     return {path: tuple(leaf.shape) for path, leaf in flatten(assistant_shapes(config)).items()}
+
+
+def check_centroids(
+    config: Gemma4AssistantConfig, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], report: Report
+) -> None:
+    """Report a centroid head that is lost or not declared, or whose centroids do not divide the vocabulary."""
+    declared = metadata.get("use_ordered_embeddings")
+    if config.centroids is None:
+        if any("masked_emb" in name for name in tensors):
+            report.error(
+                f"there are tensors of a centroid head, but use_ordered_embeddings is {declared!r}",
+                "set it to true in config.json, or download the file again",
+            )
+        elif any(key.endswith(f".{SELECTED}") for key in metadata):
+            report.error(
+                f"{SELECTED} declares a centroid head, but there is no {GGUF_CENTROIDS}",
+                "the head was lost: convert the original again, with specjax convert",
+            )
+        return
+    count, vocabulary = config.centroids.num_centroids, config.vocab_size
+    if vocabulary % count:
+        report.error(
+            f"{count} centroids cannot share {vocabulary} tokens evenly",
+            "the number of centroids and the vocabulary are of different models: download it again",
+        )
+    elif config.centroids.selected > count:
+        report.error(f"{config.centroids.selected} of {count} centroids are to be chosen", "correct the metadata")
+    else:
+        report.checked.append(f"{count} centroids have {vocabulary // count} tokens each")
+
+
+GGUF = FileFormat(
+    names=("gemma4-assistant", "gemma4_assistant"),
+    read_config=config_from_gguf,
+    write_config=config_to_gguf,
+    rules=gguf_rules,
+)
+"""How the family appears in GGUF files."""
+
+HF = FileFormat(
+    names=("gemma4_assistant",),
+    read_config=config_from_hf,
+    write_config=config_to_hf,
+    rules=hf_rules,
+)
+"""How the family appears in Hugging Face folders."""

@@ -17,8 +17,8 @@ from checkpoints.mapping import RuleTable
 from checkpoints.rule import Copy, Rule, Split
 from checkpoints.transforms import Shape
 from checkpoints.tree import flatten
-from specjax.models.gemma4 import AttentionConfig, Gemma4Config, parameter_shapes
-from specjax.models.gemma4.config import LayerConfig
+from specjax.models.gemma4.config import AttentionConfig, Gemma4Config, LayerConfig
+from specjax.models.gemma4.parameters import parameter_shapes
 
 Names = tuple[tuple[str, str], ...]
 """(tensor name within its block, parameter path within its layer)"""

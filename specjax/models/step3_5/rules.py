@@ -18,7 +18,8 @@ from checkpoints.mapping import RuleTable
 from checkpoints.rule import Computed, Copy, Rule
 from checkpoints.transforms import IDENTITY, PLUS_ONE, Shape, Transform
 from checkpoints.tree import flatten
-from specjax.models.step3_5 import HeadConfig, LayerConfig, Step35Config, parameter_shapes
+from specjax.models.step3_5.config import HeadConfig, LayerConfig, Step35Config
+from specjax.models.step3_5.parameters import parameter_shapes
 
 _Names = tuple[tuple[str, str, Transform], ...]
 """(tensor name within its block, parameter path within its block, transform)"""

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError, MissingMTPWarning
-from checkpoints.rules.qwen3_5 import HF_MTP_EMBEDDING, HF_MTP_NORM, HF_MTP_OUTPUT
+from checkpoints.family import FileFormat
 from checkpoints.source import TensorInfo
-from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, hybrid_layer_types
+from specjax.models.qwen3_5.config import MoEConfig, Qwen35Config, hybrid_layer_types
+from specjax.models.qwen3_5.rules import HF_MTP_EMBEDDING, HF_MTP_NORM, HF_MTP_OUTPUT, hf_rules
 
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _REQUIRED_DENSE = ("intermediate_size",)
@@ -141,3 +142,13 @@ def _mtp_layers(declared: int, tensors: Mapping[str, TensorInfo], where: str) ->
             stacklevel=2,
         )
     return int(present)
+
+
+HF = FileFormat(
+    names=("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    read_config=config_from_hf,
+    write_config=config_to_hf,
+    rules=hf_rules,
+    head_count="mtp_num_hidden_layers",
+)
+"""How the family appears in Hugging Face folders."""

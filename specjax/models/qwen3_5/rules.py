@@ -13,7 +13,8 @@ from checkpoints.mapping import RuleTable
 from checkpoints.rule import Copy, Rule, Split, Stack
 from checkpoints.transforms import IDENTITY, NEGATIVE_EXP, PLUS_ONE, Shape, Transform, tile_heads
 from checkpoints.tree import flatten
-from specjax.models.qwen3_5 import FULL_ATTENTION, Qwen35Config, parameter_shapes
+from specjax.models.qwen3_5.config import FULL_ATTENTION, Qwen35Config
+from specjax.models.qwen3_5.parameters import parameter_shapes
 
 _Names = tuple[tuple[str, str, Transform], ...]
 """(tensor name within its block, parameter path within its block, transform)"""

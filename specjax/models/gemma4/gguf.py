@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
+from checkpoints.family import FileFormat
 from checkpoints.source import TensorInfo
-from specjax.models.gemma4 import FULL_ATTENTION, SLIDING_ATTENTION, AttentionConfig, Gemma4Config, MoEConfig
+from specjax.models.gemma4.config import FULL_ATTENTION, SLIDING_ATTENTION, AttentionConfig, Gemma4Config, MoEConfig
+from specjax.models.gemma4.rules import gguf_rules
 
 REQUIRED = (
     "block_count",
@@ -184,3 +186,12 @@ def attention_keys(
         "rope.freq_base": float(full.rope_theta),
         "rope.freq_base_swa": float(sliding.rope_theta),
     }
+
+
+GGUF = FileFormat(
+    names=("gemma4",),
+    read_config=config_from_gguf,
+    write_config=config_to_gguf,
+    rules=gguf_rules,
+)
+"""How the family appears in GGUF files."""

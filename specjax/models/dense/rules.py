@@ -15,7 +15,8 @@ from checkpoints.mapping import RuleTable
 from checkpoints.rule import Computed, Copy, Rule
 from checkpoints.transforms import IDENTITY, Shape, Transform
 from checkpoints.tree import flatten
-from specjax.models.dense import DenseConfig, parameter_shapes
+from specjax.models.dense.config import DenseConfig
+from specjax.models.dense.parameters import parameter_shapes
 
 _GGUF = {
     "attn_norm": "attn_norm",

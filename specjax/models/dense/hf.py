@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
+from checkpoints.family import FileFormat
+from checkpoints.rope_formula import Llama3Rope
 from checkpoints.source import TensorInfo
-from specjax.models.dense import DenseConfig, Llama3Rope
+from specjax.models.dense.config import DenseConfig
+from specjax.models.dense.rules import hf_rules
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _CLASSES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -86,3 +89,12 @@ def config_to_hf(config: DenseConfig) -> dict[str, Any]:
         "rope_parameters": rope,
         "attention_bias": False,
     }
+
+
+HF = FileFormat(
+    names=("llama", "qwen3"),
+    read_config=config_from_hf,
+    write_config=config_to_hf,
+    rules=hf_rules,
+)
+"""How the family appears in Hugging Face folders."""
