@@ -24,7 +24,7 @@ from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
 from checkpoints.heap import release
 from checkpoints.quantization import QuantizeOptions
 from specjax.models.qwen3_5 import FAMILY, hybrid_layer_types
-from specjax.models.qwen3_5.rules import gguf_rules
+from specjax.models.qwen3_5.gguf import gguf_rules
 from specjax.models.registry import FAMILIES
 
 

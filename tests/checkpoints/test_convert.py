@@ -23,7 +23,7 @@ from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.tree import flatten, unflatten
 from pallas_kernels.quant_matmul import QTensor
 from specjax.models.dense import DenseConfig
-from specjax.models.dense import rules as dense
+from specjax.models.dense import gguf as dense
 from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 

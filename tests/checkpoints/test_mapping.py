@@ -18,7 +18,8 @@ from checkpoints.mapping import RuleTable
 from checkpoints.rule import Copy
 from checkpoints.tree import flatten, unflatten
 from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types
-from specjax.models.qwen3_5.rules import gguf_rules, hf_rules
+from specjax.models.qwen3_5.gguf import gguf_rules
+from specjax.models.qwen3_5.hf import hf_rules
 from specjax.models.registry import FAMILIES
 
 

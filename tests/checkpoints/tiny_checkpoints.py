@@ -18,7 +18,7 @@ from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
 from checkpoints.tree import flatten, unflatten
 from checkpoints.vocabulary import BYTE_ALPHABET
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, hybrid_layer_types
-from specjax.models.qwen3_5.rules import gguf_rules
+from specjax.models.qwen3_5.gguf import gguf_rules
 from specjax.models.registry import FAMILIES
 
 MERGES = (("d", "e"), ("de", "f"), ("Ġ", "def"), ("Ġ", "a"), ("Ã", "©"), ("1", "2"))

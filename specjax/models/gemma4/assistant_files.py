@@ -6,7 +6,6 @@ leaves the centroid head out; transformers `models/gemma4_assistant`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -16,27 +15,31 @@ from checkpoints.findings import Report
 from checkpoints.mapping import RuleTable
 from checkpoints.rule import Copy, Rule
 from checkpoints.source import TensorInfo
-from checkpoints.transforms import Shape
-from checkpoints.tree import flatten
 from specjax.models.gemma4 import gguf as gemma4_gguf
 from specjax.models.gemma4 import hf as gemma4_hf
-from specjax.models.gemma4 import rules as gemma4
 from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig
 from specjax.models.gemma4.config import FULL_ATTENTION, SLIDING_ATTENTION
 from specjax.models.gemma4.parameters import assistant_shapes
+from specjax.models.parts import hf
+from specjax.models.parts.gguf import Keys
+from specjax.models.parts.names import copies, shapes, weights
 
 _ARCHITECTURE = "gemma4-assistant"
-_GGUF_ENDS: gemma4.Names = (
-    ("token_embd.weight", "mtp.embed.weight"),
-    ("output_norm.weight", "mtp.norm.weight"),
-    ("nextn.pre_projection.weight", "mtp.pre_projection.weight"),
-    ("nextn.post_projection.weight", "mtp.post_projection.weight"),
+_GGUF_ENDS = weights(
+    {
+        "token_embd": "mtp.embed",
+        "output_norm": "mtp.norm",
+        "nextn.pre_projection": "mtp.pre_projection",
+        "nextn.post_projection": "mtp.post_projection",
+    }
 )
-_HF_ENDS: gemma4.Names = (
-    ("model.embed_tokens.weight", "mtp.embed.weight"),
-    ("model.norm.weight", "mtp.norm.weight"),
-    ("pre_projection.weight", "mtp.pre_projection.weight"),
-    ("post_projection.weight", "mtp.post_projection.weight"),
+_HF_ENDS = weights(
+    {
+        "model.embed_tokens": "mtp.embed",
+        "model.norm": "mtp.norm",
+        "pre_projection": "mtp.pre_projection",
+        "post_projection": "mtp.post_projection",
+    }
 )
 _CENTROIDS, _ORDERING = "mtp.centroids.proj.weight", "mtp.centroids.token_ordering"
 GGUF_CENTROIDS, _GGUF_ORDERING = "masked_embd_centroids.weight", "masked_embd_ordering"
@@ -62,28 +65,25 @@ def config_from_gguf(
             " tensors 'mtp.*', no hyper-parameters). Convert the Hugging Face checkpoint again with a present"
             " convert_hf_to_gguf.py of llama.cpp, or load the checkpoint's folder as it is"
         )
-    keys = gemma4_gguf.Keys(metadata, _ARCHITECTURE, where)
-    keys.need(_REQUIRED)
-    try:
-        layer_types = keys.layer_types()
-        centroids = None
-        if (table := tensors.get(GGUF_CENTROIDS)) is not None:
-            centroids = CentroidHead(table.shape[0], keys.get(SELECTED, _DEFAULT_SELECTED))
-        return Gemma4AssistantConfig(
-            vocab_size=tensors["token_embd.weight"].shape[0],
-            target_width=keys.get("embedding_length_out"),
-            width=keys.get("embedding_length"),
-            layer_types=layer_types,
-            num_heads=keys.get("attention.head_count"),
-            mlp_width=keys.per_layer("feed_forward_length", len(layer_types))[0],
-            sliding=keys.attention(layer_types, SLIDING_ATTENTION),
-            full=keys.attention(layer_types, FULL_ATTENTION),
-            centroids=centroids,
-            norm_eps=keys.norm_eps(),
-            context_length=keys.get("context_length"),
-        )
-    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
-        raise ConfigError(f"{where}: the metadata describe no model: {error}") from error
+    keys = Keys(metadata, where)
+    keys.need(*_REQUIRED)
+    layer_types = gemma4_gguf.layer_types_of(keys)
+    centroids = None
+    if (table := tensors.get(GGUF_CENTROIDS)) is not None:
+        centroids = CentroidHead(table.shape[0], keys.get(SELECTED, _DEFAULT_SELECTED))
+    return Gemma4AssistantConfig(
+        vocab_size=keys.vocab_size(tensors),
+        target_width=keys.get("embedding_length_out"),
+        width=keys.get("embedding_length"),
+        layer_types=layer_types,
+        num_heads=keys.get("attention.head_count"),
+        mlp_width=keys.per_layer("feed_forward_length", len(layer_types))[0],
+        sliding=gemma4_gguf.attention_of(keys, layer_types, SLIDING_ATTENTION),
+        full=gemma4_gguf.attention_of(keys, layer_types, FULL_ATTENTION),
+        centroids=centroids,
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        context_length=keys.get("context_length"),
+    )
 
 
 def config_to_gguf(config: Gemma4AssistantConfig) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def gguf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> Ru
     del names
 
     def rules() -> Iterator[Rule]:
-        yield from gemma4.copies(_GGUF_ENDS, "", "")
-        yield gemma4.RopeDivisors(config.full)
+        yield from copies(_GGUF_ENDS, "", "")
+        yield gemma4_gguf.RopeDivisors(config.full)
         for i in range(len(config.layer_types)):
-            yield from gemma4.gguf_layer(config.layer(i), f"blk.{i}.", f"mtp.layers_{i}.")
+            yield from gemma4_gguf.gguf_layer(config.layer(i), f"blk.{i}.", f"mtp.layers_{i}.")
         if config.centroids is not None:
             yield Copy(GGUF_CENTROIDS, _CENTROIDS)
             yield Copy(_GGUF_ORDERING, _ORDERING)
@@ -130,38 +130,35 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     """The config of a Hugging Face checkpoint; arguments as for the targets.
 
     Raises:
-        ConfigError: keys are absent (all are listed), contradictory, or ask for something that is not supported.
+        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
+        ValueError, LookupError: they contradict each other.
     """
     del tensors
-    if absent := [key for key in _REQUIRED_HF if document.get(key) is None]:
-        raise ConfigError(f"{where}: config.json lacks {', '.join(absent)}")
+    hf.need(document, _REQUIRED_HF, where)
     if not document.get("tie_word_embeddings", True):
         raise ConfigError(f"{where}: tie_word_embeddings is false; an assistant's head is its embedding table")
     text = document["text_config"]
     gemma4_hf.check_text(text, gemma4_hf.REQUIRED, where)
-    try:
-        layer_types = gemma4_hf.layer_types_of(text)
-        sliding, full = gemma4_hf.attention_of(text, layer_types)
-        centroids = None
-        if document.get("use_ordered_embeddings", False):
-            centroids = CentroidHead(
-                document.get("num_centroids", _DEFAULT_CENTROIDS), document.get(SELECTED, _DEFAULT_SELECTED)
-            )
-        return Gemma4AssistantConfig(
-            vocab_size=text["vocab_size"],
-            target_width=document["backbone_hidden_size"],
-            width=text["hidden_size"],
-            layer_types=layer_types,
-            num_heads=text["num_attention_heads"],
-            mlp_width=text["intermediate_size"],
-            sliding=sliding,
-            full=full,
-            centroids=centroids,
-            norm_eps=text.get("rms_norm_eps", 1e-6),
-            context_length=text.get("max_position_embeddings", 131072),
+    layer_types = gemma4_hf.layer_types_of(text)
+    sliding, full = gemma4_hf.attention_of(text, layer_types)
+    centroids = None
+    if document.get("use_ordered_embeddings", False):
+        centroids = CentroidHead(
+            document.get("num_centroids", _DEFAULT_CENTROIDS), document.get(SELECTED, _DEFAULT_SELECTED)
         )
-    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
-        raise ConfigError(f"{where}: config.json describes no model: {error}") from error
+    return Gemma4AssistantConfig(
+        vocab_size=text["vocab_size"],
+        target_width=document["backbone_hidden_size"],
+        width=text["hidden_size"],
+        layer_types=layer_types,
+        num_heads=text["num_attention_heads"],
+        mlp_width=text["intermediate_size"],
+        sliding=sliding,
+        full=full,
+        centroids=centroids,
+        norm_eps=text.get("rms_norm_eps", 1e-6),
+        context_length=text.get("max_position_embeddings", 131072),
+    )
 
 
 def config_to_hf(config: Gemma4AssistantConfig) -> dict[str, Any]:
@@ -197,28 +194,19 @@ def hf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> Rule
     del names
 
     def rules() -> Iterator[Rule]:
-        yield from gemma4.copies(_HF_ENDS, "", "")
+        yield from copies(_HF_ENDS, "", "")
         for i in range(len(config.layer_types)):
-            yield from gemma4.hf_layer(config.layer(i), f"model.layers.{i}.", f"mtp.layers_{i}.")
+            yield from gemma4_hf.hf_layer(config.layer(i), f"model.layers.{i}.", f"mtp.layers_{i}.")
         if config.centroids is not None:
             yield Copy(_HF_CENTROIDS, _CENTROIDS)
             yield Copy(_HF_ORDERING, _ORDERING)
 
-    ignored = {
-        r"lm_head\.weight": "a second copy of the tied embedding table",
-        r".*rotary_emb\..*": "rotary frequencies follow from the config",
-    }
-    return _table(config, rules(), ignored)
+    return _table(config, rules(), hf.REPEATED_HEAD | hf.ROTARY_FREQUENCIES)
 
 
 def _table(config: Gemma4AssistantConfig, rules: Iterator[Rule], ignored: Mapping[str, str]) -> RuleTable:
     integers = frozenset({_ORDERING} if config.centroids is not None else ())
-    return RuleTable(tuple(rules), ignored, _shapes(config), integers)
-
-
-@functools.cache
-def _shapes(config: Gemma4AssistantConfig) -> Mapping[str, Shape]:
-    return {path: tuple(leaf.shape) for path, leaf in flatten(assistant_shapes(config)).items()}
+    return RuleTable(tuple(rules), ignored, shapes(assistant_shapes, config), integers)
 
 
 def check_centroids(
@@ -250,18 +238,5 @@ def check_centroids(
         report.checked.append(f"{count} centroids have {vocabulary // count} tokens each")
 
 
-GGUF = FileFormat(
-    names=("gemma4-assistant", "gemma4_assistant"),
-    read_config=config_from_gguf,
-    write_config=config_to_gguf,
-    rules=gguf_rules,
-)
-"""How the family appears in GGUF files."""
-
-HF = FileFormat(
-    names=("gemma4_assistant",),
-    read_config=config_from_hf,
-    write_config=config_to_hf,
-    rules=hf_rules,
-)
-"""How the family appears in Hugging Face folders."""
+GGUF = FileFormat(("gemma4-assistant", "gemma4_assistant"), config_from_gguf, config_to_gguf, gguf_rules)
+HF = FileFormat(("gemma4_assistant",), config_from_hf, config_to_hf, hf_rules)

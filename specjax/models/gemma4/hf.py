@@ -1,26 +1,77 @@
-"""Hugging Face config.json of Gemma 4 <-> `Gemma4Config`.
+"""Hugging Face checkpoints of Gemma 4.
 
-Source: transformers `models/gemma4/configuration_gemma4.py`, whose defaults are used for absent keys.
+Sources: transformers `models/gemma4/configuration_gemma4.py`, whose defaults are used for absent keys, and
+`modeling_gemma4.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Copy, Rule, Split
 from checkpoints.source import TensorInfo
+from checkpoints.transforms import IDENTITY
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     AttentionConfig,
     Gemma4Config,
+    LayerConfig,
     MoEConfig,
     interleaved_layer_types,
 )
-from specjax.models.gemma4.rules import hf_rules
+from specjax.models.gemma4.parameters import parameter_shapes
+from specjax.models.parts import hf
+from specjax.models.parts.names import Names, copies, shapes, weights
 
+_LAYER: Names = (
+    *weights(
+        {
+            "input_layernorm": "attn_norm",
+            "self_attn.q_proj": "attention.q_proj",
+            "self_attn.q_norm": "attention.q_norm",
+            "self_attn.o_proj": "attention.o_proj",
+            "post_attention_layernorm": "post_attn_norm",
+            "pre_feedforward_layernorm": "mlp_norm",
+            "mlp.gate_proj": "mlp.gate_proj",
+            "mlp.up_proj": "mlp.up_proj",
+            "mlp.down_proj": "mlp.down_proj",
+            "post_feedforward_layernorm": "post_mlp_norm",
+        }
+    ),
+    ("layer_scalar", "scale", IDENTITY),
+)
+_KEY = weights({"self_attn.k_proj": "attention.k_proj", "self_attn.k_norm": "attention.k_norm"})
+_VALUE = weights({"self_attn.v_proj": "attention.v_proj"})
+_PER_LAYER = weights(
+    {
+        "per_layer_input_gate": "per_layer_gate",
+        "per_layer_projection": "per_layer_proj",
+        "post_per_layer_input_norm": "post_per_layer_norm",
+    }
+)
+_EXPERTS: Names = (
+    *weights(
+        {
+            "router.proj": "experts.router",
+            "pre_feedforward_layernorm_2": "experts_norm",
+            "post_feedforward_layernorm_1": "post_dense_norm",
+            "post_feedforward_layernorm_2": "post_experts_norm",
+        }
+    ),
+    ("router.scale", "experts.router_scale", IDENTITY),
+    ("router.per_expert_scale", "experts.expert_scale", IDENTITY),
+    ("experts.down_proj", "experts.down", IDENTITY),
+)
+_IGNORED = {
+    r"model\.(vision_tower|embed_vision)\..*": "the vision tower; only the text model is loaded",
+    r"model\.(audio_tower|embed_audio)\..*": "the audio tower; only the text model is loaded",
+    r".*self_attn\.v_norm\.weight": "the norm of V has no weight",
+}
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _REQUIRED_MOE = ("num_experts", "top_k_experts", "moe_intermediate_size")
 _ACTIVATION = "gelu_pytorch_tanh"
@@ -40,35 +91,33 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         where: its name, for messages.
 
     Raises:
-        ConfigError: keys are absent (all are listed), contradictory, or ask for something that is not supported.
+        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
+        ValueError, LookupError: they contradict each other.
     """
     del tensors
     text: Mapping[str, Any] = document.get("text_config") or document
     has_experts = text.get("enable_moe_block", False)
     check_text(text, REQUIRED + (_REQUIRED_MOE if has_experts else ()), where)
-    try:
-        layer_types = layer_types_of(text)
-        sliding, full = attention_of(text, layer_types)
-        return Gemma4Config(
-            vocab_size=text["vocab_size"],
-            width=text["hidden_size"],
-            layer_types=layer_types,
-            num_heads=text["num_attention_heads"],
-            mlp_width=text["intermediate_size"],
-            sliding=sliding,
-            full=full,
-            full_value_is_key=text.get("attention_k_eq_v", False),
-            shared_kv_layers=text.get("num_kv_shared_layers", 0),
-            wide_shared_mlp=text.get("use_double_wide_mlp", False),
-            per_layer_width=text.get("hidden_size_per_layer_input", _DEFAULT_HEAD_WIDTH) or 0,
-            moe=MoEConfig(*(text[key] for key in _REQUIRED_MOE)) if has_experts else None,
-            logit_cap=text.get("final_logit_softcapping"),
-            norm_eps=text.get("rms_norm_eps", 1e-6),
-            context_length=text.get("max_position_embeddings", 131072),
-            tied_embeddings=document.get("tie_word_embeddings", text.get("tie_word_embeddings", True)),
-        )
-    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
-        raise ConfigError(f"{where}: config.json describes no model: {error}") from error
+    layer_types = layer_types_of(text)
+    sliding, full = attention_of(text, layer_types)
+    return Gemma4Config(
+        vocab_size=text["vocab_size"],
+        width=text["hidden_size"],
+        layer_types=layer_types,
+        num_heads=text["num_attention_heads"],
+        mlp_width=text["intermediate_size"],
+        sliding=sliding,
+        full=full,
+        full_value_is_key=text.get("attention_k_eq_v", False),
+        shared_kv_layers=text.get("num_kv_shared_layers", 0),
+        wide_shared_mlp=text.get("use_double_wide_mlp", False),
+        per_layer_width=text.get("hidden_size_per_layer_input", _DEFAULT_HEAD_WIDTH) or 0,
+        moe=MoEConfig(*(text[key] for key in _REQUIRED_MOE)) if has_experts else None,
+        logit_cap=text.get("final_logit_softcapping"),
+        norm_eps=text.get("rms_norm_eps", 1e-6),
+        context_length=text.get("max_position_embeddings", 131072),
+        tied_embeddings=document.get("tie_word_embeddings", text.get("tie_word_embeddings", True)),
+    )
 
 
 def config_to_hf(config: Gemma4Config) -> dict[str, Any]:
@@ -98,10 +147,8 @@ def config_to_hf(config: Gemma4Config) -> dict[str, Any]:
 
 def check_text(text: Mapping[str, Any], required: tuple[str, ...], where: str) -> None:
     """Raise `ConfigError` unless the keys are there and ask for nothing that this family is not built with."""
-    if absent := [key for key in required if text.get(key) is None]:
-        raise ConfigError(f"{where}: config.json lacks {', '.join(absent)}")
-    if (activation := text.get("hidden_activation", _ACTIVATION)) != _ACTIVATION:
-        raise ConfigError(f"{where}: hidden_activation is {activation!r}; this family is built with {_ACTIVATION!r}")
+    hf.need(text, required, where)
+    hf.need_value(text, "hidden_activation", _ACTIVATION, where)
     if text.get("use_bidirectional_attention") == "all":
         raise ConfigError(f"{where}: use_bidirectional_attention is 'all'; only causal text models can be decoded")
     if text.get("attention_bias", False):
@@ -183,10 +230,48 @@ def text_document(
     }
 
 
-HF = FileFormat(
-    names=("gemma4", "gemma4_text"),
-    read_config=config_from_hf,
-    write_config=config_to_hf,
-    rules=hf_rules,
-)
-"""How the family appears in Hugging Face folders."""
+def hf_layer(config: LayerConfig, block: str, path: str) -> Iterator[Rule]:
+    """Rules for one layer of a Hugging Face checkpoint."""
+    yield from copies(_LAYER, block, path)
+    if config.own_kv:
+        yield from copies(_KEY, block, path)
+        if not config.value_is_key:
+            yield from copies(_VALUE, block, path)
+    if config.per_layer_width:
+        yield from copies(_PER_LAYER, block, path)
+    if config.moe is not None:
+        yield from copies(_EXPERTS, block, path)
+        yield Split(f"{block}experts.gate_up_proj", (f"{path}experts.gate", f"{path}experts.up"), axis=1)
+
+
+def hf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
+    """Rules for Hugging Face safetensors.
+
+    Args:
+        config: the model.
+        names: the checkpoint's tensor names: they decide between the prefix `model.` of the text-only class and
+            `model.language_model.` of the conditional-generation one. Empty when writing (`model.`).
+    """
+    prefix = hf.trunk_prefix(names)
+
+    def rules() -> Iterator[Rule]:
+        yield Copy(f"{prefix}embed_tokens.weight", "target.embed.weight")
+        if config.per_layer_width:
+            yield Copy(f"{prefix}embed_tokens_per_layer.weight", "target.per_layer_embed.weight")
+            yield Copy(f"{prefix}per_layer_model_projection.weight", "target.per_layer_proj.weight")
+            yield Copy(f"{prefix}per_layer_projection_norm.weight", "target.per_layer_norm.weight")
+        for i in range(config.num_layers):
+            yield from hf_layer(config.layer(i), f"{prefix}layers.{i}.", f"target.layers_{i}.")
+        yield Copy(f"{prefix}norm.weight", "target.norm.weight")
+        if not config.tied_embeddings:
+            yield Copy("lm_head.weight", "target.lm_head.weight")
+
+    ignored = {**_IGNORED, **hf.ROTARY_FREQUENCIES, **(hf.REPEATED_HEAD if config.tied_embeddings else {})}
+    for i in range(config.num_caches, config.num_layers):
+        ignored[rf"{prefix}layers\.{i}\.self_attn\.(k|v)_(proj|norm)\.weight"] = (
+            "the layer reads the keys and values of an earlier one"
+        )
+    return RuleTable(tuple(rules()), ignored, shapes(parameter_shapes, config))
+
+
+HF = FileFormat(("gemma4", "gemma4_text"), config_from_hf, config_to_hf, hf_rules)

@@ -1,20 +1,51 @@
-"""GGUF metadata of the Qwen3.5 family <-> `Qwen35Config`.
+"""GGUF files of the Qwen3.5 family.
 
-Source: llama.cpp `src/models/qwen35*.cpp` (what is read, and its defaults) and `conversion/qwen.py` (what is written).
+Sources: llama.cpp `src/models/qwen35*.cpp` (what is read, and its defaults), `conversion/qwen.py` (what is written).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError, MissingMTPWarning
 from checkpoints.family import FileFormat
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Copy, Rule, Split
 from checkpoints.source import TensorInfo
+from checkpoints.transforms import IDENTITY
+from specjax.models.parts.gguf import (
+    ATTENTION,
+    EXPERTS,
+    EXPERTS_GATE_UP,
+    HEAD_EMBEDDING,
+    HEAD_NORM,
+    HEAD_OUTPUT,
+    MLP,
+    QK_NORMS,
+    SHARED_EXPERT,
+    Keys,
+    head_rules,
+)
+from specjax.models.parts.names import Names, copies, shapes, weights
 from specjax.models.qwen3_5.config import FULL_ATTENTION, LINEAR_ATTENTION, MoEConfig, Qwen35Config, hybrid_layer_types
-from specjax.models.qwen3_5.rules import GGUF_MTP_EMBEDDING, GGUF_MTP_NORM, GGUF_MTP_OUTPUT, gguf_rules
+from specjax.models.qwen3_5.parameters import parameter_shapes
 
+_LAYER = weights({"attn_norm": "attn_norm", "post_attention_norm": "mlp_norm"})
+_DELTA_NET: Names = (
+    ("attn_qkv.weight", "delta_net.qkv_proj.weight", IDENTITY),
+    ("attn_gate.weight", "delta_net.z_proj.weight", IDENTITY),
+    ("ssm_beta.weight", "delta_net.beta_proj.weight", IDENTITY),
+    ("ssm_alpha.weight", "delta_net.alpha_proj.weight", IDENTITY),
+    ("ssm_conv1d.weight", "delta_net.conv.weight", IDENTITY),
+    ("ssm_a", "delta_net.a", IDENTITY),
+    ("ssm_dt.bias", "delta_net.dt_bias", IDENTITY),
+    ("ssm_norm.weight", "delta_net.norm.weight", IDENTITY),
+    ("ssm_out.weight", "delta_net.out_proj.weight", IDENTITY),
+)
+_MOE = EXPERTS + SHARED_EXPERT + weights({"ffn_gate_inp_shexp": "moe.shared_gate"})
+_IGNORED = {r"rope_freqs\.weight": "rotary frequencies follow from the config"}
 _REQUIRED = (
     "block_count",
     "context_length",
@@ -42,75 +73,66 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorIn
         where: the file's name, for messages.
 
     Raises:
-        ConfigError: keys are absent (all are listed), contradictory, or ask for something that is not supported.
+        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
+        ValueError: they contradict each other.
 
     Warns:
         MissingMTPWarning: an MTP block is declared, and none of its tensors is in the file.
     """
-    arch = metadata["general.architecture"]
-    required = _REQUIRED + (_REQUIRED_MOE if arch == "qwen35moe" else ())
-    if absent := [f"{arch}.{key}" for key in required if f"{arch}.{key}" not in metadata]:
-        raise ConfigError(f"{where}: the metadata lack {', '.join(absent)}; convert the model again")
-    scaling = metadata.get(f"{arch}.rope.scaling.type", "none")
-    if scaling != "none":
-        raise ConfigError(f"{where}: rope scaling {scaling!r} is not supported for this architecture, only 'none'")
-    try:
-        return _config(metadata, tensors, arch, where)
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise ConfigError(f"{where}: the metadata describe no model: {error}") from error
-
-
-def _config(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], arch: str, where: str) -> Qwen35Config:
-    def get(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{arch}.{key}", default)
-
-    width, num_heads = get("embedding_length"), _uniform(get("attention.head_count"))
-    head_width = get("attention.key_length", width // num_heads)
-    declared_mtp = get("nextn_predict_layers", 0)
-    num_layers = get("block_count") - declared_mtp
-    num_value_heads = get("ssm.time_step_rank")
-    recurrent = get("attention.recurrent_layers")
-    if recurrent is None:
-        layer_types = hybrid_layer_types(num_layers, get("full_attention_interval", _DEFAULT_INTERVAL))
-    else:
-        layer_types = tuple(LINEAR_ATTENTION if r else FULL_ATTENTION for r in recurrent[:num_layers])
-        if len(layer_types) != num_layers:
-            raise ValueError(f"attention.recurrent_layers has {len(recurrent)} entries for {num_layers} layers")
-    mlp_width = _uniform(get("feed_forward_length", 0))
-    moe = None
-    if arch == "qwen35moe":
-        used = get("expert_used_count")
-        moe = MoEConfig(
-            num_experts=get("expert_count"),
-            experts_per_token=used,
-            expert_width=_uniform(get("expert_feed_forward_length", 0)) or mlp_width // used,
-            shared_expert_width=get("expert_shared_feed_forward_length", 0) or mlp_width,
-        )
+    keys = Keys(metadata, where)
+    sparse = keys.arch == "qwen35moe"
+    keys.need(*_REQUIRED, *(_REQUIRED_MOE if sparse else ()))
+    keys.need_no_rope_scaling()
+    width, num_heads = keys.get("embedding_length"), keys.uniform("attention.head_count")
+    head_width = keys.get("attention.key_length", width // num_heads)
+    declared_mtp = keys.get("nextn_predict_layers", 0)
+    num_layers = keys.get("block_count") - declared_mtp
+    num_value_heads = keys.get("ssm.time_step_rank")
+    mlp_width = keys.uniform("feed_forward_length", 0)
     mtp_layers = _mtp_layers(declared_mtp, num_layers, tensors, where)
     return Qwen35Config(
-        vocab_size=_vocab_size(metadata, tensors, arch),
+        vocab_size=keys.vocab_size(tensors),
         width=width,
-        layer_types=layer_types,
+        layer_types=_layer_types(keys, num_layers),
         mlp_width=mlp_width,
         num_heads=num_heads,
-        num_kv_heads=_uniform(get("attention.head_count_kv", num_heads)),
+        num_kv_heads=keys.uniform("attention.head_count_kv", num_heads),
         head_width=head_width,
-        rope_width=get("rope.dimension_count", head_width),
-        rope_theta=get("rope.freq_base", _DEFAULT_ROPE_THETA),
-        rope_sections=(*get("rope.dimension_sections"), 0)[:4],
-        conv_width=get("ssm.conv_kernel"),
-        linear_key_heads=get("ssm.group_count"),
+        rope_width=keys.get("rope.dimension_count", head_width),
+        rope_theta=keys.get("rope.freq_base", _DEFAULT_ROPE_THETA),
+        rope_sections=(*keys.get("rope.dimension_sections"), 0)[:4],
+        conv_width=keys.get("ssm.conv_kernel"),
+        linear_key_heads=keys.get("ssm.group_count"),
         linear_value_heads=num_value_heads,
-        linear_key_width=get("ssm.state_size"),
-        linear_value_width=get("ssm.inner_size") // num_value_heads,
-        norm_eps=_shortest_float32(get("attention.layer_norm_rms_epsilon")),
-        context_length=get("context_length"),
+        linear_key_width=keys.get("ssm.state_size"),
+        linear_value_width=keys.get("ssm.inner_size") // num_value_heads,
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        context_length=keys.get("context_length"),
         tied_embeddings="output.weight" not in tensors,
         mtp_layers=mtp_layers,
-        mtp_own_embedding=mtp_layers > 0 and GGUF_MTP_EMBEDDING.format(num_layers) in tensors,
-        mtp_own_output=mtp_layers > 0 and GGUF_MTP_OUTPUT.format(num_layers) in tensors,
-        mtp_own_norm=mtp_layers == 0 or GGUF_MTP_NORM.format(num_layers) in tensors,
-        moe=moe,
+        mtp_own_embedding=mtp_layers > 0 and HEAD_EMBEDDING.format(num_layers) in tensors,
+        mtp_own_output=mtp_layers > 0 and HEAD_OUTPUT.format(num_layers) in tensors,
+        mtp_own_norm=mtp_layers == 0 or HEAD_NORM.format(num_layers) in tensors,
+        moe=_experts(keys, mlp_width) if sparse else None,
+    )
+
+
+def _layer_types(keys: Keys, num_layers: int) -> tuple[str, ...]:
+    recurrent = keys.get("attention.recurrent_layers")
+    if recurrent is None:
+        return hybrid_layer_types(num_layers, keys.get("full_attention_interval", _DEFAULT_INTERVAL))
+    if len(recurrent) < num_layers:
+        raise ValueError(f"attention.recurrent_layers has {len(recurrent)} entries for {num_layers} layers")
+    return tuple(LINEAR_ATTENTION if r else FULL_ATTENTION for r in recurrent[:num_layers])
+
+
+def _experts(keys: Keys, mlp_width: int) -> MoEConfig:
+    used = keys.get("expert_used_count")
+    return MoEConfig(
+        num_experts=keys.get("expert_count"),
+        experts_per_token=used,
+        expert_width=keys.uniform("expert_feed_forward_length", 0) or mlp_width // used,
+        shared_expert_width=keys.get("expert_shared_feed_forward_length", 0) or mlp_width,
     )
 
 
@@ -176,36 +198,47 @@ def _mtp_layers(declared: int, num_layers: int, tensors: Mapping[str, TensorInfo
     return declared
 
 
-def _vocab_size(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], arch: str) -> int:
-    if (size := metadata.get(f"{arch}.vocab_size")) is not None:
-        return size
-    if (tokens := metadata.get("tokenizer.ggml.tokens")) is not None:
-        return len(tokens)
-    if (embedding := tensors.get("token_embd.weight")) is not None:
-        return embedding.shape[0]
-    raise ValueError("the size of the vocabulary is given by no key, no token list and no token_embd.weight")
+def gguf_rules(config: Qwen35Config, names: Collection[str] = ()) -> RuleTable:
+    """Rules for a GGUF file.
 
+    Args:
+        config: the model.
+        names: the file's tensor names: they decide between fused and separate expert tensors. Empty when writing.
+    """
 
-def _uniform(value: int | list[int]) -> int:
-    """One number for all layers; 0 in a per-layer list stands for layers that have no use for it."""
-    if not isinstance(value, list):
-        return value
-    numbers = set(value) - {0}
-    if len(numbers) != 1:
-        raise ValueError(f"{value} differs from layer to layer; this architecture has one value for all")
-    return numbers.pop()
+    def moe(block: str, path: str) -> Iterator[Rule]:
+        yield from copies(_MOE, block, path)
+        if (fused := f"{block}ffn_gate_up_exps.weight") in names:
+            yield Split(fused, tuple(f"{path}{parameter}" for _, parameter, _ in EXPERTS_GATE_UP), axis=1)
+        else:
+            yield from copies(EXPERTS_GATE_UP, block, path)
 
+    def layer(block: str, path: str, kind: str) -> Iterator[Rule]:
+        yield from copies(_LAYER, block, path)
+        yield from copies(ATTENTION + QK_NORMS if kind == FULL_ATTENTION else _DELTA_NET, block, path)
+        yield from copies(MLP, block, path) if config.moe is None else moe(block, path)
 
-def _shortest_float32(value: float) -> float:
-    """1e-6 stored as float32 reads back as 9.99999997e-07; give back the number that was meant."""
-    return float(f"{value:.7g}")
+    def rules() -> Iterator[Rule]:
+        yield Copy("token_embd.weight", "target.embed.weight")
+        for i, kind in enumerate(config.layer_types):
+            yield from layer(f"blk.{i}.", f"target.layers_{i}.", kind)
+        yield Copy("output_norm.weight", "target.norm.weight")
+        if not config.tied_embeddings:
+            yield Copy("output.weight", "target.lm_head.weight")
+        if config.mtp_layers:
+            i = config.num_layers
+            yield from layer(f"blk.{i}.", "mtp.block.", FULL_ATTENTION)
+            yield from head_rules(
+                i,
+                "mtp.",
+                own_norm=config.mtp_own_norm,
+                own_embedding=config.mtp_own_embedding,
+                own_output=config.mtp_own_output,
+            )
+
+    return RuleTable(tuple(rules()), _IGNORED, shapes(parameter_shapes, config))
 
 
 GGUF = FileFormat(
-    names=("qwen35", "qwen35moe"),
-    read_config=config_from_gguf,
-    write_config=config_to_gguf,
-    rules=gguf_rules,
-    head_count="nextn_predict_layers",
+    ("qwen35", "qwen35moe"), config_from_gguf, config_to_gguf, gguf_rules, head_count="nextn_predict_layers"
 )
-"""How the family appears in GGUF files."""

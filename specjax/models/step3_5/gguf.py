@@ -1,17 +1,37 @@
-"""GGUF metadata of the Step-3.5 family <-> `Step35Config`.
+"""GGUF files of the Step-3.5 family.
 
-Source: llama.cpp `src/models/step35.cpp` and `src/llama-model.cpp` (what is read, and its defaults) and
+Sources: llama.cpp `src/models/step35.cpp` and `src/llama-model.cpp` (what is read, and its defaults) and
 `conversion/step3.py` (what is written).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
+from checkpoints.mapping import RuleTable
+from checkpoints.rope_formula import DIVISORS
+from checkpoints.rule import Copy, Padded, Rule
 from checkpoints.source import TensorInfo
+from checkpoints.transforms import IDENTITY
+from specjax.models.parts.gguf import (
+    ATTENTION,
+    EXPERTS,
+    EXPERTS_GATE_UP,
+    HEAD_EMBEDDING,
+    HEAD_NORM,
+    HEAD_OUTPUT,
+    MLP,
+    QK_NORMS,
+    ROPE_FACTORS,
+    SHARED_EXPERT,
+    Keys,
+    head_rules,
+    shortest,
+)
+from specjax.models.parts.names import shapes, weights
 from specjax.models.step3_5.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
@@ -21,18 +41,21 @@ from specjax.models.step3_5.config import (
     MoEConfig,
     Step35Config,
 )
-from specjax.models.step3_5.rules import (
-    GGUF_HEAD_EMBEDDING,
-    GGUF_HEAD_NORM,
-    GGUF_HEAD_OUTPUT,
-    GGUF_ROPE_FACTORS,
-    GGUF_ROUTER,
-    GGUF_ROUTER_BIAS,
-    count_heads,
-    gguf_rules,
-)
+from specjax.models.step3_5.parameters import parameter_shapes
+from specjax.models.step3_5.rules import LayerNames, count_heads, layer_rules
 
-_ARCH = "step35"
+_NAMES = LayerNames(
+    common=ATTENTION
+    + QK_NORMS
+    + weights({"attn_norm": "attn_norm", "attn_gate": "attention.gate_proj", "ffn_norm": "mlp_norm"}),
+    dense=MLP,
+    sparse=EXPERTS + EXPERTS_GATE_UP + SHARED_EXPERT,
+    router_bias=(("exp_probs_b.bias", "moe.router_bias", IDENTITY),),
+)
+_ROUTER = "blk.{}.ffn_gate_inp.weight"
+_ROUTER_BIAS = "blk.{}.exp_probs_b.bias"
+"""Optional tensors; the block's number stands in the braces."""
+
 _REQUIRED = (
     "block_count",
     "context_length",
@@ -63,34 +86,27 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorIn
         where: the file's name, for messages.
 
     Raises:
-        ConfigError: keys are absent (all are listed), contradictory, or ask for something that is not supported.
+        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
+        ValueError, LookupError: they contradict each other.
 
     Warns:
         MissingMTPWarning: some of the declared MTP heads are not in the file.
     """
+    keys = Keys(metadata, where)
     sparse = any(name.endswith("ffn_gate_inp.weight") for name in tensors)
-    required = _REQUIRED + (_REQUIRED_MOE if sparse else ())
-    if absent := [f"{_ARCH}.{key}" for key in required if f"{_ARCH}.{key}" not in metadata]:
-        raise ConfigError(f"{where}: the metadata lack {', '.join(absent)}; convert the model again")
-    for key, supported in (("rope.scaling.type", "none"), ("expert_gating_func", _SIGMOID)):
-        if (value := metadata.get(f"{_ARCH}.{key}", supported)) != supported:
-            raise ConfigError(f"{where}: {key} {value!r} is not supported for this architecture, only {supported!r}")
-    try:
-        return _config(metadata, tensors, sparse, where)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise ConfigError(f"{where}: the metadata describe no model: {error}") from error
-
-
-def _config(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], sparse: bool, where: str) -> Step35Config:
-    def get(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{_ARCH}.{key}", default)
+    keys.need(*_REQUIRED, *(_REQUIRED_MOE if sparse else ()))
+    keys.need_no_rope_scaling()
+    if (gating := keys.get("expert_gating_func", _SIGMOID)) != _SIGMOID:
+        raise ConfigError(
+            f"{where}: expert_gating_func {gating!r} is not supported for this architecture, only {_SIGMOID}"
+        )
+    blocks, declared = keys.get("block_count"), keys.get("nextn_predict_layers", 0)
+    num_layers = blocks - declared
 
     def per_layer(key: str, default: Any = None) -> list[Any]:
-        value = get(key, default)
+        value = keys.get(key, default)
         return value if isinstance(value, list) else [value] * blocks
 
-    blocks, declared = get("block_count"), get("nextn_predict_layers", 0)
-    num_layers = blocks - declared
     kinds = [
         SLIDING_ATTENTION if slides else FULL_ATTENTION for slides in per_layer("attention.sliding_window_pattern")
     ]
@@ -99,17 +115,17 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], spar
     def layer(index: int) -> LayerConfig:
         return LayerConfig(
             attention=kinds[index],
-            sparse=GGUF_ROUTER.format(index) in tensors,
-            expert_limit=_shortest_float32(expert_limits[index]),
-            mlp_limit=_shortest_float32(mlp_limits[index]),
+            sparse=_ROUTER.format(index) in tensors,
+            expert_limit=shortest(expert_limits[index]),
+            mlp_limit=shortest(mlp_limits[index]),
         )
 
     def head(index: int) -> HeadConfig:
         return HeadConfig(
             layer=layer(index),
-            own_embedding=GGUF_HEAD_EMBEDDING.format(index) in tensors,
-            own_output=GGUF_HEAD_OUTPUT.format(index) in tensors,
-            own_norm=GGUF_HEAD_NORM.format(index) in tensors,
+            own_embedding=HEAD_EMBEDDING.format(index) in tensors,
+            own_output=HEAD_OUTPUT.format(index) in tensors,
+            own_norm=HEAD_NORM.format(index) in tensors,
         )
 
     def has_head(index: int) -> bool:
@@ -117,49 +133,49 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], spar
 
     heads, kv_heads = (
         per_layer("attention.head_count"),
-        per_layer("attention.head_count_kv", get("attention.head_count")),
+        per_layer("attention.head_count_kv", keys.get("attention.head_count")),
     )
-    theta = get("rope.freq_base", _DEFAULT_ROPE_THETA)
-    head_width = get("attention.key_length")
-    rotating = get("rope.dimension_count", head_width)
+    theta = keys.get("rope.freq_base", _DEFAULT_ROPE_THETA)
+    head_width = keys.get("attention.key_length")
+    rotating = keys.get("rope.dimension_count", head_width)
 
     def attention(kind: str, rope_width: int, theta: float) -> AttentionConfig:
         first = kinds.index(kind) if kind in kinds else 0
         counts = {(heads[i], kv_heads[i]) for i in range(blocks) if kinds[i] == kind}
         if len(counts) > 1:
             raise ValueError(f"head counts of the {kind} layers differ: {sorted(counts)}")
-        return AttentionConfig(heads[first], kv_heads[first], rope_width, _shortest_float32(theta))
+        return AttentionConfig(heads[first], kv_heads[first], rope_width, shortest(theta))
 
     moe = None
     if sparse:
         moe = MoEConfig(
-            num_experts=get("expert_count"),
-            experts_per_token=get("expert_used_count"),
+            num_experts=keys.get("expert_count"),
+            experts_per_token=keys.get("expert_used_count"),
             expert_width=per_layer("expert_feed_forward_length")[-1],
-            shared_expert_width=get("expert_shared_feed_forward_length"),
-            selection_bias=any(GGUF_ROUTER_BIAS.format(index) in tensors for index in range(blocks)),
-            normalize=get("expert_weights_norm", False),
-            scale=_shortest_float32(get("expert_weights_scale", 0.0)) or 1.0,
+            shared_expert_width=keys.get("expert_shared_feed_forward_length"),
+            selection_bias=any(_ROUTER_BIAS.format(index) in tensors for index in range(blocks)),
+            normalize=keys.get("expert_weights_norm", False),
+            scale=keys.number("expert_weights_scale", 0.0) or 1.0,
         )
     count = count_heads(declared, has_head, where)
     return Step35Config(
-        vocab_size=_vocab_size(metadata, tensors),
-        width=get("embedding_length"),
+        vocab_size=keys.vocab_size(tensors),
+        width=keys.get("embedding_length"),
         layers=tuple(layer(index) for index in range(num_layers)),
         heads=tuple(head(num_layers + index) for index in range(count)),
         head_width=head_width,
         full=attention(FULL_ATTENTION, rotating // 2, theta),
         sliding=attention(
             SLIDING_ATTENTION,
-            get("rope.dimension_count_swa", rotating),
-            get("rope.freq_base_swa", _DEFAULT_ROPE_THETA),
+            keys.get("rope.dimension_count_swa", rotating),
+            keys.get("rope.freq_base_swa", _DEFAULT_ROPE_THETA),
         ),
-        window=get("attention.sliding_window"),
+        window=keys.get("attention.sliding_window"),
         mlp_width=max(per_layer("feed_forward_length", 0)),
         moe=moe,
-        rope_factors=GGUF_ROPE_FACTORS in tensors,
-        norm_eps=_shortest_float32(get("attention.layer_norm_rms_epsilon")),
-        context_length=get("context_length"),
+        rope_factors=ROPE_FACTORS in tensors,
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        context_length=keys.get("context_length"),
     )
 
 
@@ -203,27 +219,37 @@ def config_to_gguf(config: Step35Config) -> dict[str, Any]:
             "expert_weights_norm": moe.normalize,
             "expert_weights_scale": float(moe.scale),
         }
-    return {f"{_ARCH}.{key}": value for key, value in keys.items()}
+    return {f"{config.architecture}.{key}": value for key, value in keys.items()}
 
 
-def _vocab_size(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
-    if (size := metadata.get(f"{_ARCH}.vocab_size")) is not None:
-        return size
-    if (embedding := tensors.get("token_embd.weight")) is not None:
-        return embedding.shape[0]
-    raise ValueError("the size of the vocabulary is given by no key and no token_embd.weight")
+def gguf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
+    """Rules for a GGUF file; `names` decide nothing here: what is optional is in the config."""
+    del names
+
+    def head(index: int, own: HeadConfig) -> Iterator[Rule]:
+        number, path = config.num_layers + index, f"mtp.heads_{index}."
+        yield from layer_rules(config, own.layer, f"blk.{number}.", f"{path}block.", _NAMES)
+        yield from head_rules(
+            number,
+            path,
+            own_norm=own.own_norm,
+            own_embedding=own.own_embedding,
+            own_output=own.own_output,
+        )
+
+    def rules() -> Iterator[Rule]:
+        yield Copy("token_embd.weight", "target.embed.weight")
+        if config.rope_factors:
+            stored = max(config.attention(layer).rope_width for layer in config.layers) // 2
+            yield Padded(ROPE_FACTORS, DIVISORS, config.full.rope_width // 2, stored)
+        for i, layer in enumerate(config.layers):
+            yield from layer_rules(config, layer, f"blk.{i}.", f"target.layers_{i}.", _NAMES)
+        yield Copy("output_norm.weight", "target.norm.weight")
+        yield Copy("output.weight", "target.lm_head.weight")
+        for index, own in enumerate(config.heads):
+            yield from head(index, own)
+
+    return RuleTable(tuple(rules()), {}, shapes(parameter_shapes, config))
 
 
-def _shortest_float32(value: float) -> float:
-    """1e-5 stored as float32 reads back as 9.99999975e-06; give back the number that was meant."""
-    return float(f"{value:.7g}")
-
-
-GGUF = FileFormat(
-    names=("step35",),
-    read_config=config_from_gguf,
-    write_config=config_to_gguf,
-    rules=gguf_rules,
-    head_count="nextn_predict_layers",
-)
-"""How the family appears in GGUF files."""
+GGUF = FileFormat(("step35",), config_from_gguf, config_to_gguf, gguf_rules, head_count="nextn_predict_layers")

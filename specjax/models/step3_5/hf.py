@@ -1,37 +1,61 @@
-"""Hugging Face config.json of the Step-3.5 family <-> `Step35Config`.
+"""Hugging Face checkpoints of the Step-3.5 family.
 
 Sources: `Step3p7TextConfig` in transformers `models/step3p7/configuration_step3p7.py` (which also reads the keys of the
-released files); llama.cpp `conversion/step3.py`.
+released files); the names of the released checkpoints, as `conversion_mapping.py` of transformers (`step3p7`) and
+`conversion/step3.py` of llama.cpp take them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
+from checkpoints.mapping import RuleTable
+from checkpoints.rule import Copy, Rule
 from checkpoints.source import TensorInfo
+from checkpoints.transforms import IDENTITY, PLUS_ONE
+from specjax.models.parts import hf
+from specjax.models.parts.names import copies, shapes, weights
 from specjax.models.step3_5.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     AttentionConfig,
     HeadConfig,
     LayerConfig,
-    Llama3Rope,
     MoEConfig,
     Step35Config,
 )
-from specjax.models.step3_5.rules import (
-    HF_HEAD_EMBEDDING,
-    HF_HEAD_NORM,
-    HF_HEAD_OUTPUT,
-    HF_ROUTER,
-    HF_ROUTER_BIAS,
-    count_heads,
-    hf_prefix,
-    hf_rules,
+from specjax.models.step3_5.parameters import parameter_shapes
+from specjax.models.step3_5.rules import LayerNames, count_heads, layer_rules
+
+_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
+_NAMES = LayerNames(
+    common=hf.ATTENTION
+    + weights({"self_attn.g_proj": "attention.gate_proj"})
+    + weights(_NORMS | hf.QK_NORMS, PLUS_ONE),
+    dense=hf.MLP,
+    sparse=weights(
+        {
+            "moe.gate": "moe.router",
+            "share_expert.gate_proj": "moe.shared.gate_proj",
+            "share_expert.up_proj": "moe.shared.up_proj",
+            "share_expert.down_proj": "moe.shared.down_proj",
+        }
+    )
+    + tuple((f"moe.{kind}_proj.weight", f"moe.experts_{kind}", IDENTITY) for kind in ("gate", "up", "down")),
+    router_bias=(("moe.router_bias", "moe.router_bias", IDENTITY),),
 )
+_HEAD = weights({"enorm": "enorm", "hnorm": "hnorm"}, PLUS_ONE) + weights({"eh_proj": "eh_proj"})
+_VISION = {
+    r"(model\.)?(vision_model|vit_large_projector|multi_modal_projector)\..*": "the vision tower; only text is loaded"
+}
+_ROUTER = "layers.{}.moe.gate.weight"
+_ROUTER_BIAS = "layers.{}.moe.router_bias"
+_OWN_EMBEDDING = "layers.{}.embed_tokens.weight"
+_OWN_OUTPUT = "layers.{}.transformer.shared_head.output.weight"
+_OWN_NORM = "layers.{}.transformer.shared_head.norm.weight"
+"""Optional tensors, after the prefix; the layer's number stands in the braces."""
 
 _REQUIRED = (
     "vocab_size",
@@ -64,7 +88,8 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         where: its name, for messages.
 
     Raises:
-        ConfigError: keys are absent (all are listed), contradictory, or ask for something that is not supported.
+        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
+        ValueError, LookupError: they contradict each other.
 
     Warns:
         MissingMTPWarning: some of the declared MTP heads are not in the checkpoint.
@@ -72,19 +97,10 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     text: Mapping[str, Any] = document.get("text_config") or document
     sparse = any(name.endswith(".moe.gate.weight") for name in tensors)
     required = _REQUIRED + (_REQUIRED_MOE if sparse else ())
-    if absent := [key for key in required if text.get(key) is None]:
-        raise ConfigError(f"{where}: config.json lacks {', '.join(absent)}")
+    hf.need(text, required, where)
     for key, supported in _ONLY.items():
-        if (value := text.get(key)) is not None and value != supported:
-            raise ConfigError(f"{where}: {key} is {value!r}; this family is built with {supported!r} only")
-    try:
-        return _config(text, tensors, sparse, where)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise ConfigError(f"{where}: config.json describes no model: {error}") from error
-
-
-def _config(text: Mapping[str, Any], tensors: Mapping[str, TensorInfo], sparse: bool, where: str) -> Step35Config:
-    prefix, num_layers = hf_prefix(tensors), text["num_hidden_layers"]
+        hf.need_value(text, key, supported, where)
+    prefix, num_layers = hf.trunk_prefix(tensors), text["num_hidden_layers"]
     declared = text.get("num_nextn_predict_layers") or 0
     blocks = num_layers + declared
 
@@ -103,7 +119,7 @@ def _config(text: Mapping[str, Any], tensors: Mapping[str, TensorInfo], sparse: 
     def layer(index: int) -> LayerConfig:
         return LayerConfig(
             attention=kinds[index],
-            sparse=has(HF_ROUTER, index),
+            sparse=has(_ROUTER, index),
             expert_limit=float(expert_limits[index] or 0.0),
             mlp_limit=float(mlp_limits[index] or 0.0),
         )
@@ -111,9 +127,9 @@ def _config(text: Mapping[str, Any], tensors: Mapping[str, TensorInfo], sparse: 
     def head(index: int) -> HeadConfig:
         return HeadConfig(
             layer=layer(index),
-            own_embedding=has(HF_HEAD_EMBEDDING, index),
-            own_output=has(HF_HEAD_OUTPUT, index),
-            own_norm=has(HF_HEAD_NORM, index),
+            own_embedding=has(_OWN_EMBEDDING, index),
+            own_output=has(_OWN_OUTPUT, index),
+            own_norm=has(_OWN_NORM, index),
         )
 
     def has_head(index: int) -> bool:
@@ -135,11 +151,11 @@ def _config(text: Mapping[str, Any], tensors: Mapping[str, TensorInfo], sparse: 
             experts_per_token=text["moe_top_k"],
             expert_width=text["moe_intermediate_size"],
             shared_expert_width=text["share_expert_dim"],
-            selection_bias=any(has(HF_ROUTER_BIAS, index) for index in range(blocks)),
+            selection_bias=any(has(_ROUTER_BIAS, index) for index in range(blocks)),
             normalize=text.get("norm_expert_weight", True),
             scale=float(text.get("moe_router_scaling_factor", 1.0)),
         )
-    formula = _rope_formula(text.get("rope_scaling") or {})
+    formula = hf.read_formula(text.get("rope_scaling") or {}, where)
     count = count_heads(declared, has_head, where)
     return Step35Config(
         vocab_size=text["vocab_size"],
@@ -156,20 +172,6 @@ def _config(text: Mapping[str, Any], tensors: Mapping[str, TensorInfo], sparse: 
         rope_formula=formula,
         norm_eps=text.get("rms_norm_eps", 1e-5),
         context_length=text.get("max_position_embeddings") or text["max_seq_len"],
-    )
-
-
-def _rope_formula(scaling: Mapping[str, Any]) -> Llama3Rope | None:
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ValueError(f"rope_type {kind!r} is not supported for this architecture, only 'default' and 'llama3'")
-    return Llama3Rope(
-        factor=float(scaling["factor"]),
-        low_freq_factor=float(scaling["low_freq_factor"]),
-        high_freq_factor=float(scaling["high_freq_factor"]),
-        original_context=scaling["original_max_position_embeddings"],
     )
 
 
@@ -206,13 +208,7 @@ def config_to_hf(config: Step35Config) -> dict[str, Any]:
         "swiglu_limits_shared": [layer.mlp_limit for layer in layers],
     }
     if (formula := config.rope_formula) is not None:
-        document["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": formula.factor,
-            "low_freq_factor": formula.low_freq_factor,
-            "high_freq_factor": formula.high_freq_factor,
-            "original_max_position_embeddings": formula.original_context,
-        }
+        document["rope_scaling"] = hf.write_formula(formula)
         document["yarn_only_types"] = [FULL_ATTENTION]
     if (moe := config.moe) is not None:
         document |= {
@@ -229,11 +225,41 @@ def config_to_hf(config: Step35Config) -> dict[str, Any]:
     return document
 
 
-HF = FileFormat(
-    names=("step3p5", "step3p7"),
-    read_config=config_from_hf,
-    write_config=config_to_hf,
-    rules=hf_rules,
-    head_count="num_nextn_predict_layers",
-)
-"""How the family appears in Hugging Face folders."""
+def hf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
+    """Rules for Hugging Face safetensors.
+
+    Args:
+        config: the model; its `rope_factors` are computed by its `rope_formula`.
+        names: the checkpoint's tensor names: they decide the prefix. Empty when writing (prefix `model.`).
+
+    Raises:
+        ConfigError: the model has rotary factors, but no known formula, by which alone config.json can state them.
+    """
+    prefix = hf.trunk_prefix(names)
+
+    def head(index: int, own: HeadConfig) -> Iterator[Rule]:
+        number, path = config.num_layers + index, f"mtp.heads_{index}."
+        yield from layer_rules(config, own.layer, f"{prefix}layers.{number}.", f"{path}block.", _NAMES)
+        yield from copies(_HEAD, f"{prefix}layers.{number}.", path)
+        if own.own_norm:
+            yield Copy(prefix + _OWN_NORM.format(number), f"{path}norm.weight", PLUS_ONE)
+        if own.own_embedding:
+            yield Copy(prefix + _OWN_EMBEDDING.format(number), f"{path}embed.weight")
+        if own.own_output:
+            yield Copy(prefix + _OWN_OUTPUT.format(number), f"{path}lm_head.weight")
+
+    def rules() -> Iterator[Rule]:
+        yield Copy(f"{prefix}embed_tokens.weight", "target.embed.weight")
+        full = config.full
+        yield from hf.divisor_rules(config.rope_factors, config.rope_formula, full.rope_theta, full.rope_width)
+        for i, layer in enumerate(config.layers):
+            yield from layer_rules(config, layer, f"{prefix}layers.{i}.", f"target.layers_{i}.", _NAMES)
+        yield Copy(f"{prefix}norm.weight", "target.norm.weight", PLUS_ONE)
+        yield Copy("lm_head.weight", "target.lm_head.weight")
+        for index, own in enumerate(config.heads):
+            yield from head(index, own)
+
+    return RuleTable(tuple(rules()), {**_VISION, **hf.ROTARY_FREQUENCIES}, shapes(parameter_shapes, config))
+
+
+HF = FileFormat(("step3p5", "step3p7"), config_from_hf, config_to_hf, hf_rules, head_count="num_nextn_predict_layers")
