@@ -83,10 +83,10 @@ def _is_a_permutation(ids: np.ndarray, name: str, report: Report) -> None:
 
 def _tied_head_is_equal(opened: OpenedCheckpoint, report: Report) -> None:
     """A second copy of a tied table is ignored when the model is loaded; one that differs is a contradiction."""
-    source = opened.source
-    if not getattr(opened.config, "tied_embeddings", False) or _HEAD not in source.tensors:
+    source, rules = opened.source, opened.rules.rules
+    if _HEAD not in source.tensors or any(_HEAD in rule.sources for rule in rules):
         return
-    (embedding,) = [rule.sources[0] for rule in opened.rules.rules if rule.paths == ("target.embed.weight",)]
+    embedding = next(rule.sources[0] for rule in rules if rule.paths and rule.paths[0].endswith(".embed.weight"))
     if np.array_equal(source.read_blocks(_HEAD), source.read_blocks(embedding)):
         report.checked.append(f"{_HEAD} repeats the tied embedding table")
     else:

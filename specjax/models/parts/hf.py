@@ -11,7 +11,8 @@ from checkpoints.rule import Computed, Rule
 from specjax.models.parts.names import weights
 
 ATTENTION = weights({f"self_attn.{x}_proj": f"attention.{x}_proj" for x in "qkvo"})
-QK_NORMS = {f"self_attn.{x}_norm": f"attention.{x}_norm" for x in "qk"}
+QK_NORMS: Mapping[str, str] = {f"self_attn.{x}_norm": f"attention.{x}_norm" for x in "qk"}
+"""No table yet: families differ in how they store the weights of norms."""
 MLP = weights({f"mlp.{x}_proj": f"mlp.{x}_proj" for x in ("gate", "up", "down")})
 
 REPEATED_HEAD = {r"lm_head\.weight": "a second copy of the tied embedding table"}
