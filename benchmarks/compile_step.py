@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from machine import description
 
-from checkpoints.tree import flatten, is_matrix, unflatten
+from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from pallas_kernels import using
 from pallas_kernels.operations import tables
 from pallas_kernels.quant_matmul import FORMATS, from_blocks, prepare

@@ -43,7 +43,7 @@ from rich.progress import track
 from rich.table import Table
 
 import specjax
-from checkpoints.ggml_types import GGML_TYPES
+from checkpoints.gguf.ggml_types import GGML_TYPES
 from checkpoints.quantization import ENCODERS, Quantization, QuantizeOptions, prepare
 from checkpoints.quantization.mixes import MIXES
 from pallas_kernels import native

@@ -17,11 +17,11 @@ import numpy as np
 from verify_cost import shape_of_0_8b
 
 import checkpoints
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import typed
-from checkpoints.tokenizer_gguf import to_metadata
-from checkpoints.tree import is_matrix
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import typed
+from checkpoints.mapping.tree import is_matrix
+from checkpoints.tokenizers.gguf import to_metadata
 from pallas_kernels.quant_matmul import FORMATS
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.registry import FAMILIES

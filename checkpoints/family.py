@@ -15,7 +15,7 @@ import numpy as np
 
 from checkpoints.errors import ConfigError, UnknownArchitectureError
 from checkpoints.findings import Report
-from checkpoints.mapping import RuleTable
+from checkpoints.mapping.table import RuleTable
 from checkpoints.source import TensorInfo
 
 Metadata = Mapping[str, Any]

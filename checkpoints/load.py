@@ -11,16 +11,18 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from checkpoints import heap, tokenizer_gguf, tokenizer_hf
+from checkpoints import heap
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
 from checkpoints.family import Config, Families, Family
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.mapping import Progress, Put, RuleTable, put_on_default_device
-from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
-from checkpoints.rule import Copy
-from checkpoints.safetensors_file import SafetensorsDirectory
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.mapping.rule import Copy
+from checkpoints.mapping.table import Progress, Put, RuleTable, put_on_default_device
+from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
+from checkpoints.safetensors.file import SafetensorsDirectory
 from checkpoints.source import TensorInfo, TensorSource
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 from pallas_kernels.quant_matmul import Activations
 
 Format = Literal["gguf", "safetensors", "orbax"]

@@ -11,8 +11,9 @@ from gguf import TokenType
 from tiny_models import make_config, make_params
 
 import checkpoints
-from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
-from checkpoints.vocabulary import BYTE_ALPHABET
+from checkpoints import TextTokenizer, Vocabulary
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers.vocabulary import BYTE_ALPHABET
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Config
 from specjax.models.registry import FAMILIES

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import specjax
-from checkpoints.tree import flatten
+from checkpoints.mapping.tree import flatten
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import prefill_chunk
 from specjax.runtime.placement import Placement, summary
@@ -77,7 +77,7 @@ def test_a_rule_that_places_nothing_is_refused(rules: list[str], message: str) -
 
 
 def test_a_rule_is_checked_before_any_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints.mapping.RuleTable.load", None)
+    monkeypatch.setattr("checkpoints.mapping.table.RuleTable.load", None)
     with pytest.raises(specjax.SpecjaxError, match="matches none"):
         specjax.load(GEMMA, drafter=ASSISTANT, place=["experts=cpu:0"])
 

@@ -15,8 +15,8 @@ import numpy as np
 from checkpoints.convert.plan import tensor_bytes
 from checkpoints.convert.source_model import SourceModel, Stored
 from checkpoints.family import Config
-from checkpoints.mapping import Progress
-from checkpoints.rope_formula import FORMULA
+from checkpoints.mapping.rope_formula import FORMULA
+from checkpoints.mapping.table import Progress
 
 _VALUES_PER_STEP = 1 << 18
 _BYTES_PER_STEP = 1 << 20

@@ -19,9 +19,9 @@ from checkpoints.convert.writers import gguf_paths, write_gguf_file, write_hf_fo
 from checkpoints.errors import CheckpointError
 from checkpoints.family import Families
 from checkpoints.load import open_checkpoint
-from checkpoints.mapping import Progress
-from checkpoints.orbax_folder import MANIFEST
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.mapping.table import Progress
+from checkpoints.orbax.folder import MANIFEST
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 Kind = Literal["gguf", "hf", "orbax"]
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkpoints.errors import CheckpointError
-from checkpoints.gguf_file import parts_of
+from checkpoints.gguf.file import parts_of
 
 
 def check_files(source: Path, destination: Path, files: Sequence[Path], *, force: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from checkpoints.gguf_values import GGUFValue
+from checkpoints.gguf.values import GGUFValue
 
 
 def without_mtp_in_values(values: Mapping[str, GGUFValue], count_key: str | None) -> dict[str, GGUFValue]:

@@ -14,16 +14,16 @@ from numpy.typing import DTypeLike
 from checkpoints.convert.dropped_head import without_mtp_in_document, without_mtp_in_values
 from checkpoints.errors import CheckpointError, MissingMTPWarning
 from checkpoints.family import Families, FileKind
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.gguf_values import GGUFValue
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
+from checkpoints.gguf.values import GGUFValue
 from checkpoints.load import OpenedCheckpoint, open_checkpoint, own_names
-from checkpoints.mapping import RuleTable
-from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
-from checkpoints.rule import Copy, Rule, Split, Stack
-from checkpoints.safetensors_file import DTYPES
+from checkpoints.mapping.rule import Copy, Rule, Split, Stack
+from checkpoints.mapping.table import RuleTable
+from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
+from checkpoints.safetensors.file import DTYPES
 from checkpoints.source import TensorInfo, TensorSource
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 FLOATS = ("F32", "F16", "BF16")
 _VALUES_PER_STEP = 1 << 18

@@ -14,13 +14,13 @@ from checkpoints.convert.plan import DECODED, PlannedTensor, Shape, as_it_is, fr
 from checkpoints.convert.source_model import FLOATS, SourceModel, moves_values
 from checkpoints.errors import CheckpointError
 from checkpoints.family import Config
-from checkpoints.gguf_values import GGUFValue, typed
-from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
-from checkpoints.mapping import RuleTable
-from checkpoints.rope_formula import with_formula
-from checkpoints.safetensors_file import DTYPES
-from checkpoints.tokenizer import TextTokenizer
-from checkpoints.tree import is_matrix
+from checkpoints.gguf.values import GGUFValue, typed
+from checkpoints.gguf.writer import FILE_TYPES, gguf_metadata, stays_f32
+from checkpoints.mapping.rope_formula import with_formula
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.tree import is_matrix
+from checkpoints.safetensors.file import DTYPES
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints import tokenizer_hf
 from checkpoints.atomic import replaced_folder, write_text
 from checkpoints.convert.plan import PlannedTensor, tensor_bytes
 from checkpoints.convert.source_model import SourceModel
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_stream import TensorEntry, paths_written, write_stream
-from checkpoints.gguf_values import GGUFValue
-from checkpoints.mapping import Progress
-from checkpoints.orbax_folder import GGUF_METADATA, HF_FOLDER, HF_KEPT, MANIFEST, PACKED
-from checkpoints.safetensors_file import DTYPES
-from checkpoints.safetensors_stream import INDEX, write_file, write_shards
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, paths_written, write_stream
+from checkpoints.gguf.values import GGUFValue
+from checkpoints.mapping.table import Progress
+from checkpoints.orbax.folder import GGUF_METADATA, HF_FOLDER, HF_KEPT, MANIFEST, PACKED
+from checkpoints.safetensors.file import DTYPES
+from checkpoints.safetensors.stream import INDEX, write_file, write_shards
 from checkpoints.source import TensorInfo
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 SHARD_BYTES = 5 * 10**9
 """Files of Hugging Face models are not larger, by habit."""
@@ -87,7 +87,7 @@ def write_orbax_folder(
     kept: Sequence[PlannedTensor],
     progress: Progress | None,
 ) -> None:
-    """Write an Orbax folder; see `checkpoints.orbax_folder`.
+    """Write an Orbax folder; see `checkpoints.orbax.folder`.
 
     Args:
         path: the folder.
@@ -97,7 +97,7 @@ def write_orbax_folder(
         kept: tensors of the origin that are not made of them.
         progress: called with bytes written and bytes in all.
     """
-    from checkpoints.orbax_writer import write_tree
+    from checkpoints.orbax.writer import write_tree
 
     with replaced_folder(path) as new:
         try:
@@ -134,7 +134,7 @@ def _made(tensors: Sequence[PlannedTensor]) -> Iterator[np.ndarray]:
 
 
 def _leaf(tensor: PlannedTensor) -> tuple[str, Any]:
-    from checkpoints.orbax_writer import LazyArray
+    from checkpoints.orbax.writer import LazyArray
 
     kind, shape = tensor.info.type, tensor.info.shape
     if kind in DTYPES:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from checkpoints.errors import CheckpointError
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType, decode_rows
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType, decode_rows
 from checkpoints.quantization import iq4, k_quants, legacy, weights
 from checkpoints.quantization.blocks import Encode
 from checkpoints.quantization.tq import tq

@@ -17,10 +17,10 @@ from gguf import GGUFValueType
 from jaxtyping import Float
 
 from checkpoints.errors import CheckpointError, FormatError
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import GGUFValue, typed
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import GGUFValue, typed
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from checkpoints.errors import CheckpointError
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_writer import stays_f32
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.writer import stays_f32
 from checkpoints.quantization.encode import ENCODERS
 from checkpoints.quantization.mixes import ALIASES, FALLBACKS, MIXES, Facts, block_of, holds_values, type_in_mix
 from checkpoints.source import TensorInfo

@@ -14,10 +14,10 @@ from checkpoints.convert.plan import PlannedTensor
 from checkpoints.convert.source_model import SourceModel, open_model
 from checkpoints.convert.targets import Types, gguf_tensors, gguf_values
 from checkpoints.family import Families
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES
-from checkpoints.gguf_stream import TensorEntry, paths_written, write_stream
-from checkpoints.gguf_values import GGUFValue
-from checkpoints.mapping import Progress
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES
+from checkpoints.gguf.stream import TensorEntry, paths_written, write_stream
+from checkpoints.gguf.values import GGUFValue
+from checkpoints.mapping.table import Progress
 from checkpoints.quantization.encode import IMPORTANCE_MATTERS, encode
 from checkpoints.quantization.imatrix import ImportanceMatrix
 from checkpoints.quantization.mixes import file_type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from checkpoints.findings import Report
-from checkpoints.gguf_writer import FILE_TYPES, stays_f32
+from checkpoints.gguf.writer import FILE_TYPES, stays_f32
 from checkpoints.load import OpenedCheckpoint
 
 

@@ -10,8 +10,8 @@ from checkpoints.convert.source_model import SourceModel
 from checkpoints.errors import CheckpointError
 from checkpoints.findings import Report
 from checkpoints.load import OpenedCheckpoint
-from checkpoints.mapping import Progress
-from checkpoints.tree import is_matrix
+from checkpoints.mapping.table import Progress
+from checkpoints.mapping.tree import is_matrix
 
 _HEAD = "lm_head.weight"
 

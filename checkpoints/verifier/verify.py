@@ -10,8 +10,8 @@ from checkpoints.errors import CheckpointError, MissingMTPWarning, TensorMismatc
 from checkpoints.family import Families
 from checkpoints.findings import Report
 from checkpoints.load import OpenedCheckpoint, open_checkpoint
-from checkpoints.mapping import Progress
-from checkpoints.orbax_folder import MANIFEST, OrbaxFolder
+from checkpoints.mapping.table import Progress
+from checkpoints.orbax.folder import MANIFEST, OrbaxFolder
 from checkpoints.verifier import structure, tokens, values
 
 _AGAIN = "download or convert it again"

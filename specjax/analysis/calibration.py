@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from checkpoints.quantization.imatrix import Entry, ImportanceMatrix
-from checkpoints.rule import Rule
-from checkpoints.tree import flatten, is_matrix, unflatten
 from specjax.decoding.decoder import Decoder
 from specjax.errors import PromptError
 from specjax.layers.observed import Observed

@@ -38,7 +38,7 @@ In Python:
   import specjax
   from checkpoints.convert import ConvertOptions, prepare
   prepare("model.gguf", "model.orbax", specjax.FAMILIES).run()
-  from checkpoints.orbax_folder import restore
+  from checkpoints.orbax.folder import restore
   params = restore("model.orbax", sharding=lambda path, shape: NamedSharding(mesh, ...))
 
 exit status: 0 success, 1 --verify found a difference (the destination is removed), 2 bad input, 130 interrupted

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoints.mapping import Progress
+    from checkpoints.mapping.table import Progress
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def number_and_type(text: str) -> tuple[int, str]:
 
 
 def _remarks(quantization: Quantization) -> list[str]:
-    from checkpoints.ggml_types import GGML_TYPES
+    from checkpoints.gguf.ggml_types import GGML_TYPES
 
     lines = []
     for number, name in quantization.options.type_codes:

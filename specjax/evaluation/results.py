@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from checkpoints.atomic import write_text
-from checkpoints.gguf_file import parts_of
+from checkpoints.gguf.file import parts_of
 from specjax.errors import SpecjaxError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from gguf import TokenType
 
 import checkpoints
-from checkpoints.mapping import Put, put_on_default_device
+from checkpoints.mapping.table import Put, put_on_default_device
 from pallas_kernels.quant_matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from checkpoints.tree import flatten
+from checkpoints.mapping.tree import flatten
 from specjax.errors import SpecjaxError
 from specjax.models.apply import in_device_memory
 from specjax.models.protocol import Params

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from checkpoints import TextTokenizer
-from checkpoints.chat_template import Message, render
+from checkpoints.tokenizers.chat_template import Message, render
 from specjax.errors import SpecjaxError
 from specjax.runtime.batch import Emission
 from specjax.runtime.generation import Generation

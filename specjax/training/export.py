@@ -8,8 +8,8 @@ import jax
 from tokenizers import Tokenizer
 
 from checkpoints import TextTokenizer, write_gguf
-from checkpoints.gguf_writer import WeightType
-from checkpoints.tokenizer_hf import from_backend
+from checkpoints.gguf.writer import WeightType
+from checkpoints.tokenizers.hf import from_backend
 from specjax.models.registry import FAMILIES
 from specjax.training.checkpointing import Checkpoints, TrainState
 from specjax.training.families.registry import family_of

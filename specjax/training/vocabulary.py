@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from checkpoints.tokenizer_backend import pre_tokenizer
+from checkpoints.tokenizers.backend import pre_tokenizer
 from specjax.training.corpus import Document
 
 END_OF_TEXT = "<|endoftext|>"

@@ -17,10 +17,10 @@ from tiny_checkpoints import make_config, make_tokenizer, write_tiny_gguf
 
 from checkpoints import quantization
 from checkpoints.convert import ConvertOptions, prepare
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import typed
-from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import typed
+from checkpoints.gguf.writer import FILE_TYPES, gguf_metadata, stays_f32
 from checkpoints.heap import release
 from checkpoints.quantization import QuantizeOptions
 from specjax.models.qwen3_5 import FAMILY, hybrid_layer_types

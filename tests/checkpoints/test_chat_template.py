@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from tiny_checkpoints import END, make_tokenizer
 
-from checkpoints import TextTokenizer, TokenizerError, tokenizer_gguf
-from checkpoints.chat_template import Message, render
+from checkpoints import TextTokenizer, TokenizerError
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers.chat_template import Message, render
 
 CONVERSATION = [
     Message(role="system", content="S"),

@@ -18,9 +18,9 @@ from tiny_checkpoints import assert_same, edit_gguf, make_config, make_params, m
 import checkpoints
 from checkpoints import CheckpointError
 from checkpoints.convert import Conversion, ConvertOptions, prepare
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.safetensors_file import SafetensorsDirectory
-from checkpoints.tree import flatten, unflatten
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.mapping.tree import flatten, unflatten
+from checkpoints.safetensors.file import SafetensorsDirectory
 from pallas_kernels.quant_matmul import QTensor
 from specjax.models.dense import DenseConfig
 from specjax.models.dense import gguf as dense
@@ -283,8 +283,8 @@ def test_a_comparison_finds_a_changed_value(tiny: Path, tmp_path: Path) -> None:
 SHARDED = """
 import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from checkpoints.tree import flatten
-from checkpoints.orbax_folder import OrbaxFolder, restore
+from checkpoints.mapping.tree import flatten
+from checkpoints.orbax.folder import OrbaxFolder, restore
 import orbax.checkpoint as ocp
 
 mesh = Mesh(np.array(jax.devices()), ("x",))

@@ -20,7 +20,7 @@ from tiny_checkpoints import make_config, write_tiny_gguf
 import checkpoints
 from checkpoints import CheckpointError, quantization
 from checkpoints.convert import ConvertOptions, prepare, remove
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import ImportanceMatrix, QuantizeOptions, write_imatrix
 from checkpoints.quantization.imatrix import Entry
 from specjax.models.registry import FAMILIES

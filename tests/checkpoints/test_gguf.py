@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from tiny_checkpoints import assert_same, edit_gguf, make_config, make_params, make_tokenizer, write_tiny_gguf
 
 import checkpoints
-from checkpoints.tree import flatten
+from checkpoints.mapping.tree import flatten
 from specjax.models.qwen3_5 import FULL_ATTENTION, LINEAR_ATTENTION, hybrid_layer_types
 from specjax.models.registry import FAMILIES
 

@@ -19,10 +19,10 @@ from tiny_checkpoints import make_config, write_tiny_gguf
 import checkpoints
 from checkpoints import CheckpointError, FormatError
 from checkpoints.atomic import replaced
-from checkpoints.ggml_types import GGML_TYPES, GGMLType
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import GGUFValue, typed
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.gguf.ggml_types import GGML_TYPES, GGMLType
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import GGUFValue, typed
 from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_checkpoints import make_config, write_tiny_gguf
 
 import checkpoints
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import QuantizeOptions, encode, prepare, read_imatrix, write_imatrix
 from checkpoints.quantization.imatrix import Entry, ImportanceMatrix
 from specjax.models.registry import FAMILIES

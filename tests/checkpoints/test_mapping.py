@@ -14,9 +14,9 @@ import pytest
 from tiny_checkpoints import make_config, make_params, make_tokenizer
 
 import checkpoints
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Copy
-from checkpoints.tree import flatten, unflatten
+from checkpoints.mapping.rule import Copy
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.tree import flatten, unflatten
 from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types
 from specjax.models.qwen3_5.gguf import gguf_rules
 from specjax.models.qwen3_5.hf import hf_rules

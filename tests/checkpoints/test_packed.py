@@ -14,7 +14,7 @@ from tiny_checkpoints import make_config, make_params, make_tokenizer
 
 import checkpoints
 from checkpoints.errors import DecodedWarning
-from checkpoints.tree import flatten
+from checkpoints.mapping.tree import flatten
 from pallas_kernels.quant_matmul import QTensor, dequantize
 from specjax.models.registry import FAMILIES
 

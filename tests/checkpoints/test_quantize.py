@@ -15,7 +15,7 @@ from tiny_checkpoints import assert_same, edit_gguf, make_config, write_tiny_ggu
 import checkpoints
 from checkpoints.convert import ConvertOptions
 from checkpoints.convert import prepare as prepare_conversion
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import ENCODERS, EncodingError, QuantizeOptions, encode, prepare
 from checkpoints.quantization.plan import HEAD_TYPE
 from specjax.models.registry import FAMILIES

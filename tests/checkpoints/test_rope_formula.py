@@ -13,9 +13,9 @@ from tiny_checkpoints import edit_gguf
 import checkpoints
 from checkpoints import ConfigError
 from checkpoints.convert import ConvertOptions, prepare
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.rope_formula import Llama3Rope, find_formula
-from checkpoints.safetensors_file import SafetensorsDirectory
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.mapping.rope_formula import Llama3Rope, find_formula
+from checkpoints.safetensors.file import SafetensorsDirectory
 from specjax.models.registry import FAMILIES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

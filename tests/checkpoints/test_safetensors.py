@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import assert_same, make_config, make_params, make_tokenizer, write_tiny_gguf
 
 import checkpoints
-from checkpoints.transforms import tile_heads
+from checkpoints.mapping.transforms import tile_heads
 from specjax.models.registry import FAMILIES
 
 ROUNDING = 3e-7

@@ -14,9 +14,11 @@ from tiny_checkpoints import END, MERGES, TURN_END, USER_DEFINED, make_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import checkpoints
-from checkpoints import TokenizerError, Vocabulary, tokenizer_gguf, tokenizer_hf
-from checkpoints.tokenizer_backend import pre_tokenizer
-from checkpoints.vocabulary import BYTE_ALPHABET, PRE_TOKENIZERS
+from checkpoints import TokenizerError, Vocabulary
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.backend import pre_tokenizer
+from checkpoints.tokenizers.vocabulary import BYTE_ALPHABET, PRE_TOKENIZERS
 from specjax.models.registry import FAMILIES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "qwen3_5"

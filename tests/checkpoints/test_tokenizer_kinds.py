@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from checkpoints import TextTokenizer, TokenizerError, tokenizer_gguf, tokenizer_hf
-from checkpoints.vocabulary import SPACE
+from checkpoints import TextTokenizer, TokenizerError
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.vocabulary import SPACE
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "tokenizer_cases.json").read_text(encoding="utf-8"))
 NAMES = ["llama-bpe", "deepseek-v3", "gemma4", "llama"]

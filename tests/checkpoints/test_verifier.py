@@ -22,7 +22,7 @@ from tiny_checkpoints import edit_gguf, make_config, make_params, make_tokenizer
 import checkpoints
 from checkpoints import CheckpointError
 from checkpoints.convert import ConvertOptions, prepare
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.verifier import verify
 from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model

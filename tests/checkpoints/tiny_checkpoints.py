@@ -14,9 +14,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, TokenType
 
 import checkpoints
-from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
-from checkpoints.tree import flatten, unflatten
-from checkpoints.vocabulary import BYTE_ALPHABET
+from checkpoints import TextTokenizer, Vocabulary
+from checkpoints.mapping.tree import flatten, unflatten
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers.vocabulary import BYTE_ALPHABET
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, hybrid_layer_types
 from specjax.models.qwen3_5.gguf import gguf_rules
 from specjax.models.registry import FAMILIES

@@ -46,7 +46,7 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with a chat template."""
     vocabulary = replace(byte_tokenizer().vocabulary, chat_template=TEMPLATE)
     path = tmp_path_factory.mktemp("chat") / "talkative.gguf"
-    tokenizer = checkpoints.tokenizer_gguf.from_vocabulary(vocabulary)
+    tokenizer = checkpoints.tokenizers.gguf.from_vocabulary(vocabulary)
     checkpoints.write_gguf(path, FAMILIES, CONFIG, agreeing_params(CONFIG), tokenizer)
     return path
 

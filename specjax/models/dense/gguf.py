@@ -12,11 +12,11 @@ import numpy as np
 
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
-from checkpoints.mapping import RuleTable
-from checkpoints.rope_formula import DIVISORS
-from checkpoints.rule import Copy, Rule
+from checkpoints.mapping.rope_formula import DIVISORS
+from checkpoints.mapping.rule import Copy, Rule
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.transforms import IDENTITY, Transform
 from checkpoints.source import TensorInfo
-from checkpoints.transforms import IDENTITY, Transform
 from specjax.models.dense.config import DenseConfig
 from specjax.models.dense.parameters import parameter_shapes
 from specjax.models.parts.gguf import MLP, QK_NORMS, ROPE_FACTORS, Keys

@@ -10,8 +10,8 @@ from typing import Any
 
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Copy, Rule
+from checkpoints.mapping.rule import Copy, Rule
+from checkpoints.mapping.table import RuleTable
 from checkpoints.source import TensorInfo
 from specjax.models.dense.config import DenseConfig
 from specjax.models.dense.parameters import parameter_shapes

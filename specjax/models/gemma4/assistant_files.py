@@ -12,8 +12,8 @@ from typing import Any
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
 from checkpoints.findings import Report
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Copy, Rule
+from checkpoints.mapping.rule import Copy, Rule
+from checkpoints.mapping.table import RuleTable
 from checkpoints.source import TensorInfo
 from specjax.models.gemma4 import gguf as gemma4_gguf
 from specjax.models.gemma4 import hf as gemma4_hf

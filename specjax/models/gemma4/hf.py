@@ -11,10 +11,10 @@ from typing import Any
 
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Copy, Rule, Split
+from checkpoints.mapping.rule import Copy, Rule, Split
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.transforms import IDENTITY
 from checkpoints.source import TensorInfo
-from checkpoints.transforms import IDENTITY
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,

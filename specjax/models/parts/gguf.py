@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
-from checkpoints.rule import Copy, Rule
+from checkpoints.mapping.rule import Copy, Rule
+from checkpoints.mapping.transforms import IDENTITY
 from checkpoints.source import TensorInfo
-from checkpoints.transforms import IDENTITY
 from specjax.models.parts.names import Names, copies, weights
 
 ATTENTION = weights(

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
-from checkpoints.rope_formula import DIVISORS, Llama3Rope
-from checkpoints.rule import Computed, Rule
+from checkpoints.mapping.rope_formula import DIVISORS, Llama3Rope
+from checkpoints.mapping.rule import Computed, Rule
 from specjax.models.parts.names import weights
 
 ATTENTION = weights({f"self_attn.{x}_proj": f"attention.{x}_proj" for x in "qkvo"})

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from checkpoints.rule import Copy, Rule
-from checkpoints.transforms import IDENTITY, Shape, Transform
-from checkpoints.tree import flatten
+from checkpoints.mapping.rule import Copy, Rule
+from checkpoints.mapping.transforms import IDENTITY, Shape, Transform
+from checkpoints.mapping.tree import flatten
 
 Names = tuple[tuple[str, str, Transform], ...]
 """(tensor name within its block, parameter path within its layer, what turns the one into the other)"""

@@ -11,10 +11,10 @@ from typing import Any
 
 from checkpoints.errors import MissingMTPWarning
 from checkpoints.family import FileFormat
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Copy, Rule, Split, Stack
+from checkpoints.mapping.rule import Copy, Rule, Split, Stack
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.transforms import IDENTITY, NEGATIVE_EXP, PLUS_ONE, Transform, tile_heads
 from checkpoints.source import TensorInfo
-from checkpoints.transforms import IDENTITY, NEGATIVE_EXP, PLUS_ONE, Transform, tile_heads
 from specjax.models.parts import hf
 from specjax.models.parts.names import Names, copies, shapes, weights
 from specjax.models.qwen3_5.config import FULL_ATTENTION, MoEConfig, Qwen35Config, hybrid_layer_types

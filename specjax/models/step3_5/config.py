@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checkpoints.rope_formula import Llama3Rope
+from checkpoints.mapping.rope_formula import Llama3Rope
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"

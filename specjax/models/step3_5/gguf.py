@@ -11,11 +11,11 @@ from typing import Any
 
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
-from checkpoints.mapping import RuleTable
-from checkpoints.rope_formula import DIVISORS
-from checkpoints.rule import Copy, Padded, Rule
+from checkpoints.mapping.rope_formula import DIVISORS
+from checkpoints.mapping.rule import Copy, Padded, Rule
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.transforms import IDENTITY
 from checkpoints.source import TensorInfo
-from checkpoints.transforms import IDENTITY
 from specjax.models.parts.gguf import (
     ATTENTION,
     EXPERTS,

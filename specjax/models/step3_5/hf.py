@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.family import FileFormat
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Copy, Rule
+from checkpoints.mapping.rule import Copy, Rule
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.transforms import IDENTITY, PLUS_ONE
 from checkpoints.source import TensorInfo
-from checkpoints.transforms import IDENTITY, PLUS_ONE
 from specjax.models.parts import hf
 from specjax.models.parts.names import copies, shapes, weights
 from specjax.models.step3_5.config import (
@@ -33,7 +33,7 @@ _NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"
 _NAMES = LayerNames(
     common=hf.ATTENTION
     + weights({"self_attn.g_proj": "attention.gate_proj"})
-    + weights(_NORMS | hf.QK_NORMS, PLUS_ONE),
+    + weights({**_NORMS, **hf.QK_NORMS}, PLUS_ONE),
     dense=hf.MLP,
     sparse=weights(
         {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from checkpoints.errors import MissingMTPWarning
-from checkpoints.rule import Rule
+from checkpoints.mapping.rule import Rule
 from specjax.models.parts.names import Names, copies
 from specjax.models.step3_5.config import LayerConfig, Step35Config
 

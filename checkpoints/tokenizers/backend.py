@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from checkpoints.errors import TokenizerError
-from checkpoints.vocabulary import CONTROL_TYPES, PRE_TOKENIZERS, SPACE, Vocabulary
+from checkpoints.tokenizers.vocabulary import CONTROL_TYPES, PRE_TOKENIZERS, SPACE, Vocabulary
 
 
 def backend_of(vocabulary: Vocabulary, where: str) -> Tokenizer:

@@ -17,8 +17,8 @@ from gguf import GGUFValueType
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import FormatError
-from checkpoints.ggml_types import GGML_TYPES, OF_CACHES, PLAIN_TYPES, TYPE_OF_CODE, decode_rows, is_decodable
-from checkpoints.gguf_values import SCALARS, GGUFValue
+from checkpoints.gguf.ggml_types import GGML_TYPES, OF_CACHES, PLAIN_TYPES, TYPE_OF_CODE, decode_rows, is_decodable
+from checkpoints.gguf.values import SCALARS, GGUFValue
 from checkpoints.source import FileRange, TensorInfo, aligned_empty
 
 _MAGIC = b"GGUF"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
-from checkpoints.vocabulary import CONTROL_TYPES, Vocabulary, end_ids
+from checkpoints.tokenizers.vocabulary import CONTROL_TYPES, Vocabulary, end_ids
 
 
 class TextTokenizer:

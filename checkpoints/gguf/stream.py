@@ -17,10 +17,10 @@ from gguf import GGUFValueType
 
 from checkpoints.atomic import check_room, replaced_together
 from checkpoints.errors import CheckpointError
-from checkpoints.ggml_types import GGMLType
-from checkpoints.gguf_file import ALIGNMENT_KEY, DEFAULT_ALIGNMENT
-from checkpoints.gguf_values import GGUFValue, encode
-from checkpoints.mapping import Progress
+from checkpoints.gguf.file import ALIGNMENT_KEY, DEFAULT_ALIGNMENT
+from checkpoints.gguf.ggml_types import GGMLType
+from checkpoints.gguf.values import GGUFValue, encode
+from checkpoints.mapping.table import Progress
 
 _HEADER = b"GGUF" + struct.pack("<I", 3)
 _SPLIT = "split."

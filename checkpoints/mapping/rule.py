@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from checkpoints.mapping.transforms import IDENTITY, Shape, Transform
 from checkpoints.source import aligned_empty
-from checkpoints.transforms import IDENTITY, Shape, Transform
 
 
 class Rule(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 
 from checkpoints.atomic import replaced, write_text
 from checkpoints.errors import CheckpointError
-from checkpoints.mapping import Progress
+from checkpoints.mapping.table import Progress
 from checkpoints.source import TensorInfo
 
 INDEX = "model.safetensors.index.json"

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import DecodedWarning, TensorMismatchError
-from checkpoints.rule import Rule
+from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.transforms import Shape
+from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from checkpoints.source import TensorSource
-from checkpoints.transforms import Shape
-from checkpoints.tree import flatten, is_matrix, unflatten
 from pallas_kernels.quant_matmul import FORMATS, Activations, QTensor, dequantize, from_blocks, prepare
 
 _INTEGERS = ("I32", "I64")

@@ -11,13 +11,13 @@ from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, LlamaFileType, quants
 
 from checkpoints.errors import CheckpointError
 from checkpoints.family import Config, Families, Family
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import typed
-from checkpoints.mapping import Progress
-from checkpoints.tokenizer import TextTokenizer
-from checkpoints.tokenizer_gguf import to_metadata
-from checkpoints.transforms import Shape
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import typed
+from checkpoints.mapping.table import Progress
+from checkpoints.mapping.transforms import Shape
+from checkpoints.tokenizers.gguf import to_metadata
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 WeightType = Literal["F32", "F16", "BF16", "Q8_0"]
 

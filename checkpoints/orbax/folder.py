@@ -20,12 +20,12 @@ from numpy.typing import DTypeLike
 
 from checkpoints.errors import CheckpointError, FormatError
 from checkpoints.family import FileKind
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows, is_decodable
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows, is_decodable
 from checkpoints.json_file import read_object
-from checkpoints.safetensors_file import SafetensorsFiles
+from checkpoints.mapping.tree import unflatten
+from checkpoints.safetensors.file import SafetensorsFiles
 from checkpoints.source import TensorInfo, TensorSource, aligned_empty
-from checkpoints.tree import unflatten
 from pallas_kernels.quant_matmul import FORMATS, QTensor
 from pallas_kernels.quant_matmul.qtensor import BLOCKS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from checkpoints.transforms import Shape
+from checkpoints.mapping.transforms import Shape
 
 SEPARATOR = "."
 """Between the parts of a parameter path, as in `target.layers_0.attn_norm.weight`."""

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from checkpoints import tokenizer_hf
 from checkpoints.atomic import write_text
 from checkpoints.family import Config, Families
-from checkpoints.mapping import Progress
-from checkpoints.rope_formula import with_formula
-from checkpoints.safetensors_file import DTYPES, TYPE_OF_DTYPE
-from checkpoints.safetensors_stream import INDEX, write_shards
+from checkpoints.mapping.rope_formula import with_formula
+from checkpoints.mapping.table import Progress
+from checkpoints.mapping.tree import flatten
+from checkpoints.safetensors.file import DTYPES, TYPE_OF_DTYPE
+from checkpoints.safetensors.stream import INDEX, write_shards
 from checkpoints.source import TensorInfo
-from checkpoints.tokenizer import TextTokenizer
-from checkpoints.tree import flatten
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 _SHARD_BYTES = 5 * 10**9
 _SHARD_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")

@@ -12,9 +12,9 @@ from typing import Any, get_args
 from gguf import TokenType
 
 from checkpoints.errors import TokenizerError
-from checkpoints.tokenizer import TextTokenizer
-from checkpoints.tokenizer_backend import backend_of, merges_of_scores
-from checkpoints.vocabulary import END_TEXTS, PRE_TOKENIZERS, Model, Vocabulary, end_ids, named_ends
+from checkpoints.tokenizers.backend import backend_of, merges_of_scores
+from checkpoints.tokenizers.tokenizer import TextTokenizer
+from checkpoints.tokenizers.vocabulary import END_TEXTS, PRE_TOKENIZERS, Model, Vocabulary, end_ids, named_ends
 
 _ALIASES = {"deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe"}
 _PREFIX = "tokenizer.ggml."

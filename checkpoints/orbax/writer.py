@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from checkpoints.mapping import Progress
-from checkpoints.tree import unflatten
+from checkpoints.mapping.table import Progress
+from checkpoints.mapping.tree import unflatten
 
 _CHUNK_BYTES = 1 << 22
 """Arrays are stored in chunks of this size: what a device does not hold of one, it hardly reads."""

@@ -19,7 +19,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 
 from checkpoints.errors import TokenizerError
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 
 class Message(TypedDict):

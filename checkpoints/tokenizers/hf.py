@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer
 from checkpoints.atomic import write_text
 from checkpoints.errors import TokenizerError
 from checkpoints.json_file import read_object
-from checkpoints.tokenizer import TextTokenizer
-from checkpoints.vocabulary import BYTE_TOKENS, PRE_TOKENIZERS, SPACE, Model, Vocabulary
+from checkpoints.tokenizers.tokenizer import TextTokenizer
+from checkpoints.tokenizers.vocabulary import BYTE_TOKENS, PRE_TOKENIZERS, SPACE, Model, Vocabulary
 
 FILES = (
     "tokenizer.json",
