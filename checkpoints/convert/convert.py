@@ -19,7 +19,7 @@ from checkpoints.convert.writers import gguf_paths, write_gguf_file, write_hf_fo
 from checkpoints.errors import CheckpointError
 from checkpoints.load import open_checkpoint
 from checkpoints.mapping import Progress
-from checkpoints.orbax_folder import MANIFEST
+from checkpoints.orbax_folder import MANIFEST, check_path
 from checkpoints.tokenizer import TextTokenizer
 
 Kind = Literal["gguf", "hf", "orbax"]
@@ -148,12 +148,15 @@ class Conversion:
     def check_destination(self) -> None:
         """
         Raises:
-            CheckpointError: the destination exists and is not to be replaced, or is no model, or is the source.
+            CheckpointError: the destination exists and is not to be replaced, or is no model, or is the source; or its
+                format cannot be written at such a path.
         """
         if self.kind == "gguf":
             files = gguf_paths(self.destination, self._beside, self.tensors, self.options.split_bytes)
             check_files(self.source, self.destination, files, force=self.options.force)
             return
+        if self.kind == "orbax":
+            check_path(self.destination)
         if not self.destination.exists() or self._is_empty_folder():
             return
         if self.destination.samefile(self.source):
