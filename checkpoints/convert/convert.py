@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from checkpoints.atomic import check_room
+from checkpoints.atomic import check_room, is_empty_folder
 from checkpoints.convert import targets
 from checkpoints.convert.compare import Comparison, compare
 from checkpoints.convert.destination import check_files
@@ -119,8 +119,9 @@ class Conversion:
         """
         self.check_destination()
         check_room(self.destination, self.num_bytes)
+        force, split_bytes = self.options.force, self.options.split_bytes
         if self.kind == "gguf":
-            return write_gguf_file(self.destination, self._beside, self.tensors, self.options.split_bytes, progress)
+            return write_gguf_file(self.destination, self._beside, self.tensors, split_bytes, progress, force=force)
         if self.kind == "hf":
             write_hf_folder(
                 self.destination,
@@ -128,12 +129,13 @@ class Conversion:
                 self.tensors,
                 self._model.folder if self._model.origin == "safetensors" else None,
                 self._tokenizer,
-                self.options.split_bytes,
+                split_bytes,
                 progress,
+                force=force,
             )
         else:
             table = targets.origin_table(self._model, self.options.types)
-            write_orbax_folder(self.destination, self._model, table, self.tensors, self.kept, progress)
+            write_orbax_folder(self.destination, self._model, table, self.tensors, self.kept, progress, force=force)
         return [self.destination]
 
     def compare(self, written: list[Path], progress: Progress | None = None) -> Comparison:
@@ -157,7 +159,7 @@ class Conversion:
             return
         if self.kind == "orbax":
             check_path(self.destination)
-        if not self.destination.exists() or self._is_empty_folder():
+        if not self.destination.exists() or is_empty_folder(self.destination):
             return
         if self.destination.samefile(self.source):
             raise CheckpointError(f"{self.destination} is the source itself; give another destination")
@@ -167,9 +169,6 @@ class Conversion:
             raise CheckpointError(f"{self.destination}: a file; no folder replaces it, even by --force")
         if not _kind_of_folder(self.destination):
             raise CheckpointError(f"{self.destination}: a folder that holds no model; even --force keeps it")
-
-    def _is_empty_folder(self) -> bool:
-        return self.destination.is_dir() and not any(self.destination.iterdir())
 
 
 def prepare(source: str | Path, destination: str | Path, options: ConvertOptions | None = None) -> Conversion:

@@ -80,9 +80,14 @@ class Quantization:
                 behind then.
         """
         check_files(self.source, self.destination, self.files, force=self.options.force)
-        part_bytes, data = self.options.split_bytes, self._data()
         written = write_stream(
-            self.destination, self._values, self._entries, data, part_bytes=part_bytes, progress=progress
+            self.destination,
+            self._values,
+            self._entries,
+            self._data(),
+            part_bytes=self.options.split_bytes,
+            force=self.options.force,
+            progress=progress,
         )
         return written[0]
 
