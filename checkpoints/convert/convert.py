@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from checkpoints.atomic import check_room, is_empty_folder
 from checkpoints.convert import targets
 from checkpoints.convert.compare import Comparison, compare
-from checkpoints.convert.destination import check_files
+from checkpoints.convert.destination import check_files, check_folder
 from checkpoints.convert.plan import PlannedTensor
 from checkpoints.convert.source_model import SourceModel, open_model
 from checkpoints.convert.targets import Types
@@ -150,13 +150,14 @@ class Conversion:
     def check_destination(self) -> None:
         """
         Raises:
-            CheckpointError: the destination exists and is not to be replaced, or is no model, or is the source; or its
-                format cannot be written at such a path.
+            CheckpointError: the destination exists and is not to be replaced, or is no model, or is the source; its
+                format cannot be written at such a path, or there is no folder to write it in.
         """
         if self.kind == "gguf":
             files = gguf_paths(self.destination, self._beside, self.tensors, self.options.split_bytes)
             check_files(self.source, self.destination, files, force=self.options.force)
             return
+        check_folder(self.destination)
         if self.kind == "orbax":
             check_path(self.destination)
         if not self.destination.exists() or is_empty_folder(self.destination):

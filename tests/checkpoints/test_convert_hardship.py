@@ -154,10 +154,12 @@ def test_an_interrupt_keeps_what_was_there(kind: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "older.gguf", "source.gguf"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an error of the system, which names the place; root may write everywhere, so the place is no folder."""
+def test_a_folder_that_is_not_there_is_said_and_not_made(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     for kind in ("gguf", "hf", "orbax"):
-        conversion = prepare(source, source / "model", ConvertOptions(kind))  # type: ignore[arg-type]
-        with pytest.raises(OSError, match=r"source\.gguf"):
-            conversion.run()
+        for folder in (source, tmp_path / "absent"):
+            with pytest.raises(CheckpointError, match=f"there is no folder {folder}; make it first"):
+                prepare(source, folder / "model", ConvertOptions(kind))  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        quantization.prepare(source, tmp_path / "absent" / "q.gguf", QuantizeOptions("Q8_0"))
+    assert list(tmp_path.iterdir()) == [source]
