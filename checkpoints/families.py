@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from checkpoints.config_numbers import check_numbers
 from checkpoints.errors import ConfigError, UnknownArchitectureError
 from checkpoints.mapping import RuleTable
 from checkpoints.rules import (
@@ -151,6 +152,7 @@ def model_of_gguf(
     with _no_model(where):
         _check_layers(metadata.get(f"{architecture}.block_count"), tensors)
         config = family.config_from_gguf(metadata, tensors, where)
+        check_numbers(config, tensors, where)
         return config, family.gguf_rules(config, tensors.keys())
 
 
@@ -161,6 +163,7 @@ def model_of_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], 
         text = document.get("text_config")
         _check_layers((text if isinstance(text, Mapping) else document).get("num_hidden_layers"), tensors)
         config = family.config_from_hf(document, tensors, where)
+        check_numbers(config, tensors, where)
         return config, family.hf_rules(config, tensors.keys())
 
 
