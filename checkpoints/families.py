@@ -26,6 +26,8 @@ from checkpoints.rules import (
     step3_5_hf,
 )
 from checkpoints.source import TensorInfo
+from pallas_kernels import using
+from pallas_kernels.override import AUTO
 from specjax.models.dense import DenseConfig
 from specjax.models.gemma4 import Gemma4AssistantConfig, Gemma4Config
 from specjax.models.qwen3_5 import Qwen35Config
@@ -174,9 +176,13 @@ def family_of_config(config: Config) -> Family:
 
 @contextmanager
 def _no_model(where: str) -> Iterator[None]:
-    """Numbers of the wrong kind or size come to light at many places, up to the shapes of the parameters."""
+    """Numbers of the wrong kind or size come to light at many places, up to the shapes of the parameters.
+
+    Shapes are those of any kernels: a wrong choice of kernels, which is no fault of the file, is said by what computes.
+    """
     try:
-        yield
+        with using(AUTO):
+            yield
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise ConfigError(f"{where}: the metadata describe no model: {error}; download or convert it again") from error
 
