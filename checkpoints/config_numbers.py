@@ -21,12 +21,14 @@ _POSITIVE = {
     "num_heads",
     "num_kv_heads",
     "original_context",
-    "rope_theta",
     "vocab_size",
     "width",
 }
 _NO_SIZE = {"context_length", "original_context", "window"}
 """Integers that are no axis of a tensor: they may be as large as they like."""
+_BASE, _LEAST, _MOST = "rope_theta", 1.0, 1e30
+"""Frequencies are its powers with exponents from -1 to 0. Those of a base up to 1 would not fall, and those of a larger
+one not be numbers in float32."""
 _ANY_SIZE = 1 << 20
 """Sizes up to this one are left to the comparison of shapes, which says more."""
 
@@ -66,6 +68,8 @@ def _wrong(config: Any, largest: int, prefix: str = "") -> Iterator[tuple[str, f
 def _reason(name: str, value: float, largest: int) -> str | None:
     if not math.isfinite(value):
         return "it must be finite"
+    if name == _BASE and not _LEAST < value < _MOST:
+        return f"it must lie between {_LEAST:g} and {_MOST:g}"
     if value < 0 or (value == 0 and name in _POSITIVE):
         return "it must be positive" if name in _POSITIVE else "it must not be negative"
     if isinstance(value, int) and value > largest and name not in _NO_SIZE:

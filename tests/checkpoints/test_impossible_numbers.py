@@ -14,9 +14,11 @@ from tiny_checkpoints import make_config, write_tiny_gguf
 
 import checkpoints
 from checkpoints import ConfigError
+from checkpoints.convert import ConvertOptions, prepare
 from checkpoints.verifier import verify
 
-ASSISTANT = Path(__file__).parents[1] / "fixtures/gemma4/edge/assistant"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ASSISTANT = FIXTURES / "gemma4/edge/assistant"
 
 
 def errors(path: Path) -> str:
@@ -28,8 +30,10 @@ def errors(path: Path) -> str:
     [
         ("rope.freq_base", np.nan, "rope_theta is nan: it must be finite"),
         ("rope.freq_base", np.inf, "rope_theta is inf: it must be finite"),
-        ("rope.freq_base", -1.0, "rope_theta is -1.0: it must be positive"),
-        ("rope.freq_base", 0.0, "rope_theta is 0.0: it must be positive"),
+        ("rope.freq_base", -1.0, "rope_theta is -1.0: it must lie between 1 and 1e+30"),
+        ("rope.freq_base", 0.0, "rope_theta is 0.0: it must lie between 1 and"),
+        ("rope.freq_base", 1.0, "rope_theta is 1.0: it must lie between 1 and"),
+        ("rope.freq_base", 3e38, "it must lie between 1 and 1e+30"),
         ("attention.layer_norm_rms_epsilon", np.nan, "norm_eps is nan: it must be finite"),
         ("attention.layer_norm_rms_epsilon", -1.0, "norm_eps is -1.0: it must be positive"),
         ("context_length", 0, "context_length is 0: it must be positive"),
@@ -46,8 +50,18 @@ def test_numbers_with_which_nothing_can_be_computed_are_refused(
     struct.pack_into("<f" if isinstance(value, float) else "<I", raw, raw.index(name) + len(name) + 4, value)
     path.write_bytes(raw)
     assert message in errors(path)
-    with pytest.raises(ConfigError, match=re.escape(f"bad.gguf: the metadata describe no model: {message}")):
+    with pytest.raises(ConfigError, match="bad.gguf: the metadata describe no model: .*" + re.escape(message)):
         checkpoints.load(path)
+
+
+def test_a_base_for_which_no_formula_can_be_sought_is_refused_before(tmp_path: Path) -> None:
+    """The search for the formula behind rotary divisors fits a line through the frequencies."""
+    raw = bytearray((FIXTURES / "step3_5/flash/model.gguf").read_bytes())
+    name = b"step35.rope.freq_base"
+    struct.pack_into("<f", raw, raw.index(name) + len(name) + 4, 3e38)
+    (tmp_path / "bad.gguf").write_bytes(raw)
+    with pytest.raises(ConfigError, match="full.rope_theta is 3e"):
+        prepare(tmp_path / "bad.gguf", tmp_path / "hf", ConvertOptions("hf"))
 
 
 @pytest.mark.parametrize(
