@@ -68,7 +68,7 @@ class OrbaxFolder:
             known = GGML_TYPES.keys() if self.origin == "gguf" else ()
             self.origin_tensors = {row[0]: _tensor_info(row, known) for row in document["tensors"]}
             self.tensors = {row[0]: _tensor_info(row, GGML_TYPES.keys()) for row in document["parameters"]}
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise FormatError(f"{self.path / MANIFEST}: damaged ({error!r}); convert the model again") from error
         if not (self.path / _TREE).is_file():
             raise FormatError(f"{self.path}: not an Orbax checkpoint: there is no {_TREE}")

@@ -60,7 +60,7 @@ def test_a_base_for_which_no_formula_can_be_sought_is_refused_before(tmp_path: P
     name = b"step35.rope.freq_base"
     struct.pack_into("<f", raw, raw.index(name) + len(name) + 4, 3e38)
     (tmp_path / "bad.gguf").write_bytes(raw)
-    with pytest.raises(ConfigError, match="full.rope_theta is 3e"):
+    with pytest.raises(ConfigError, match=r"full\.rope_theta is 3e"):
         prepare(tmp_path / "bad.gguf", tmp_path / "hf", ConvertOptions("hf"))
 
 
