@@ -216,6 +216,15 @@ def test_what_a_format_cannot_express_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("mlp_width", [0, 512])
+def test_a_sparse_model_keeps_a_dense_width_of_which_it_has_no_use(mlp_width: int, tmp_path: Path) -> None:
+    config = make_config(moe=True, mlp_width=mlp_width)
+    convert(write_tiny_gguf(tmp_path / "m.gguf", config), tmp_path / "hf", to="hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()).get("intermediate_size", 0) == mlp_width
+    convert(tmp_path / "hf", tmp_path / "back.gguf")
+    assert checkpoints.describe(tmp_path / "back.gguf").config == config
+
+
 def test_a_tower_is_left_out_of_a_gguf_and_kept_by_orbax(tmp_path: Path) -> None:
     config = make_config()
     checkpoints.write_hf(tmp_path / "hf", config, make_params(config), make_tokenizer())
