@@ -76,6 +76,7 @@ class Conversion:
         tensors: every tensor of the destination: of an Orbax folder the parameters.
         kept: tensors that an Orbax folder keeps beside the parameters, to give the source back bit by bit.
         left_out: tensors of the source without a place in the destination, with the reason.
+        without_tokenizer: why the destination gets no tokenizer; None if it gets one.
         options: see `ConvertOptions`.
     """
 
@@ -85,6 +86,7 @@ class Conversion:
     tensors: tuple[PlannedTensor, ...] = field(repr=False)
     kept: tuple[PlannedTensor, ...] = field(repr=False)
     left_out: Mapping[str, str] = field(repr=False)
+    without_tokenizer: str | None
     options: ConvertOptions
     _model: SourceModel = field(repr=False)
     _beside: Any = field(repr=False)
@@ -191,6 +193,7 @@ def prepare(source: str | Path, destination: str | Path, options: ConvertOptions
     types, tokenizer = options.types, model.tokenizer()
     if options.tokenizer is not None:
         tokenizer = open_checkpoint(options.tokenizer).tokenizer(required=True)
+    without_tokenizer = model.tokenizer_problem() if tokenizer is None and kind == "hf" else None
     beside: Any = None
     kept: list[PlannedTensor] = []
     if kind == "gguf":
@@ -201,7 +204,17 @@ def prepare(source: str | Path, destination: str | Path, options: ConvertOptions
         tensors, kept = targets.orbax_tensors(model, types)
     left_out = targets.left_out(model, [*tensors, *kept])
     conversion = Conversion(
-        source, destination, kind, tuple(tensors), tuple(kept), left_out, options, model, beside, tokenizer
+        source,
+        destination,
+        kind,
+        tuple(tensors),
+        tuple(kept),
+        left_out,
+        without_tokenizer,
+        options,
+        model,
+        beside,
+        tokenizer,
     )
     conversion.check_destination()
     return conversion

@@ -130,6 +130,11 @@ def _changes(conversion: Conversion) -> list[str]:
         lines.append(f"packed tensors are decoded to {to}: {of}")
     for reason, count in Counter(conversion.left_out.values()).items():
         lines.append(f"{count} tensors are left out: {reason}")
+    if conversion.without_tokenizer is not None:
+        lines.append(
+            f"no tokenizer is written: {conversion.without_tokenizer}. Give --tokenizer with a file or folder that has"
+            " the right one"
+        )
     if conversion.kept:
         lines.append(f"{len(conversion.kept)} tensors that no parameter holds are kept beside the parameters")
     return lines
