@@ -197,7 +197,8 @@ def prepare(source: str | Path, destination: str | Path, options: ConvertOptions
     beside: Any = None
     kept: list[PlannedTensor] = []
     if kind == "gguf":
-        beside, tensors = targets.gguf_values(model, types, tokenizer), list(targets.gguf_tensors(model, types))
+        beside = targets.gguf_values(model, types, tokenizer, options.tokenizer)
+        tensors = list(targets.gguf_tensors(model, types))
     elif kind == "hf":
         beside, tensors = targets.hf_document(model, types), list(targets.hf_tensors(model, types))
     else:

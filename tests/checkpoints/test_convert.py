@@ -16,9 +16,10 @@ from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import assert_same, edit_gguf, make_config, make_params, make_tokenizer, write_tiny_gguf
 
 import checkpoints
-from checkpoints import CheckpointError
+from checkpoints import CheckpointError, quantization
 from checkpoints.convert import Conversion, ConvertOptions, prepare
 from checkpoints.gguf_file import GGUFFile
+from checkpoints.quantization import QuantizeOptions
 from checkpoints.rules import dense
 from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.tree import flatten, unflatten
@@ -214,6 +215,26 @@ def test_what_a_format_cannot_express_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no tokenizer.*--tokenizer"):
         prepare(FIXTURES / "gemma4/edge/assistant", tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pre_tokenizer_that_a_gguf_cannot_name_is_said_with_the_file_and_a_way_out(
+    tiny: Path, tmp_path: Path
+) -> None:
+    for name in ("odd", "other"):
+        convert(tiny, tmp_path / name, to="hf")
+        path = tmp_path / name / "tokenizer.json"
+        document = json.loads(path.read_text())
+        document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+"
+        path.write_text(json.dumps(document))
+    odd, other = tmp_path / "odd", tmp_path / "other"
+    says = "this pre-tokenizer cannot be written to a GGUF: .*; specjax convert --tokenizer takes"
+    with pytest.raises(CheckpointError, match=f"{odd}: {says}"):
+        prepare(odd, tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=f"{other}: {says}"):
+        prepare(odd, tmp_path / "m.gguf", ConvertOptions(tokenizer=other))
+    with pytest.raises(CheckpointError, match=f"{odd}: {says}"):
+        quantization.prepare(odd, tmp_path / "m.gguf", QuantizeOptions("Q8_0"))
+    convert(odd, tmp_path / "m.gguf", tokenizer=tiny)
 
 
 @pytest.mark.parametrize("mlp_width", [0, 512])
