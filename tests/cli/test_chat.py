@@ -111,6 +111,13 @@ def test_a_turn_can_be_taken_back(say: Callable[..., Ran], gguf: Path, model: sp
     assert "/nonsense is no command; there are /undo and /exit" in ran.err
 
 
+def test_a_reply_that_is_cut_by_full_slots_is_announced(say: Callable[..., Ran], gguf: Path) -> None:
+    cut = f"specjax: the reply is cut off: all {CONFIG.context_length} slots of the conversation are taken"
+    command = ("--model", gguf, "--ignore-eos", "--quiet", "--max-tokens")
+    assert say("a\n", *command, 500).err.startswith(cut)
+    assert say("a\n", *command, LENGTH).err == ""
+
+
 def test_a_turn_that_cannot_be_taken_ends_a_pipe(say: Callable[..., Ran], gguf: Path, talkative: Path) -> None:
     assert "has 151 tokens" in say("x" * 150, "--model", gguf).error
     assert "not that" in say("no\n", "--model", talkative).error
