@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from large_model import convert, write_large
 from tiny_checkpoints import make_config, write_tiny_gguf
 
@@ -96,18 +93,6 @@ def _state(kind: str, source: Path, folder: Path, names: list[str]) -> str:
         state = "whole"
     remove(visible)
     return state
-
-
-@contextmanager
-def full_disk(num_bytes: int) -> Iterator[None]:
-    """Files cannot grow beyond some bytes: the error of a full disk, without one."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 # When a write fails, Orbax leaves others behind that complain later about a closed event loop.

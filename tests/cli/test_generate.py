@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from full_disk import full_disk
 from program import Cli
 
 import specjax
@@ -32,6 +33,14 @@ def test_the_text_goes_to_stdout_and_the_summary_to_stderr(cli: Cli, gguf: Path,
     for name in ("speed", "tokens per round", "by position", "draft", "verify", "compile"):
         assert name in ran.err
     assert "check" not in ran.err
+
+
+def test_a_trace_on_a_full_disk_is_said_with_its_name(cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.ndjson"
+    command = ("generate", "--model", gguf, "--prompt", PROMPT, "--max-tokens", 40, "--json", "--trace", trace)
+    assert cli(*command).status == 0  # compiled programs, which a cache may keep, are not what the disk is full of
+    with full_disk(200):
+        assert cli(*command).error == f"{trace}: File too large\n"
 
 
 def test_json_is_one_object_whose_counts_agree_with_the_trace(cli: Cli, gguf: Path, tmp_path: Path) -> None:
