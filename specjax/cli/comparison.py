@@ -10,6 +10,9 @@ from specjax.analysis.profiling import RoundCost, round_cost, speedup_bound
 from specjax.runtime.generation import GenerateOptions, Generation
 from specjax.runtime.model import Model
 
+LEAST_SECONDS = 0.3
+"""What takes less is mostly the system's doing: such speed-ups change from run to run by their own size."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -22,6 +25,7 @@ class Comparison:
         speedup: tokens per second over those of plain decoding.
         bound: what the measured cost of a round allows at these tokens per round; None if it was not measured.
         plain_cost: of one round of plain decoding, if measured.
+        seconds: of the shorter of the two decodings.
     """
 
     plain: Generation
@@ -30,6 +34,12 @@ class Comparison:
     speedup: float
     bound: float | None
     plain_cost: RoundCost | None
+    seconds: float
+
+    @property
+    def measurable(self) -> bool:
+        """Whether both decodings took long enough to tell their speeds."""
+        return self.seconds >= LEAST_SECONDS
 
     @property
     def failed(self) -> bool:
@@ -54,4 +64,5 @@ def compare(
         plain_cost = round_cost(stream.batch.decoder, model.params, stream.batch.state)
         bound = speedup_bound(drafted.stats.tokens_per_round, plain_cost, cost)
     speedup = drafted.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else float("nan")
-    return Comparison(plain, comparable, divergence, speedup, bound, plain_cost)
+    seconds = min(drafted.timings.decode, plain.timings.decode)
+    return Comparison(plain, comparable, divergence, speedup, bound, plain_cost, seconds)

@@ -66,6 +66,7 @@ def test_json_is_one_object_whose_counts_agree_with_the_trace(cli: Cli, gguf: Pa
     assert compared["equal"]
     assert compared["tokens"] == document["tokens"]
     assert compared["speedup"] > 0
+    assert compared["measurable"] == (min(document["timings"]["decode"], compared["timings"]["decode"]) >= 0.3)
     assert compared["bound"] > 0
 
     summary = summarize_trace(trace)
@@ -142,9 +143,19 @@ def test_a_stream_goes_on_where_the_last_iteration_stopped(model: specjax.Model)
 
 def test_rejection_sampling_is_compared_for_speed_only(model: specjax.Model) -> None:
     plain = model.generate(PROMPT, max_tokens=12, draft=0)
-    rows = dict(_comparison_rows(Comparison(plain, False, None, 1.5, None, None)))
+    rows = dict(_comparison_rows(Comparison(plain, False, None, 1.5, None, None, seconds=0.3)))
     assert rows["speed-up"] == "1.50"
     assert "keeps the distribution" in rows["check"]
+
+
+def test_what_was_decoded_in_a_moment_has_no_speed_up(model: specjax.Model) -> None:
+    plain = model.generate(PROMPT, max_tokens=12, draft=0)
+    comparison = Comparison(plain, True, None, 2.84, 1.2, None, seconds=0.009)
+    said = dict(_comparison_rows(comparison))["speed-up"]
+    assert said.startswith("not told: 9 ms of decoding are too short to measure (more --max-tokens: at least 0.3 s)")
+    assert "2.84" not in said
+    assert "bound 1.20" in said
+    assert not comparison.measurable
 
 
 def test_without_a_tokenizer_the_ids_are_the_output(model: specjax.Model) -> None:
