@@ -143,7 +143,7 @@ def _comparison_rows(comparison: Comparison) -> list[tuple[str, str]]:
     bound = (
         "" if comparison.bound is None else f", bound {comparison.bound:.2f} = tau * t_decode / (t_verify + t_draft)"
     )
-    speedup = f"{comparison.speedup:.2f}"
+    speedup = f"{comparison.speedup:.2f}" + (f" ({comparison.turns} turns)" if comparison.turns > 1 else "")
     if not comparison.measurable:
         speedup = (
             f"not told: {1e3 * comparison.seconds:.0f} ms of decoding are too short to measure (more --max-tokens:"
