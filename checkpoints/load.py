@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints import heap, tokenizer_gguf, tokenizer_hf
+from checkpoints.digest import WeightDigest
 from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
 from checkpoints.families import Config, model_of_gguf, model_of_hf
 from checkpoints.gguf_file import GGUFFile
@@ -37,6 +38,7 @@ class Checkpoint:
         tokenizer: its tokenizer; None only if `load` was told that it may be absent.
         path, format: where it came from.
         metadata: everything else that the file says about the model: the keys of the GGUF, or config.json.
+        digest: tells its weights from others, see `checkpoints.digest`.
     """
 
     config: Config
@@ -45,6 +47,7 @@ class Checkpoint:
     path: Path
     format: Format
     metadata: Mapping[str, Any] = field(repr=False)
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,11 @@ class OpenedCheckpoint:
         """
         kind = _matrix_dtype(dtype)
         tokenizer = self.tokenizer(required=need_tokenizer)
-        params = self.rules.load(self.source, str(self.path), kind, progress, put, packed)
+        digest = WeightDigest()
+        params = self.rules.load(self.source, str(self.path), kind, progress, put, packed, digest)
         jax.block_until_ready(params)
         heap.release()
-        return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata)
+        return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata, str(digest))
 
 
 def load(

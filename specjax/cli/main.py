@@ -64,7 +64,9 @@ class Parser(argparse.ArgumentParser):
         """
         raise UsageError(f"{message} (try: {self.prog} --help)")
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """As the base class; but what a command does not know is refused by its own parser, which has the right help.
 
         Raises:

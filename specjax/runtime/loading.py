@@ -88,4 +88,5 @@ def load(
         target=target,
         drafter=built_in,
         path=checkpoint.path,
+        digest=checkpoint.digest,
     )

@@ -46,6 +46,7 @@ class Model:
         tokenizer: None if the file has none; prompts must then be token ids.
         target, drafter: static descriptions; drafter is None when the file has none and none was given.
         path: where the weights came from.
+        digest: tells the file's weights from those of others, see `checkpoints.digest`; None if they came from no file.
     """
 
     config: ModelConfig
@@ -54,6 +55,7 @@ class Model:
     target: Target = field(repr=False)
     drafter: Drafter | None = field(repr=False)
     path: Path
+    digest: str | None = None
     _compiled: set[tuple] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
