@@ -13,9 +13,10 @@ from numpy.typing import DTypeLike
 
 from checkpoints import heap, tokenizer_gguf, tokenizer_hf
 from checkpoints.digest import WeightDigest
-from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
+from checkpoints.errors import CheckpointError, TensorMismatchError, TokenizerError
 from checkpoints.families import Config, model_of_gguf, model_of_hf
 from checkpoints.gguf_file import GGUFFile
+from checkpoints.locate import locate
 from checkpoints.mapping import Progress, Put, RuleTable, put_on_default_device
 from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
 from checkpoints.rule import Copy
@@ -154,7 +155,8 @@ def load(
 
     Args:
         path: a GGUF file (any part of a split one), a directory with config.json and safetensors, or an Orbax
-            checkpoint that `specjax convert` made.
+            checkpoint that `specjax convert` made. A name such as "Qwen/Qwen3.5-4B" that is no path is one of the
+            Hugging Face hub, from which the model is downloaded; see `checkpoints.locate`.
         dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
         progress: called with bytes done and bytes in all.
@@ -228,7 +230,7 @@ def open_checkpoint(path: str | Path, type_codes: Mapping[int, str] | None = Non
     Warns:
         MissingMTPWarning: as `load`.
     """
-    path = Path(path)
+    path = locate(path)
     if (path / MANIFEST).is_file():
         folder = OrbaxFolder(path)
         model_of = model_of_gguf if folder.origin == "gguf" else model_of_hf
@@ -240,8 +242,6 @@ def open_checkpoint(path: str | Path, type_codes: Mapping[int, str] | None = Non
         directory = SafetensorsDirectory(path)
         config, rules = model_of_hf(directory.document, directory.tensors, str(path))
         return OpenedCheckpoint(config, directory, rules, path, "safetensors", directory.document)
-    if not path.exists():
-        raise FormatError(f"{path}: no such file or directory")
     file = GGUFFile(path, type_codes)
     config, rules = model_of_gguf(file.metadata, file.tensors, str(path))
     return OpenedCheckpoint(config, file, rules, path, "gguf", file.metadata)

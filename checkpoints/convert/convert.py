@@ -18,6 +18,7 @@ from checkpoints.convert.targets import Types
 from checkpoints.convert.writers import gguf_paths, write_gguf_file, write_hf_folder, write_orbax_folder
 from checkpoints.errors import CheckpointError
 from checkpoints.load import open_checkpoint
+from checkpoints.locate import locate
 from checkpoints.mapping import Progress
 from checkpoints.orbax_folder import MANIFEST, check_path
 from checkpoints.tokenizer import TextTokenizer
@@ -187,7 +188,7 @@ def prepare(source: str | Path, destination: str | Path, options: ConvertOptions
             cannot express the model, or its format cannot be told.
     """
     options = options or ConvertOptions()
-    source, destination = Path(source), Path(destination)
+    source, destination = locate(source), Path(destination).expanduser()
     kind = options.to or _kind_of(destination)
     model = open_model(source, drop_mtp=options.drop_mtp)
     types, tokenizer = options.types, model.tokenizer()

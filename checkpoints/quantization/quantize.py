@@ -17,6 +17,7 @@ from checkpoints.families import family_of_config
 from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES
 from checkpoints.gguf_stream import TensorEntry, paths_written, write_stream
 from checkpoints.gguf_values import GGUFValue
+from checkpoints.locate import locate
 from checkpoints.mapping import Progress
 from checkpoints.quantization.encode import IMPORTANCE_MATTERS, encode
 from checkpoints.quantization.imatrix import ImportanceMatrix
@@ -124,7 +125,7 @@ def prepare(
         CheckpointError: the source is damaged, incomplete or of an unknown kind, or is the destination, which exists
             or cannot be made; the importance is that of another model.
     """
-    source, destination = Path(source), Path(destination)
+    source, destination = locate(source), Path(destination).expanduser()
     model = open_model(source, drop_mtp=options.drop_mtp, type_codes=dict(options.type_codes))
     made = tuple(gguf_tensors(model, Types()))
     values = dict(gguf_values(model, Types(), model.tokenizer()))
