@@ -13,10 +13,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from checkpoints.config_numbers import check_numbers
 from checkpoints.errors import ConfigError, UnknownArchitectureError
 from checkpoints.findings import Report
 from checkpoints.mapping.table import RuleTable
 from checkpoints.source import TensorInfo
+from pallas_kernels import using
+from pallas_kernels.override import AUTO
 
 Metadata = Mapping[str, Any]
 """Every key of a GGUF, or config.json."""
@@ -124,6 +127,7 @@ class Family:
         with _no_model(where, "the metadata describe" if kind == "gguf" else "config.json describes"):
             _check_layers(_declared_layers(kind, metadata), tensors)
             config = form.read_config(metadata, tensors, where)
+            check_numbers(config, tensors, where)
             return Model(self, config, form.rules(config, tensors.keys()))
 
 
@@ -195,9 +199,13 @@ class Families:
 
 @contextmanager
 def _no_model(where: str, what: str) -> Iterator[None]:
-    """Numbers of the wrong kind or size come to light at many places, up to the shapes of the parameters."""
+    """Numbers of the wrong kind or size come to light at many places, up to the shapes of the parameters.
+
+    Shapes are those of any kernels: a wrong choice of kernels, which is no fault of the file, is said by what computes.
+    """
     try:
-        yield
+        with using(AUTO):
+            yield
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise ConfigError(f"{where}: {what} no model: {error}; download or convert it again") from error
 

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints import heap
-from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
+from checkpoints.errors import CheckpointError, TensorMismatchError, TokenizerError
 from checkpoints.family import Config, Families, Family
 from checkpoints.gguf.file import GGUFFile
+from checkpoints.locate import locate
+from checkpoints.mapping.digest import WeightDigest
 from checkpoints.mapping.rule import Copy
 from checkpoints.mapping.table import Progress, Put, RuleTable, put_on_default_device
 from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
@@ -39,6 +41,7 @@ class Checkpoint:
         tokenizer: its tokenizer; None only if `load` was told that it may be absent.
         path, format: where it came from.
         metadata: everything else that the file says about the model: the keys of the GGUF, or config.json.
+        digest: tells its weights from others, see `checkpoints.mapping.digest`.
     """
 
     config: Config
@@ -47,6 +50,7 @@ class Checkpoint:
     path: Path
     format: Format
     metadata: Mapping[str, Any] = field(repr=False)
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,11 @@ class OpenedCheckpoint:
         """
         kind = _matrix_dtype(dtype)
         tokenizer = self.tokenizer(required=need_tokenizer)
-        params = self.rules.load(self.source, str(self.path), kind, progress, put, packed)
+        digest = WeightDigest()
+        params = self.rules.load(self.source, str(self.path), kind, progress, put, packed, digest)
         jax.block_until_ready(params)
         heap.release()
-        return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata)
+        return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata, str(digest))
 
 
 def load(
@@ -155,7 +160,8 @@ def load(
 
     Args:
         path: a GGUF file (any part of a split one), a directory with config.json and safetensors, or an Orbax
-            checkpoint that `specjax convert` made.
+            checkpoint that `specjax convert` made. A name such as "Qwen/Qwen3.5-4B" that is no path is one of the
+            Hugging Face hub, from which the model is downloaded; see `checkpoints.locate`.
         families: the known ones, such as `specjax.FAMILIES`.
         dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
@@ -232,7 +238,7 @@ def open_checkpoint(
     Warns:
         MissingMTPWarning: as `load`.
     """
-    path = Path(path)
+    path = locate(path)
     if (path / MANIFEST).is_file():
         folder = OrbaxFolder(path)
         model = families.read(folder.origin, folder.metadata, folder.origin_tensors, str(path))
@@ -244,8 +250,6 @@ def open_checkpoint(
         return OpenedCheckpoint(
             model.family, model.config, directory, model.rules, path, "safetensors", directory.document
         )
-    if not path.exists():
-        raise FormatError(f"{path}: no such file or directory")
     file = GGUFFile(path, type_codes)
     model = families.read("gguf", file.metadata, file.tensors, str(path))
     return OpenedCheckpoint(model.family, model.config, file, model.rules, path, "gguf", file.metadata)

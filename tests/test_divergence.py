@@ -90,6 +90,14 @@ def test_the_margin_of_a_draw_has_the_noise_of_its_sequence() -> None:
         assert found.margin == pytest.approx(abs(scores[0] - scores[1]), rel=1e-5)
 
 
+@pytest.mark.parametrize("seed", [2**31 - 1, 2**31, 2**32 - 1])
+def test_the_noise_of_any_seed_can_be_looked_up(seed: int) -> None:
+    options = GenerateOptions(temperature=T, accept="coupled", seed=seed)
+    where = jnp.array([0]), jnp.array([len(PROMPT)])
+    scores = LOGITS + T * np.asarray(gumbel(jnp.uint32(seed), *where, Purpose.TOKEN, len(LOGITS))[0])
+    assert find(options, 0, 1).margin == pytest.approx(abs(scores[0] - scores[1]), rel=1e-5)
+
+
 @pytest.mark.parametrize(("act", "near_tie"), [("a8", True), ("a16", False)])
 def test_how_activations_are_rounded_decides_what_is_a_tie(act: Activations, near_tie: bool) -> None:
     """Also where a quantized matrix is the embedding."""

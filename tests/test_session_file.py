@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -110,13 +111,31 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
         model(DENSE).load_session(path)
 
 
+def test_a_session_of_a_model_with_other_matrices_is_refused(tmp_path: Path) -> None:
+    """Also where all vectors are equal, as in a fine-tune with frozen norms, and rows have only changed places."""
+    chat = talk(model(DENSE).session(replace(OPTIONS, draft=0), slots=256), (10,))
+    chat.save(tmp_path / "chat")
+    folder = tmp_path / "tuned"
+    shutil.copytree(FIXTURES / DENSE, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("up_proj.weight"))
+    save_file(weights | {name: weights[name][::-1].copy()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(specjax.SpecjaxError, match=r"another model: \S+ has a digest of the weights of its own"):
+        specjax.load(folder).load_session(tmp_path / "chat")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    again = specjax.load(folder, dtype="bfloat16").load_session(tmp_path / "chat")
+    assert again.tokens == chat.tokens
+
+
 def test_sessions_of_other_models_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "chat"
     model(HYBRID).session(replace(OPTIONS, draft=3), slots=256).save(path)
     with pytest.raises(specjax.SpecjaxError, match="has no MTP head"):
         model(DENSE).load_session(path)
     model(HYBRID).session(replace(OPTIONS, draft=0), slots=256).save(path)
-    with pytest.raises(specjax.SpecjaxError, match=r"another model: .* a config, norms and biases of its own"):
+    with pytest.raises(
+        specjax.SpecjaxError, match=r"another model: .* a config, digest of the weights, norms and .*own"
+    ):
         model(DENSE).load_session(path)
     model(DENSE, "ngram").session(OPTIONS, slots=256).save(path)
     with pytest.raises(specjax.SpecjaxError, match=r"another model: \S+ has a drafter of its own"):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints.convert.dropped_head import without_mtp_in_document, without_mtp_in_values
-from checkpoints.errors import CheckpointError, MissingMTPWarning
+from checkpoints.errors import CheckpointError, MissingMTPWarning, TokenizerError
 from checkpoints.family import Families, FileKind
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
@@ -160,6 +160,14 @@ class SourceModel:
     def tokenizer(self) -> TextTokenizer | None:
         """The tokenizer, None if it is absent or not usable."""
         return self._whole.tokenizer(required=False)
+
+    def tokenizer_problem(self) -> str | None:
+        """Why there is none that can be used; None if there is one."""
+        try:
+            self._whole.tokenizer(required=True)
+        except TokenizerError as error:
+            return str(error)
+        return None
 
     def _use(self, opened: OpenedCheckpoint) -> None:
         self.opened = opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from gguf import LlamaFileType
 
 from checkpoints.convert.plan import DECODED, PlannedTensor, Shape, as_it_is, from_rules, parameter, tensor_bytes
 from checkpoints.convert.source_model import FLOATS, SourceModel, moves_values
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, TokenizerError
 from checkpoints.family import Config
 from checkpoints.gguf.values import GGUFValue, typed
 from checkpoints.gguf.writer import FILE_TYPES, gguf_metadata, stays_f32
@@ -98,11 +99,19 @@ def origin_table(model: SourceModel, types: Types) -> list[PlannedTensor]:
     return list(_as_in_origin(model, types))
 
 
-def gguf_values(model: SourceModel, types: Types, tokenizer: TextTokenizer | None) -> dict[str, GGUFValue]:
+def gguf_values(
+    model: SourceModel, types: Types, tokenizer: TextTokenizer | None, tokenizer_path: Path | None = None
+) -> dict[str, GGUFValue]:
     """The metadata of a GGUF: those of the origin if that is one, else what llama.cpp needs.
 
+    Args:
+        model, types: what is converted, and how.
+        tokenizer: its tokenizer, or the one to take instead.
+        tokenizer_path: where that one comes from, for messages; None for the model's own.
+
     Raises:
-        ConfigError, TokenizerError: GGUF cannot express the model.
+        ConfigError: GGUF cannot express the model.
+        TokenizerError: it cannot express the tokenizer.
         CheckpointError: there is no tokenizer.
     """
     file_type = next((FILE_TYPES[name] for name in FILE_TYPES if name == types.matrices), None)
@@ -117,7 +126,13 @@ def gguf_values(model: SourceModel, types: Types, tokenizer: TextTokenizer | Non
             f"{model.opened.path}: no tokenizer, without which a GGUF is of no use; give --tokenizer with a folder"
             " or file that has the right one (for an assistant that of its target)"
         )
-    keys = gguf_metadata(model.opened.family, model.opened.config, tokenizer, file_type or _majority(model))
+    try:
+        keys = gguf_metadata(model.opened.family, model.opened.config, tokenizer, file_type or _majority(model))
+    except TokenizerError as error:
+        raise TokenizerError(
+            f"{tokenizer_path or model.opened.path}: {error}; specjax convert --tokenizer takes that of another folder"
+            " or file, such as a GGUF of the same family"
+        ) from error
     if name := model.opened.path.absolute().name:
         keys = {**dict(list(keys.items())[:2]), "general.name": name, **dict(list(keys.items())[2:])}
     return {key: typed(key, value) for key, value in keys.items()}

@@ -61,6 +61,7 @@ def write_stream(
     data: Iterable[np.ndarray | bytes],
     *,
     part_bytes: int | None = None,
+    force: bool = True,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Write a file; it appears under its name only when it is complete. One tensor at a time is in memory.
@@ -72,6 +73,7 @@ def write_stream(
         data: the tensors' bytes in the same order, as they shall lie in the file, in arrays of any type.
         part_bytes: split into NAME-00001-of-0000N.gguf before a part grows beyond this; one tensor at least goes into
             each. A model that fits is one file under its own name.
+        force: whether files that are there already are replaced.
         progress: called with bytes of tensors written and bytes in all.
 
     Returns:
@@ -79,7 +81,8 @@ def write_stream(
 
     Raises:
         CheckpointError: a value or a tensor does not fit its type, `data` are more or fewer than the tensors, there is
-            no room on the disk, or too many parts are needed. Nothing is written then.
+            no room on the disk, or too many parts are needed; or, without `force`, a file is there. Nothing is written
+            then.
     """
     path = Path(path)
     for entry in tensors:
@@ -93,7 +96,7 @@ def write_stream(
     paths = _paths(path, parts)
     total, done, source = sum(entry.num_bytes for entry in tensors), 0, iter(data)
     check_room(path, sum(_size(part, alignment) for part in parts))
-    with replaced_together(paths) as temporaries:
+    with replaced_together(paths, force=force) as temporaries:
         for part, temporary in zip(parts, temporaries, strict=True):
             with temporary.open("wb") as file:
                 _write_head(file, part, alignment)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import DecodedWarning, TensorMismatchError
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.mapping.digest import WeightDigest
 from checkpoints.mapping.rule import Rule
 from checkpoints.mapping.transforms import Shape
 from checkpoints.mapping.tree import flatten, is_matrix, unflatten
@@ -93,6 +95,7 @@ class RuleTable:
         progress: Progress | None = None,
         put: Put = put_on_default_device,
         packed: Activations | None = None,
+        digest: WeightDigest | None = None,
     ) -> dict[str, Any]:
         """The parameters as JAX arrays, converted one rule at a time.
 
@@ -104,6 +107,7 @@ class RuleTable:
             put: makes the arrays.
             packed: keep quantized matrices as `QTensor`, for products whose other factor is rounded so. None: decode
                 them. Types that cannot be computed with are decoded in any case.
+            digest: told of every parameter.
 
         Raises:
             TensorMismatchError: file and model do not pair up exactly. Nothing has been read then.
@@ -112,6 +116,7 @@ class RuleTable:
             DecodedWarning: matrices of block formats are decoded although they were to stay packed.
         """
         self.check(source, where)
+        digest = WeightDigest() if digest is None else digest
         total = sum(source.tensors[name].num_bytes for rule in self.rules for name in rule.sources)
         done = 0
         flat = {}
@@ -120,9 +125,9 @@ class RuleTable:
         for rule in self.rules:
             format = self._format(rule, source) if packed is not None else None
             parameters: Iterator[tuple[str, Parameter]] = (
-                self._read(rule, source, self._kind(rule, dtype))
+                self._read(rule, source, self._kind(rule, dtype), digest)
                 if packed is None or format is None
-                else self._read_packed(rule, source, format, packed)
+                else self._read_packed(rule, source, format, packed, digest)
             )
             for path, parameter in parameters:
                 flat[path] = put(path, parameter)
@@ -152,16 +157,20 @@ class RuleTable:
             for i, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
                 yield name, shape, _Tensor(rule, i, shape, tuple(flat[path] for path in rule.paths))
 
-    def _read(self, rule: Rule, source: TensorSource, kind: DTypeLike) -> Iterator[tuple[str, Parameter]]:
+    def _read(
+        self, rule: Rule, source: TensorSource, kind: DTypeLike, digest: WeightDigest
+    ) -> Iterator[tuple[str, Parameter]]:
         tensors = (
             source.read(name, kind).reshape(shape)
             for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
         )
         for path, parameter in zip(rule.paths, rule.forward(tensors), strict=True):
-            yield path, np.ascontiguousarray(parameter.reshape(self.shapes[path]))
+            values = np.ascontiguousarray(parameter.reshape(self.shapes[path]))
+            digest.add(path, values)
+            yield path, values
 
     def _read_packed(
-        self, rule: Rule, source: TensorSource, format: str, act: Activations
+        self, rule: Rule, source: TensorSource, format: str, act: Activations, digest: WeightDigest
     ) -> Iterator[tuple[str, Parameter]]:
         tensors = (
             source.read_blocks(name).reshape(*shape[:-1], -1)
@@ -169,6 +178,7 @@ class RuleTable:
         )
         for path, blocks in zip(rule.paths, rule.forward(tensors), strict=True):
             rows = np.ascontiguousarray(blocks.reshape(*self.shapes[path][:-1], -1))
+            digest.add(path, rows, GGML_TYPES[format])
             yield path, prepare(from_blocks(rows, format, act))
 
     def _format(self, rule: Rule, source: TensorSource) -> str | None:

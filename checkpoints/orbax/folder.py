@@ -56,17 +56,19 @@ class OrbaxFolder:
 
     Raises:
         FormatError: files are absent or damaged.
+        CheckpointError: no Orbax checkpoint can be at this path.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        check_path(self.path)
         document = read_object(self.path / MANIFEST, FormatError)
         try:
             self.origin: FileKind = {"gguf": "gguf", "safetensors": "safetensors"}[document["origin"]]  # type: ignore[assignment]
             known = GGML_TYPES.keys() if self.origin == "gguf" else ()
             self.origin_tensors = {row[0]: _tensor_info(row, known) for row in document["tensors"]}
             self.tensors = {row[0]: _tensor_info(row, GGML_TYPES.keys()) for row in document["parameters"]}
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise FormatError(f"{self.path / MANIFEST}: damaged ({error!r}); convert the model again") from error
         if not (self.path / _TREE).is_file():
             raise FormatError(f"{self.path}: not an Orbax checkpoint: there is no {_TREE}")
@@ -109,7 +111,7 @@ class OrbaxFolder:
     def _array(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         import tensorstore  # comes with Orbax, whose files are OCDBT databases of zarr arrays
 
-        base = f"file://{self.path.absolute()}/"
+        base = {"driver": "file", "path": f"{self.path.absolute()}/"}  # not a URL, in which #, ? and % mean something
         spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
         try:
             store = tensorstore.open(spec, open=True, read=True).result()
@@ -166,6 +168,18 @@ def restore(path: str | Path, sharding: Placement) -> dict[str, Any]:
     tree = unflatten({name: leaf(info) for name, info in folder.tensors.items()})
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(folder.path.absolute(), tree)
+
+
+def check_path(path: Path) -> None:
+    """
+    Raises:
+        CheckpointError: the absolute path has a backslash, which TensorStore takes for a slash: it would read and
+            write the arrays in another folder.
+    """
+    if "\\" in str(path.absolute()):
+        raise CheckpointError(
+            f"{path.absolute()}: an Orbax checkpoint cannot be at a path with a backslash; choose another place"
+        )
 
 
 def _tensor_info(row: Any, known: Collection[str]) -> TensorInfo:

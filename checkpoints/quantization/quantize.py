@@ -17,6 +17,7 @@ from checkpoints.family import Families
 from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES
 from checkpoints.gguf.stream import TensorEntry, paths_written, write_stream
 from checkpoints.gguf.values import GGUFValue
+from checkpoints.locate import locate
 from checkpoints.mapping.table import Progress
 from checkpoints.quantization.encode import IMPORTANCE_MATTERS, encode
 from checkpoints.quantization.imatrix import ImportanceMatrix
@@ -80,9 +81,14 @@ class Quantization:
                 behind then.
         """
         check_files(self.source, self.destination, self.files, force=self.options.force)
-        part_bytes, data = self.options.split_bytes, self._data()
         written = write_stream(
-            self.destination, self._values, self._entries, data, part_bytes=part_bytes, progress=progress
+            self.destination,
+            self._values,
+            self._entries,
+            self._data(),
+            part_bytes=self.options.split_bytes,
+            force=self.options.force,
+            progress=progress,
         )
         return written[0]
 
@@ -124,7 +130,7 @@ def prepare(
         CheckpointError: the source is damaged, incomplete or of an unknown kind, or is the destination, which exists
             or cannot be made; the importance is that of another model.
     """
-    source, destination = Path(source), Path(destination)
+    source, destination = locate(source), Path(destination).expanduser()
     model = open_model(source, families, drop_mtp=options.drop_mtp, type_codes=dict(options.type_codes))
     made = tuple(gguf_tensors(model, Types()))
     values = dict(gguf_values(model, Types(), model.tokenizer()))

@@ -28,6 +28,8 @@ FILES = (
 )
 """Files of a Hugging Face directory that describe a vocabulary, and how texts end."""
 
+_MOST_TOKENS = 1 << 24
+"""The largest vocabularies have some 300,000."""
 _ROLES = {"eos": "eos_token", "bos": "bos_token", "padding": "pad_token"}
 
 
@@ -42,9 +44,12 @@ def from_directory(directory: Path) -> TextTokenizer:
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise TokenizerError(f"{directory}: no tokenizer: there is no tokenizer.json")
+    _check_document(read_object(path, TokenizerError), path)
     try:
         backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # the bindings raise plain Exception
+    except BaseException as error:  # the bindings raise plain Exception; their panics are not even that
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise TokenizerError(f"{path}: {error}") from error
     settings = _read_if_there(directory / "tokenizer_config.json")
     special_ids = {}
@@ -127,6 +132,22 @@ def save(tokenizer: TextTokenizer, directory: Path) -> None:
     write_text(directory / "tokenizer_config.json", json.dumps(settings, indent=2))
     generation = {"eos_token_id": sorted(tokenizer.eos_ids)}
     write_text(directory / "generation_config.json", json.dumps(generation, indent=2))
+
+
+def _check_document(document: Mapping[str, Any], path: Path) -> None:
+    """
+    Raises:
+        TokenizerError: `tokenizers` would end the process, or panic, over such a file.
+    """
+    model, added = document.get("model"), document.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = [*vocabulary.values()] if isinstance(vocabulary, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    if (highest := max((i for i in ids if isinstance(i, int)), default=0)) >= _MOST_TOKENS:
+        raise TokenizerError(f"{path}: a token has the id {highest}, and no vocabulary is so large; download it again")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if isinstance(model, dict) and model.get("type") == "BPE" and model.get(key):
+            raise TokenizerError(f"{path}: {key} is {model[key]!r}; only BPE without one is supported")
 
 
 def _kind(document: Mapping[str, Any], where: str) -> Model:

@@ -130,7 +130,7 @@ def _sampled_margin(
     """The margin of two tokens that the same noise should have decided between, and whether one is filtered out."""
     candidates = np.asarray(tokens)
     stream = jnp.asarray([sequence]), jnp.asarray([position])
-    noise = gumbel_at(options.seed, *stream, Purpose.TOKEN, jnp.asarray(candidates[None]))
+    noise = gumbel_at(jnp.uint32(options.seed), *stream, Purpose.TOKEN, jnp.asarray(candidates[None]))
     scores = logits[candidates] + options.temperature * np.asarray(noise[0])
     excluded = np.isneginf(warp(jnp.asarray(logits), options.sampler)[candidates])
     if not excluded.any():

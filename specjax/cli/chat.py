@@ -123,6 +123,11 @@ def _turn(chat: Chat, line: str, args: argparse.Namespace) -> Chat:
         say(f"error: {message}")
         return chat
     reply.end()
+    if generation.finish_reason == "context":
+        say(
+            f"the reply is cut off: all {after.session.slots} slots of the conversation are taken; /undo and ask for"
+            " less, or start again with more --slots, or with --shift to drop the oldest tokens"
+        )
     if not args.quiet:
         say(_cost(generation, after))
     return after

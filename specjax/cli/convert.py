@@ -30,8 +30,8 @@ examples:
   specjax convert Qwen3.5-4B-Q4_K_M.gguf Qwen3.5-4B.orbax --verify
   specjax convert model.gguf model-hf --to hf --dtype bfloat16
   specjax convert model.gguf model.orbax --dry-run
-  specjax convert big.gguf parts/big.gguf --split-size 4G      parts/big-00001-of-0000N.gguf
-  specjax convert parts/big-00001-of-00003.gguf big.gguf       and whole again
+  specjax convert big.gguf parts.gguf --split-size 4G      parts-00001-of-0000N.gguf
+  specjax convert parts-00001-of-00003.gguf whole.gguf     and whole again
   specjax convert assistant/ assistant.gguf --tokenizer gemma-4-E4B-it/
 
 In Python:
@@ -132,6 +132,11 @@ def _changes(conversion: Conversion) -> list[str]:
         lines.append(f"packed tensors are decoded to {to}: {of}")
     for reason, count in Counter(conversion.left_out.values()).items():
         lines.append(f"{count} tensors are left out: {reason}")
+    if conversion.without_tokenizer is not None:
+        lines.append(
+            f"no tokenizer is written: {conversion.without_tokenizer}. Give --tokenizer with a file or folder that has"
+            " the right one"
+        )
     if conversion.kept:
         lines.append(f"{len(conversion.kept)} tensors that no parameter holds are kept beside the parameters")
     return lines

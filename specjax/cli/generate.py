@@ -23,6 +23,7 @@ from specjax.cli.options import (
 from specjax.cli.runtime import UsageError
 
 if TYPE_CHECKING:
+    from specjax.runtime.batch import Emission
     from specjax.runtime.model import Model, TextStream
 
 DEFAULT_PROMPT = '''\
@@ -131,10 +132,17 @@ def _write_out(stream: TextStream, model: Model, args: argparse.Namespace) -> No
     """Run the generation; print it as it comes, trace it as asked for."""
     with ExitStack() as stack:
         if args.trace is not None:
+            from checkpoints.file_errors import named, written
             from specjax.analysis.tracing import TraceWriter
 
-            file = stack.enter_context(args.trace.open("w", encoding="utf-8"))
-            stream.observers.append(TraceWriter(file, [len(prompt) for prompt in stream.batch.prompts]).add)
+            file = stack.enter_context(written(args.trace))
+            writer = TraceWriter(file, [len(prompt) for prompt in stream.batch.prompts])
+
+            def trace(emission: Emission) -> None:
+                with named(args.trace):
+                    writer.add(emission)
+
+            stream.observers.append(trace)
         last = ""
         for piece in _pieces(stream, model):
             if not args.json:

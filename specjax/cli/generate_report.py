@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specjax.analysis.profiling import RoundCost
-from specjax.cli.comparison import Comparison
+from specjax.cli.comparison import LEAST_SECONDS, Comparison
 from specjax.cli.text import console, print_rows
 from specjax.decoding.decoder import Decoder, bytes_per_token
 from specjax.decoding.stats import DecodeStats
@@ -82,6 +82,7 @@ def _comparison_document(comparison: Comparison) -> dict[str, Any]:
         "tokens_per_second": comparison.plain.tokens_per_second,
         "timings": asdict(comparison.plain.timings),
         "speedup": None if math.isnan(comparison.speedup) else comparison.speedup,
+        "measurable": comparison.measurable,
         "bound": comparison.bound,
     }
     if comparison.plain_cost is not None:
@@ -142,6 +143,12 @@ def _comparison_rows(comparison: Comparison) -> list[tuple[str, str]]:
     bound = (
         "" if comparison.bound is None else f", bound {comparison.bound:.2f} = tau * t_decode / (t_verify + t_draft)"
     )
+    speedup = f"{comparison.speedup:.2f}" + (f" ({comparison.turns} turns)" if comparison.turns > 1 else "")
+    if not comparison.measurable:
+        speedup = (
+            f"not told: {1e3 * comparison.seconds:.0f} ms of decoding are too short to measure (more --max-tokens:"
+            f" at least {LEAST_SECONDS:g} s)"
+        )
     if not comparison.comparable:
         verdict = "not compared: rejection sampling keeps the distribution, not the tokens (--accept coupled does)"
     elif comparison.divergence is None:
@@ -150,6 +157,6 @@ def _comparison_rows(comparison: Comparison) -> list[tuple[str, str]]:
         verdict = f"DIFFERENT: {comparison.divergence}"
     return [
         ("plain", f"{comparison.plain.tokens_per_second:.1f} tokens/s"),
-        ("speed-up", f"{comparison.speedup:.2f}{bound}"),
+        ("speed-up", f"{speedup}{bound}"),
         ("check", verdict),
     ]

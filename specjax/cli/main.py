@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,23 @@ class Parser(argparse.ArgumentParser):
             UsageError: always.
         """
         raise UsageError(f"{message} (try: {self.prog} --help)")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As the base class; but what a command does not know is refused by its own parser, which has the right help.
+
+        Raises:
+            UsageError: an option or a word is not known; the message names an option that looks like it, if there is
+                one.
+        """
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings if option != "-h"]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+            hint = f"; is {close[0]} meant?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return known, unknown
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -31,7 +31,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         **name,
         type=Path,
         metavar="FILE|DIR",
-        help="a GGUF file, or a folder with Hugging Face safetensors (default: the bundled model)",
+        help="a GGUF file, a folder with Hugging Face safetensors, or the name of a model on the Hugging Face hub, such"
+        " as Qwen/Qwen3.5-4B (default: the bundled model)",
     )
     parser.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of weight matrices that are not packed (default: float32)"

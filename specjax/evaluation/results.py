@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from checkpoints.atomic import write_text
+from checkpoints.file_errors import named
 from checkpoints.gguf.file import parts_of
 from specjax.errors import SpecjaxError
 
@@ -86,12 +87,18 @@ class ResultFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        with named(self.path):
+            self._file.close()
 
     def append(self, result: Mapping[str, Any]) -> None:
-        """Write a result line."""
-        self._file.write(json.dumps(result).encode() + b"\n")
-        self._file.flush()
+        """Write a result line.
+
+        Raises:
+            OSError: it cannot be written; the error names the file.
+        """
+        with named(self.path):
+            self._file.write(json.dumps(result).encode() + b"\n")
+            self._file.flush()
         self.results[result["id"]] = dict(result)
 
 

@@ -44,7 +44,8 @@ def load(
     """Load a model: a GGUF file, or a directory with Hugging Face safetensors; default: the bundled model.
 
     Args:
-        path: FILE.gguf or a directory with config.json.
+        path: FILE.gguf or a directory with config.json; or OWNER/MODEL or OWNER/MODEL/FILE.gguf of the Hugging Face
+            hub.
         drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or an
             `specjax.NGram`.
         dtype: of matrices that are not quantized, or do not stay so ("float32", "bfloat16", "float16"); norms and
@@ -88,4 +89,5 @@ def load(
         target=target,
         drafter=built_in,
         path=checkpoint.path,
+        digest=checkpoint.digest,
     )

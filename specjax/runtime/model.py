@@ -19,10 +19,11 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill
 from specjax.decoding.stats import DecodeStats
-from specjax.errors import PromptError, SpecjaxError
+from specjax.errors import SpecjaxError
 from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
 from specjax.runtime.batch import Batch, Emission, check_prompts, finish_reason
 from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.runtime.prompt_text import check_text
 from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull
 from specjax.sessions.session import Session, open_session
 from specjax.sessions.session_file import load_session
@@ -45,6 +46,7 @@ class Model:
         tokenizer: None if the file has none; prompts must then be token ids.
         target, drafter: static descriptions; drafter is None when the file has none and none was given.
         path: where the weights came from.
+        digest: tells the file's weights from those of others, see `checkpoints.mapping.digest`; None: from no file.
     """
 
     config: ModelConfig
@@ -53,6 +55,7 @@ class Model:
     target: Target = field(repr=False)
     drafter: Drafter | None = field(repr=False)
     path: Path
+    digest: str | None = None
     _compiled: set[tuple] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -80,13 +83,7 @@ class Model:
                 f"{self.path} has no usable tokenizer; give the prompt as token ids"
                 " (load it with need_tokenizer=True to learn what is wrong)"
             )
-        try:
-            prompt.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise PromptError(
-                f"the prompt is not Unicode text: {error.reason} at character {error.start},"
-                f" {prompt[error.start : error.end]!r}; leave it out"
-            ) from error
+        check_text(prompt)
         return self.tokenizer.encode(prompt)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from checkpoints.tokenizers.chat_template import Message, render
 from specjax.errors import SpecjaxError
 from specjax.runtime.batch import Emission
 from specjax.runtime.generation import Generation
+from specjax.runtime.prompt_text import check_text
 from specjax.sessions.session import Session
 
 
@@ -50,8 +51,11 @@ class Chat:
         """Token ids of the conversation with `text` said.
 
         Raises:
+            PromptError: what was said is not Unicode text.
             TokenizerError: the chat template does not take it.
         """
+        for message in self._with("user", text):
+            check_text(message["content"])
         if self.has_template:
             return self.tokenizer.encode(render(self.tokenizer, self._with("user", text)))
         system = "".join(message["content"] + "\n" for message in self.messages[:1] if message["role"] == "system")
@@ -74,7 +78,7 @@ class Chat:
 
         Raises:
             TokenizerError: the chat template does not take the conversation.
-            PromptError: it does not fit the session.
+            PromptError: it does not fit the session, or is not Unicode text.
         """
         prompt = self.prompt(text)
         reply, session = self.session.generate(prompt, max_tokens, observe)

@@ -162,17 +162,21 @@ def _whole(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _marks(model: Model, options: GenerateOptions) -> dict[str, str]:
-    """By what a model is known again, wherever its parameters lie and however matrices are packed."""
+    """By what a model is known again, wherever its parameters lie and however matrices are packed.
+
+    The digest is that of the target's file; norms and biases are also those of a drafter.
+    """
     vectors = [leaf for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1 and leaf.dtype == jnp.float32]
     return {
         "config": repr(model.config),
         "drafter": repr(model.decoder(options).active_drafter),
+        "digest of the weights": str(model.digest),
         "norms and biases": f"{zlib.crc32(b''.join(np.asarray(leaf).tobytes() for leaf in vectors)):08x}",
     }
 
 
 def _check_model(model: Model, options: GenerateOptions, saved: dict[str, str], path: str | Path) -> None:
-    different = [name for name, mark in _marks(model, options).items() if mark != saved[name]]
+    different = [name for name, mark in _marks(model, options).items() if mark != saved.get(name)]
     if different:
         raise SpecjaxError(
             f"{path} is a session of another model: {model.path} has a {', '.join(different)} of its own"

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from checkpoints.atomic import write_text
+from checkpoints.file_errors import named
 from specjax.training.families.base import Family, TrainingConfig
 from specjax.training.families.registry import FAMILIES, family_of
 from specjax.training.plain import from_plain
@@ -104,7 +105,7 @@ class RunFolder:
     def log(self, event: str, step: int, **values: float) -> None:
         """Append one line to the metrics, after ending the one that a killed run may have left unfinished."""
         line = json.dumps({"event": event, "step": step, **values}).encode() + b"\n"
-        with self.metrics.open("a+b") as file:
+        with named(self.metrics), self.metrics.open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read() == b"\n" else b"\n" + line

@@ -25,6 +25,7 @@ from checkpoints import (
     TokenizerError,
     UnknownArchitectureError,
 )
+from checkpoints.tokenizers import hf as tokenizer_hf
 from specjax.models.registry import FAMILIES
 
 
@@ -222,6 +223,16 @@ def _set(**keys: Any) -> Callable[[Path], None]:
     return edit
 
 
+def _edit_tokenizer(vocab: dict[str, int] | None = None, **settings: str) -> Callable[[Path], None]:
+    def edit(directory: Path) -> None:
+        document = json.loads((directory / "tokenizer.json").read_text())
+        document["model"] |= settings
+        document["model"]["vocab"] |= vocab or {}
+        (directory / "tokenizer.json").write_text(json.dumps(document))
+
+    return edit
+
+
 @pytest.mark.parametrize(
     ("damage", "kind", "message"),
     [
@@ -236,6 +247,16 @@ def _set(**keys: Any) -> Callable[[Path], None]:
         (_write("tokenizer_config.json", b"{"), TokenizerError, r"tokenizer_config\.json: not JSON"),
         (_write("generation_config.json", b"3"), TokenizerError, r"generation_config\.json: not a JSON object"),
         (_write("generation_config.json", b'{"eos_token_id": "x"}'), TokenizerError, "eos_token_id is 'x'"),
+        (_write("config.json", b"[" * 100_000), FormatError, r"config\.json: not JSON: maximum recursion"),
+        (_write("tokenizer.json", b'{"a":' * 100_000), TokenizerError, r"tokenizer\.json: not JSON: maximum recursion"),
+        (_write("tokenizer_config.json", rb'{"eos_token": "\ud800"}'), TokenizerError, "surrogates not allowed"),
+        (_edit_tokenizer(vocab={"def": 4294967290}), TokenizerError, "has the id 4294967290, and no vocabulary"),
+        (
+            _edit_tokenizer(continuing_subword_prefix="##"),
+            TokenizerError,
+            "continuing_subword_prefix is '##'; only BPE",
+        ),
+        (_edit_tokenizer(end_of_word_suffix="</w>"), TokenizerError, "end_of_word_suffix is '</w>'; only BPE"),
         (_set(model_type="mamba"), UnknownArchitectureError, "'mamba' is not known; known are .*qwen3_5,"),
         (_set(hidden_size=None, vocab_size=None), ConfigError, "lacks vocab_size, hidden_size"),
         (_set(rope_parameters={"rope_type": "yarn"}), ConfigError, "'yarn' is not supported"),
@@ -247,6 +268,27 @@ def test_damaged_directories(damage: Callable[[Path], None], kind: type[Exceptio
     damage(hf)
     with pytest.raises(kind, match=message):
         checkpoints.load(hf, FAMILIES)
+
+
+def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(hf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """So called, and so derived, are those of the bindings."""
+
+    def panic(_: str) -> None:
+        raise PanicException("slice index starts at 1 but ends at 0")
+
+    monkeypatch.setattr(tokenizer_hf, "Tokenizer", type("Tokenizer", (), {"from_file": staticmethod(panic)}))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: slice index starts at 1"):
+        checkpoints.load(hf, FAMILIES)
+
+
+def test_characters_outside_the_basic_plane_may_be_escaped(hf: Path) -> None:
+    settings = hf / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": "\U0001f600"}))
+    assert r"\ud83d\ude00" in settings.read_text()
+    loaded = checkpoints.load(hf, FAMILIES)
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.vocabulary.chat_template == "\U0001f600"
 
 
 def test_an_empty_text_config_is_none(hf: Path) -> None:

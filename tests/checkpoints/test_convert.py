@@ -16,10 +16,11 @@ from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import assert_same, edit_gguf, make_config, make_params, make_tokenizer, write_tiny_gguf
 
 import checkpoints
-from checkpoints import CheckpointError
+from checkpoints import CheckpointError, quantization
 from checkpoints.convert import Conversion, ConvertOptions, prepare
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.mapping.tree import flatten, unflatten
+from checkpoints.quantization import QuantizeOptions
 from checkpoints.safetensors.file import SafetensorsDirectory
 from pallas_kernels.quant_matmul import QTensor
 from specjax.models.dense import DenseConfig
@@ -217,6 +218,35 @@ def test_what_a_format_cannot_express_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no tokenizer.*--tokenizer"):
         prepare(FIXTURES / "gemma4/edge/assistant", tmp_path / "m.gguf", FAMILIES)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pre_tokenizer_that_a_gguf_cannot_name_is_said_with_the_file_and_a_way_out(
+    tiny: Path, tmp_path: Path
+) -> None:
+    for name in ("odd", "other"):
+        convert(tiny, tmp_path / name, to="hf")
+        path = tmp_path / name / "tokenizer.json"
+        document = json.loads(path.read_text())
+        document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+"
+        path.write_text(json.dumps(document))
+    odd, other = tmp_path / "odd", tmp_path / "other"
+    says = "this pre-tokenizer cannot be written to a GGUF: .*; specjax convert --tokenizer takes"
+    with pytest.raises(CheckpointError, match=f"{odd}: {says}"):
+        prepare(odd, tmp_path / "m.gguf", FAMILIES)
+    with pytest.raises(CheckpointError, match=f"{other}: {says}"):
+        prepare(odd, tmp_path / "m.gguf", FAMILIES, ConvertOptions(tokenizer=other))
+    with pytest.raises(CheckpointError, match=f"{odd}: {says}"):
+        quantization.prepare(odd, tmp_path / "m.gguf", FAMILIES, QuantizeOptions("Q8_0"))
+    convert(odd, tmp_path / "m.gguf", tokenizer=tiny)
+
+
+@pytest.mark.parametrize("mlp_width", [0, 512])
+def test_a_sparse_model_keeps_a_dense_width_of_which_it_has_no_use(mlp_width: int, tmp_path: Path) -> None:
+    config = make_config(moe=True, mlp_width=mlp_width)
+    convert(write_tiny_gguf(tmp_path / "m.gguf", config), tmp_path / "hf", to="hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()).get("intermediate_size", 0) == mlp_width
+    convert(tmp_path / "hf", tmp_path / "back.gguf")
+    assert checkpoints.describe(tmp_path / "back.gguf", FAMILIES).config == config
 
 
 def test_a_tower_is_left_out_of_a_gguf_and_kept_by_orbax(tmp_path: Path) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from large_model import convert, write_large
 from tiny_checkpoints import make_config, write_tiny_gguf
 
@@ -99,18 +96,6 @@ def _state(kind: str, source: Path, folder: Path, names: list[str]) -> str:
     return state
 
 
-@contextmanager
-def full_disk(num_bytes: int) -> Iterator[None]:
-    """Files cannot grow beyond some bytes: the error of a full disk, without one."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
 # When a write fails, Orbax leaves others behind that complain later about a closed event loop.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["gguf", "hf", "orbax"])
@@ -155,10 +140,12 @@ def test_an_interrupt_keeps_what_was_there(kind: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "older.gguf", "source.gguf"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an error of the system, which names the place; root may write everywhere, so the place is no folder."""
+def test_a_folder_that_is_not_there_is_said_and_not_made(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     for kind in ("gguf", "hf", "orbax"):
-        conversion = prepare(source, source / "model", FAMILIES, ConvertOptions(kind))  # type: ignore[arg-type]
-        with pytest.raises(OSError, match=r"source\.gguf"):
-            conversion.run()
+        for folder in (source, tmp_path / "absent"):
+            with pytest.raises(CheckpointError, match=f"there is no folder {folder}; make it first"):
+                prepare(source, folder / "model", FAMILIES, ConvertOptions(kind))  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        quantization.prepare(source, tmp_path / "absent" / "q.gguf", FAMILIES, QuantizeOptions("Q8_0"))
+    assert list(tmp_path.iterdir()) == [source]

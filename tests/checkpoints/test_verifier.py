@@ -92,6 +92,19 @@ def test_damage_to_an_orbax_folders_manifest_is_explained(
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("table", ["parameters", "tensors"])
+@pytest.mark.parametrize("row", [[], {}, 7, ["target.embed.weight"]])
+def test_a_row_of_an_orbax_folders_manifest_that_is_none_is_said(
+    table: str, row: object, good: Path, tmp_path: Path
+) -> None:
+    prepare(good, tmp_path / "m.orbax", FAMILIES).run()
+    manifest = tmp_path / "m.orbax" / "specjax.json"
+    document = json.loads(manifest.read_text())
+    document[table].append(row)
+    manifest.write_text(json.dumps(document))
+    assert "specjax.json: damaged (" in errors(tmp_path / "m.orbax")
+
+
 def test_an_orbax_array_of_another_type_and_a_damaged_tree_are_explained(good: Path, tmp_path: Path) -> None:
     prepare(good, tmp_path / "m.orbax", FAMILIES).run()
     manifest, tree = (tmp_path / "m.orbax" / name for name in ("specjax.json", "_METADATA"))

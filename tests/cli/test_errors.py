@@ -157,6 +157,26 @@ def test_filters_without_a_temperature_are_said_to_be_idle(cli: Cli, gguf: Path)
     assert "specjax: warning: --top-k, --min-p: no effect on greedy decoding" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "--promt", "x"), "--promt x; is --prompt meant? (try: specjax generate --help)"),
+        (
+            ("eval", "--prompts", "p", "--out", "o", "--max_tokens=3"),
+            "is --max-tokens meant? (try: specjax eval --help)",
+        ),
+        (("verify", "m.gguf", "--nonsense"), "unrecognized arguments: --nonsense (try: specjax verify --help)"),
+        (("generate", "m.gguf"), "unrecognized arguments: m.gguf (try: specjax generate --help)"),
+        (("--verison",), "--verison; is --version meant? (try: specjax --help)"),
+        (("generat",), "invalid choice: 'generat'"),
+    ],
+)
+def test_what_is_mistyped_is_answered_by_its_command_and_with_what_looks_like_it(
+    arguments: tuple[str, ...], message: str, cli: Cli
+) -> None:
+    assert message in cli(*arguments).error
+
+
 def test_no_command_prints_the_help(cli: Cli) -> None:
     ran = cli()
     assert ran.status == 2

@@ -26,6 +26,22 @@ def test_an_unknown_kernel_is_named(cli: Cli, gguf: Path) -> None:
     assert "quant_matmul has no implementation 'cuda'; known: cpu_native, " in error
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("quant_matmul=cuda", "SPECJAX_KERNELS=quant_matmul=cuda: quant_matmul has no implementation 'cuda'; known: "),
+        ("fast", "SPECJAX_KERNELS=fast: 'fast' is not understood; accepted: auto, xla, or OPERATION=IMPL,..."),
+    ],
+)
+def test_a_wrong_variable_is_not_blamed_on_the_file(
+    spec: str, message: str, cli: Cli, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECJAX_KERNELS", spec)
+    assert cli(*RUN, "--model", gguf).error.startswith(message)
+    assert cli("verify", gguf).status == 0
+    assert cli("inspect", gguf).status == 0
+
+
 SLOW = "quantized weights are decoded anew for every product, which is slow: "
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from specjax.errors import PromptError, SpecjaxError
 from specjax.evaluation import ResultFile, read_prompts
@@ -91,6 +92,22 @@ def test_two_evaluations_do_not_write_one_file(tmp_path: Path) -> None:
     with busy:  # what it has read is out of date
         later.__enter__()
     assert [json.loads(text) for text in path.read_text().splitlines()] == [line(0)]
+    with ResultFile(path, SETTINGS) as again:
+        assert list(again.results) == [0]
+
+
+def test_a_full_disk_is_said_with_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    room = len(json.dumps(line(0))) * 3 // 2
+
+    def write() -> None:
+        with ResultFile(path, SETTINGS) as results:
+            results.append(line(0))
+            results.append(line(1))
+
+    with full_disk(room), pytest.raises(OSError, match="File too large") as raised:
+        write()
+    assert raised.value.filename == str(path)
     with ResultFile(path, SETTINGS) as again:
         assert list(again.results) == [0]
 

@@ -130,9 +130,9 @@ def config_to_hf(config: Qwen35Config) -> dict[str, Any]:
         "mtp_num_hidden_layers": config.mtp_layers,
         "mtp_use_dedicated_embeddings": config.mtp_own_embedding,
     }
-    if config.moe is None:
+    if config.mlp_width:  # GGUF files of sparse models may have one, too
         document["intermediate_size"] = config.mlp_width
-    else:
+    if config.moe is not None:
         document["num_experts"] = config.moe.num_experts
         document["num_experts_per_tok"] = config.moe.experts_per_token
         document["moe_intermediate_size"] = config.moe.expert_width
