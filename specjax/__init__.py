@@ -10,23 +10,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specjax.analysis.divergence import find_divergence
+    from specjax.decoding.draft_control import DraftConfig
     from specjax.errors import PromptError, SpecjaxError
+    from specjax.evaluation import Evaluation
     from specjax.models.ngram import NGram
     from specjax.runtime.generation import GenerateOptions, Generation
     from specjax.runtime.loading import load
     from specjax.runtime.model import Model
+    from specjax.sessions.session import Session
 
 __version__ = "0.1.0"
 
-__all__ = ["GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
+__all__ = [
+    "DraftConfig",
+    "Evaluation",
+    "GenerateOptions",
+    "Generation",
+    "Model",
+    "NGram",
+    "PromptError",
+    "Session",
+    "SpecjaxError",
+    "find_divergence",
+    "load",
+]
 
 _HOMES = {
+    "DraftConfig": "specjax.decoding.draft_control",
+    "Evaluation": "specjax.evaluation",
     "GenerateOptions": "specjax.runtime.generation",
     "Generation": "specjax.runtime.generation",
     "Model": "specjax.runtime.model",
     "NGram": "specjax.models.ngram",
     "PromptError": "specjax.errors",
+    "Session": "specjax.sessions.session",
     "SpecjaxError": "specjax.errors",
+    "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
 }
 
