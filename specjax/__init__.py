@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +51,24 @@ _HOMES = {
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
 }
+
+
+def _check_neighbours() -> None:
+    """
+    Raises:
+        ImportError: a module of the user's own hides a package that is installed with this one.
+    """
+    for name in ("checkpoints", "pallas_kernels"):
+        spec = find_spec(name)
+        found = None if spec is None or spec.origin is None else Path(spec.origin)
+        if found is not None and found.resolve() != Path(__file__).resolve().parents[1] / name / "__init__.py":
+            raise ImportError(
+                f"specjax is installed with a package {name}, but Python finds {found} by that name: rename that, or"
+                " start from another folder"
+            )
+
+
+_check_neighbours()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -52,3 +54,16 @@ def test_a_wheel_serves_every_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_notebooks_have_what_progress_bars_need() -> None:
     extra = PROJECT["project"]["optional-dependencies"]["notebooks"]
     assert any(requirement.startswith("ipywidgets") for requirement in extra)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "pallas_kernels"])
+def test_a_module_of_the_users_that_hides_one_of_ours_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("mine = 1\n")
+    for module in ("-c", "import specjax"), ("-m", "specjax", "--help"):
+        command = [sys.executable, *module]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 1
+        said = f"ImportError: specjax is installed with a package {name}, but Python finds {tmp_path / name}.py"
+        assert said in ran.stderr.splitlines()[-1]
+        assert "rename that, or start from another folder" in ran.stderr
