@@ -7,30 +7,71 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specjax.analysis.divergence import find_divergence
+    from specjax.decoding.draft_control import DraftConfig
     from specjax.errors import PromptError, SpecjaxError
+    from specjax.evaluation import Evaluation
     from specjax.models.ngram import NGram
     from specjax.models.registry import FAMILIES
     from specjax.runtime.generation import GenerateOptions, Generation
     from specjax.runtime.loading import load
     from specjax.runtime.model import Model
+    from specjax.sessions.session import Session
 
 __version__ = "0.1.0"
 
-__all__ = ["FAMILIES", "GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
+__all__ = [
+    "FAMILIES",
+    "DraftConfig",
+    "Evaluation",
+    "GenerateOptions",
+    "Generation",
+    "Model",
+    "NGram",
+    "PromptError",
+    "Session",
+    "SpecjaxError",
+    "find_divergence",
+    "load",
+]
 
 _HOMES = {
+    "DraftConfig": "specjax.decoding.draft_control",
+    "Evaluation": "specjax.evaluation",
     "FAMILIES": "specjax.models.registry",
     "GenerateOptions": "specjax.runtime.generation",
     "Generation": "specjax.runtime.generation",
     "Model": "specjax.runtime.model",
     "NGram": "specjax.models.ngram",
     "PromptError": "specjax.errors",
+    "Session": "specjax.sessions.session",
     "SpecjaxError": "specjax.errors",
+    "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
 }
+
+
+def _check_neighbours() -> None:
+    """
+    Raises:
+        ImportError: a module of the user's own hides a package that is installed with this one.
+    """
+    for name in ("checkpoints", "pallas_kernels"):
+        spec = find_spec(name)
+        found = None if spec is None or spec.origin is None else Path(spec.origin)
+        if found is not None and found.resolve() != Path(__file__).resolve().parents[1] / name / "__init__.py":
+            raise ImportError(
+                f"specjax is installed with a package {name}, but Python finds {found} by that name: rename that, or"
+                " start from another folder"
+            )
+
+
+_check_neighbours()
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from specjax.cli.options import add_decoding_options, add_model_options, check_o
 from specjax.cli.runtime import say
 
 if TYPE_CHECKING:
-    from specjax.evaluation import Evaluation
+    from specjax.evaluation import BadPrompt, Evaluation
     from specjax.runtime.generation import GenerateOptions
 
 DEFAULT_ROWS = 8
@@ -31,7 +31,8 @@ Lines of the prompt file are JSON objects:
   {"id": "third", "tokens": [1, 2, 3]}
 "id" is the line's number among the prompts, from 0, unless it is given. Lines of the result file have id, index, text,
 tokens, finish_reason, prompt_tokens, rounds, drafted, accepted, drafted_by_position and accepted_by_position, in the
-order in which prompts finish. The settings of the run stand beside it, in R.jsonl.settings.json.
+order in which prompts finish. Other keys of a prompt's line, such as "answer", go into the line of its result. The
+settings of the run stand beside it, in R.jsonl.settings.json.
 
 A prompt's random draws are keyed by the seed and its number: its result depends neither on --batch nor on the order.
 
@@ -61,6 +62,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="B",
         help=f"prompts that run together (default: {DEFAULT_ROWS})",
     )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="pass over prompts that cannot be continued: their results have an error in place of a text, and the exit"
+        " status is 1",
+    )
     parser.add_argument("--json", action="store_true", help="the summary as one JSON object on the standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     add_decoding_options(parser)
@@ -68,13 +75,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Returns the exit status: 1 if there are prompts that could not be continued."""
     options = generate_options(args)
 
-    from specjax.evaluation import Evaluation, ResultFile, parse_prompts
+    from specjax.evaluation import Evaluation, ResultFile, parse_prompts, sift
 
     prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
-    prompts = parse_prompts(prompt_bytes, str(args.prompts))
+    bad: list[BadPrompt] | None = [] if args.keep_going else None
+    prompts = parse_prompts(prompt_bytes, str(args.prompts), bad)
     check_output(args.out)
     results = ResultFile(args.out, settings_of(args, options, prompt_bytes))
     left = [prompt for prompt in prompts if prompt.id not in results.results]
@@ -83,10 +91,18 @@ def run(args: argparse.Namespace) -> int:
     evaluation = None
     if left:
         model = load_model(args, need_tokenizer=any(isinstance(prompt.prompt, str) for prompt in left))
-        evaluation = Evaluation(model, left, options, args.batch)
+        if bad is not None:
+            left, unfit = sift(model, left, options)
+            bad += unfit
+        evaluation = Evaluation(model, left, options, args.batch) if left else None
+    new_bad = [line for line in bad or () if line.id not in results.results]
+    if evaluation or new_bad:
         try:
             with results, _progress(len(left), args.quiet) as finished:
-                for result in evaluation.run():
+                for line in new_bad:
+                    say(line.error)
+                    results.append(line.as_line())
+                for result in evaluation.run() if evaluation else ():
                     results.append(result.as_line())
                     finished(len(result.tokens))
         except KeyboardInterrupt:
@@ -94,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     if args.json or not args.quiet:
         _summarize(list(results.results.values()), evaluation, args)
-    return 0
+    return int(any("error" in result for result in results.results.values()))
 
 
 def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: bytes) -> dict[str, Any]:
@@ -161,7 +177,7 @@ def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, arg
     document = summary.as_document()
     reasons = ", ".join(f"{count} {reason}" for reason, count in summary.finish_reasons.most_common())
     rows = [
-        ("prompts", f"{summary.prompts} ({reasons})"),
+        ("prompts", f"{summary.prompts} ({reasons})" + (f", and {summary.bad} with an error" if summary.bad else "")),
         (
             "tokens",
             f"{summary.tokens} in {summary.stats.rounds} rounds, {summary.stats.tokens_per_round:.2f} per round",

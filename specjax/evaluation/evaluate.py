@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specjax.errors import PromptError
-from specjax.evaluation.prompts import PromptLine
+from specjax.evaluation.prompts import BadPrompt, PromptLine
 from specjax.evaluation.refill import Job, RefilledBatch, Seat, capacity_for
 from specjax.runtime.batch import check_prompts
 from specjax.runtime.generation import GenerateOptions
@@ -24,6 +24,7 @@ class PromptResult:
         finish_reason: "eos", "length" or "context".
         prompt_tokens: how many tokens the prompt has.
         rounds, drafted, accepted, drafted_by_position, accepted_by_position: see `DecodeStats`.
+        others: what else the prompt's line has.
     """
 
     id: str | int
@@ -37,10 +38,12 @@ class PromptResult:
     accepted: int
     drafted_by_position: list[int]
     accepted_by_position: list[int]
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     def as_line(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data, in which the other keys stand beside those of the result."""
+        line = asdict(self)
+        return line.pop("others") | line
 
 
 class Evaluation:
@@ -99,7 +102,26 @@ class Evaluation:
             accepted=seat.stats.accepted,
             drafted_by_position=seat.stats.drafted_by_position,
             accepted_by_position=seat.stats.accepted_by_position,
+            others=self._prompts[seat.job.sequence].others,
         )
+
+
+def sift(
+    model: Model, prompts: Sequence[PromptLine], options: GenerateOptions
+) -> tuple[list[PromptLine], list[BadPrompt]]:
+    """The prompts that the model can continue, and those that it cannot: see `Evaluation` for what is wrong with them.
+
+    Raises:
+        SpecjaxError: there is no tokenizer for text.
+    """
+    good, bad = [], []
+    for prompt in prompts:
+        try:
+            _job(model, prompt, options)
+            good.append(prompt)
+        except PromptError as error:
+            bad.append(BadPrompt(prompt.index, prompt.id, str(error), prompt.others))
+    return good, bad
 
 
 def _job(model: Model, prompt: PromptLine, options: GenerateOptions) -> Job:

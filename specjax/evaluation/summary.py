@@ -18,6 +18,7 @@ class Summary:
     Attributes:
         prompts, tokens: how many were continued, and how many tokens came.
         finish_reasons: how often each.
+        bad: lines that could not be continued.
         stats: what drafting brought.
     """
 
@@ -25,6 +26,7 @@ class Summary:
     tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     stats: DecodeStats = field(default_factory=DecodeStats)
+    bad: int = 0
 
     def as_document(self) -> dict[str, Any]:
         """Plain data."""
@@ -32,6 +34,7 @@ class Summary:
             "prompts": self.prompts,
             "tokens": self.tokens,
             "finish_reasons": dict(self.finish_reasons),
+            "bad": self.bad,
             "rounds": self.stats.rounds,
             "drafted": self.stats.drafted,
             "accepted": self.stats.accepted,
@@ -46,6 +49,9 @@ def summarize(results: Iterable[Mapping[str, Any]]) -> Summary:
     summary = Summary()
     stats = summary.stats
     for result in results:
+        if "error" in result:
+            summary.bad += 1
+            continue
         summary.prompts += 1
         summary.tokens += len(result["tokens"])
         summary.finish_reasons[result["finish_reason"]] += 1
