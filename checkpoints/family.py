@@ -65,8 +65,10 @@ class FileFormat:
 
     Attributes:
         names: values of `general.architecture`, or of `model_type` in config.json, that announce the family.
-        read_config: (metadata, tensor table, name of the file for messages) -> config. It may raise `ConfigError`, or
-            any error that Python raises where numbers make no sense.
+        read_config: (metadata, tensor table, name of the file for messages) -> config. The table tells which optional
+            tensors there are. It raises `ConfigError` if keys are absent, of which it lists all, or ask for something
+            that is not supported; ValueError and the like if numbers contradict each other. It warns by
+            `MissingMTPWarning` if a head is declared that is not there, and leaves it out of the config.
         write_config: config -> metadata, without `general.architecture` and the like.
         rules: (config, tensor names of the file; empty when writing) -> the rule table.
         head_count: the key that counts the layers of a head in the same file, in a GGUF without the architecture.

@@ -132,42 +132,6 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """A vector, which the file pads with ones.
-
-    Attributes:
-        source, path: the tensor and the parameter.
-        used, stored: how many numbers the model has, and the file.
-    """
-
-    source: str
-    path: str
-    used: int
-    stored: int
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return False
-
-    def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        return [(self.stored,)]
-
-    def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
-        return [next(tensors)[: self.used]]
-
-    def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        yield np.pad(parameters[0], (0, self.stored - self.used), constant_values=1)
-
-
-@dataclass(frozen=True)
 class Computed:
     """A parameter that follows from the config; the file has no tensor for it."""
 

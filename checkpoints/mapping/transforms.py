@@ -17,7 +17,7 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Transform:
-    """A bijection on arrays that keeps the shape, apart from axes of length 1.
+    """A bijection on arrays that keeps the shape, apart from axes of length 1 and from padding.
 
     Attributes:
         forward: stored -> parameter.
@@ -25,6 +25,7 @@ class Transform:
         insert: where the stored tensor has axes of length 1 that the parameter lacks (positions in the stored shape).
         keeps_rows: whether rows along the last axis move as wholes, so that the maps also apply to packed rows.
         moves: whether values are only moved, so that they can stay in the type in which they are stored.
+        stored: the shape in the file, if it does not follow from that of the parameter.
     """
 
     forward: ArrayMap = _same
@@ -32,6 +33,7 @@ class Transform:
     insert: tuple[int, ...] = ()
     keeps_rows: bool = False
     moves: bool = True
+    stored: Shape | None = None
 
     def then(self, other: Transform) -> Transform:
         """This transform on the way in, followed by `other`; the reverse on the way out. `insert` is this one's."""
@@ -40,10 +42,13 @@ class Transform:
             lambda x: self.backward(other.backward(x)),
             self.insert,
             moves=self.moves and other.moves,
+            stored=self.stored,
         )
 
     def stored_shape(self, shape: Shape) -> Shape:
         """The shape in the file of a parameter of `shape`."""
+        if self.stored is not None:
+            return self.stored
         stored = list(shape)
         for axis in self.insert:
             stored.insert(axis, 1)
@@ -57,6 +62,12 @@ PLUS_ONE = Transform(lambda w: w + w.dtype.type(1), lambda w: w - w.dtype.type(1
 
 NEGATIVE_EXP = Transform(lambda x: -np.exp(x), lambda a: np.log(-a), moves=False)
 """`A_log` of a file, `a` = -exp(A_log) of the model."""
+
+
+def padded_with_ones(used: int, stored: int) -> Transform:
+    """A vector of `used` numbers that has ones after them in the file, up to `stored` numbers."""
+    pad = (0, stored - used)
+    return Transform(lambda x: x[:used], lambda x: np.pad(x, pad, constant_values=1), moves=False, stored=(stored,))
 
 
 def tile_heads(groups: int, per_group: int, width: int, axis: int, skip: int = 0) -> Transform:

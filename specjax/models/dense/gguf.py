@@ -19,7 +19,7 @@ from checkpoints.mapping.transforms import IDENTITY, Transform
 from checkpoints.source import TensorInfo
 from specjax.models.dense.config import DenseConfig
 from specjax.models.dense.parameters import parameter_shapes
-from specjax.models.parts.gguf import MLP, QK_NORMS, ROPE_FACTORS, Keys
+from specjax.models.parts.gguf import MLP, QK_NORMS, ROPE_FACTORS, Keys, uniform_keys
 from specjax.models.parts.names import copies, shapes, weights
 
 _LAYER = weights(
@@ -41,12 +41,7 @@ _REQUIRED = (
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> DenseConfig:
-    """The config of a GGUF file.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError: they contradict each other.
-    """
+    """The config of a GGUF file; see `FileFormat.read_config`."""
     keys = Keys(metadata, where)
     keys.need(*_REQUIRED)
     if keys.get("expert_count", 0):
@@ -77,17 +72,9 @@ def config_to_gguf(config: DenseConfig) -> dict[str, Any]:
     """The metadata that llama.cpp needs to build this model, `general.architecture` apart."""
     keys = {
         "block_count": config.num_layers,
-        "context_length": config.context_length,
-        "embedding_length": config.width,
+        **uniform_keys(config),
         "feed_forward_length": config.mlp_width,
-        "vocab_size": config.vocab_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_width,
-        "attention.value_length": config.head_width,
-        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
         "rope.dimension_count": config.head_width,
-        "rope.freq_base": float(config.rope_theta),
     }
     return {f"{config.architecture}.{key}": value for key, value in keys.items()}
 

@@ -27,12 +27,7 @@ _UNSUPPORTED = ("attention_bias", "mlp_bias", "use_sliding_window")
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> DenseConfig:
-    """The config of a Hugging Face checkpoint.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError: they contradict each other.
-    """
+    """The config of a Hugging Face checkpoint; see `FileFormat.read_config`."""
     del tensors
     hf.need(document, _REQUIRED, where)
     if asked := [key for key in _UNSUPPORTED if document.get(key)]:
@@ -65,17 +60,8 @@ def config_to_hf(config: DenseConfig) -> dict[str, Any]:
     return {
         "architectures": [_CLASSES[config.architecture]],
         "model_type": config.architecture,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
+        **hf.uniform_document(config),
         "intermediate_size": config.mlp_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_width,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "max_position_embeddings": config.context_length,
-        "tie_word_embeddings": config.tied_embeddings,
         "rope_parameters": {"rope_theta": config.rope_theta, **hf.write_formula(formula)},
         "attention_bias": False,
     }

@@ -53,12 +53,7 @@ _REQUIRED_HF = ("backbone_hidden_size", "text_config")
 def config_from_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str
 ) -> Gemma4AssistantConfig:
-    """The config of a GGUF file; arguments as for the targets.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), contradictory, or the file is of the time before llama.cpp knew
-            assistants.
-    """
+    """The config of a GGUF file; see `FileFormat.read_config`. Files from before llama.cpp knew it are refused."""
     if metadata.get("general.architecture") != _ARCHITECTURE or any(name.startswith("mtp.") for name in tensors):
         raise ConfigError(
             f"{where}: an assistant in the form of before llama.cpp could run it (architecture 'gemma4_assistant',"
@@ -127,12 +122,7 @@ def gguf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> Ru
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4AssistantConfig:
-    """The config of a Hugging Face checkpoint; arguments as for the targets.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError, LookupError: they contradict each other.
-    """
+    """The config of a Hugging Face checkpoint; see `FileFormat.read_config`."""
     del tensors
     hf.need(document, _REQUIRED_HF, where)
     if not document.get("tie_word_embeddings", True):

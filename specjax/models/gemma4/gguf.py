@@ -90,17 +90,7 @@ _DEFAULT_SLIDING_ROPE_THETA = 1e4
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4Config:
-    """The config of a GGUF file.
-
-    Args:
-        metadata: every key of the file.
-        tensors: its tensor table: it tells which optional tensors are there.
-        where: the file's name, for messages.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError, LookupError: they contradict each other.
-    """
+    """The config of a GGUF file; see `FileFormat.read_config`."""
     keys = Keys(metadata, where)
     keys.need(*REQUIRED)
     layer_types = layer_types_of(keys)

@@ -83,17 +83,7 @@ _DEFAULT_THETA: Mapping[str, float] = {FULL_ATTENTION: 1e6, SLIDING_ATTENTION: 1
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4Config:
-    """The config of a Hugging Face checkpoint: of the text-only class, or nested in the conditional-generation one.
-
-    Args:
-        document: config.json.
-        tensors: the checkpoint's tensor table.
-        where: its name, for messages.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError, LookupError: they contradict each other.
-    """
+    """The config of a Hugging Face checkpoint, whose text model may be nested; see `FileFormat.read_config`."""
     del tensors
     text: Mapping[str, Any] = document.get("text_config") or document
     has_experts = text.get("enable_moe_block", False)

@@ -60,6 +60,21 @@ def head_rules(block: int, path: str, *, own_norm: bool, own_embedding: bool, ow
         yield Copy(HEAD_OUTPUT.format(block), f"{path}lm_head.weight")
 
 
+def uniform_keys(config: Any) -> dict[str, Any]:
+    """The metadata, without the prefix, of a config whose attention layers are all alike."""
+    return {
+        "context_length": config.context_length,
+        "embedding_length": config.width,
+        "vocab_size": config.vocab_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_width,
+        "attention.value_length": config.head_width,
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        "rope.freq_base": float(config.rope_theta),
+    }
+
+
 class Keys:
     """The metadata of a file, by names without the prefix of its architecture.
 

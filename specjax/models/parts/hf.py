@@ -39,6 +39,22 @@ def need_value(text: Mapping[str, Any], key: str, supported: Any, where: str) ->
         raise ConfigError(f"{where}: {key} is {value!r}; this family is built with {supported!r} only")
 
 
+def uniform_document(config: Any) -> dict[str, Any]:
+    """The keys of config.json for a config whose attention layers are all alike."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_width,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": config.context_length,
+        "tie_word_embeddings": config.tied_embeddings,
+    }
+
+
 def trunk_prefix(names: Collection[str]) -> str:
     """`model.` for the text-only classes, `model.language_model.` inside the conditional-generation ones."""
     nested = "model.language_model."

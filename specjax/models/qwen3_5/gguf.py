@@ -5,16 +5,16 @@ Sources: llama.cpp `src/models/qwen35*.cpp` (what is read, and its defaults), `c
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from checkpoints.errors import ConfigError, MissingMTPWarning
+from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
 from checkpoints.mapping.rule import Copy, Rule, Split
 from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.transforms import IDENTITY
 from checkpoints.source import TensorInfo
+from specjax.models.parts.declared_heads import one_head
 from specjax.models.parts.gguf import (
     ATTENTION,
     EXPERTS,
@@ -27,6 +27,7 @@ from specjax.models.parts.gguf import (
     SHARED_EXPERT,
     Keys,
     head_rules,
+    uniform_keys,
 )
 from specjax.models.parts.names import Names, copies, shapes, weights
 from specjax.models.qwen3_5.config import FULL_ATTENTION, LINEAR_ATTENTION, MoEConfig, Qwen35Config, hybrid_layer_types
@@ -65,20 +66,7 @@ _DEFAULT_INTERVAL = 4
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Qwen35Config:
-    """The config of a GGUF file.
-
-    Args:
-        metadata: every key of the file.
-        tensors: its tensor table: it tells which optional tensors are there.
-        where: the file's name, for messages.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError: they contradict each other.
-
-    Warns:
-        MissingMTPWarning: an MTP block is declared, and none of its tensors is in the file.
-    """
+    """The config of a GGUF file; see `FileFormat.read_config`."""
     keys = Keys(metadata, where)
     sparse = keys.arch == "qwen35moe"
     keys.need(*_REQUIRED, *(_REQUIRED_MOE if sparse else ()))
@@ -89,7 +77,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorIn
     num_layers = keys.get("block_count") - declared_mtp
     num_value_heads = keys.get("ssm.time_step_rank")
     mlp_width = keys.uniform("feed_forward_length", 0)
-    mtp_layers = _mtp_layers(declared_mtp, num_layers, tensors, where)
+    mtp_layers = one_head(declared_mtp, f"blk.{num_layers}.", tensors, where)
     return Qwen35Config(
         vocab_size=keys.vocab_size(tensors),
         width=width,
@@ -150,18 +138,10 @@ def config_to_gguf(config: Qwen35Config) -> dict[str, Any]:
     recurrent = [kind == LINEAR_ATTENTION for kind in config.layer_types] + [False] * config.mtp_layers
     keys: dict[str, Any] = {
         "block_count": config.num_layers + config.mtp_layers,
-        "context_length": config.context_length,
-        "embedding_length": config.width,
-        "vocab_size": config.vocab_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_width,
-        "attention.value_length": config.head_width,
-        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        **uniform_keys(config),
         "attention.recurrent_layers": recurrent,
         "rope.dimension_count": config.rope_width,
         "rope.dimension_sections": list(config.rope_sections),
-        "rope.freq_base": float(config.rope_theta),
         "ssm.conv_kernel": config.conv_width,
         "ssm.inner_size": config.linear_value_heads * config.linear_value_width,
         "ssm.state_size": config.linear_key_width,
@@ -182,20 +162,6 @@ def config_to_gguf(config: Qwen35Config) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config.moe.expert_width
         keys["expert_shared_feed_forward_length"] = config.moe.shared_expert_width
     return {f"{config.architecture}.{key}": value for key, value in keys.items()}
-
-
-def _mtp_layers(declared: int, num_layers: int, tensors: Mapping[str, TensorInfo], where: str) -> int:
-    if declared > 1:
-        raise ValueError(f"{declared} MTP blocks are declared; this family has at most one")
-    if declared and not any(name.startswith(f"blk.{num_layers}.") for name in tensors):
-        warnings.warn(
-            f"{where}: the metadata declare an MTP head, but the file has none of its tensors (blk.{num_layers}.*)."
-            " Loading the trunk alone: speculative decoding is not possible with this file.",
-            MissingMTPWarning,
-            stacklevel=2,
-        )
-        return 0
-    return declared
 
 
 def gguf_rules(config: Qwen35Config, names: Collection[str] = ()) -> RuleTable:

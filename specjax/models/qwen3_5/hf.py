@@ -5,17 +5,16 @@ Sources: transformers `models/qwen3_5*/configuration_*.py`, whose defaults are u
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from checkpoints.errors import MissingMTPWarning
 from checkpoints.family import FileFormat
 from checkpoints.mapping.rule import Copy, Rule, Split, Stack
 from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.transforms import IDENTITY, NEGATIVE_EXP, PLUS_ONE, Transform, tile_heads
 from checkpoints.source import TensorInfo
 from specjax.models.parts import hf
+from specjax.models.parts.declared_heads import one_head
 from specjax.models.parts.names import Names, copies, shapes, weights
 from specjax.models.qwen3_5.config import FULL_ATTENTION, MoEConfig, Qwen35Config, hybrid_layer_types
 from specjax.models.qwen3_5.parameters import parameter_shapes
@@ -45,20 +44,7 @@ _DEFAULT_ROTARY_FACTOR = 0.25
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Qwen35Config:
-    """The config of a Hugging Face checkpoint: of a text-only class, or nested in a conditional-generation one.
-
-    Args:
-        document: config.json.
-        tensors: the checkpoint's tensor table.
-        where: its name, for messages.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError: they contradict each other.
-
-    Warns:
-        MissingMTPWarning: an MTP block is declared, and none of its tensors is in the checkpoint.
-    """
+    """The config of a Hugging Face checkpoint, whose text model may be nested; see `FileFormat.read_config`."""
     text: Mapping[str, Any] = document.get("text_config") or document
     moe = "moe" in text.get("model_type", document.get("model_type", ""))
     required = _REQUIRED + (_REQUIRED_MOE if moe else _REQUIRED_DENSE)
@@ -71,7 +57,8 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     layer_types = text.get("layer_types") or hybrid_layer_types(num_layers, text.get("full_attention_interval", 4))
     if len(layer_types) != num_layers:
         raise ValueError(f"layer_types has {len(layer_types)} entries, num_hidden_layers is {num_layers}")
-    mtp_layers = _mtp_layers(text.get("mtp_num_hidden_layers") or 0, tensors, where)
+    declared = text.get("mtp_num_hidden_layers") or int(any(name.startswith("mtp.") for name in tensors))
+    mtp_layers = one_head(declared, "mtp.", tensors, where)
     return Qwen35Config(
         vocab_size=text["vocab_size"],
         width=text["hidden_size"],
@@ -104,17 +91,8 @@ def config_to_hf(config: Qwen35Config) -> dict[str, Any]:
     document: dict[str, Any] = {
         "architectures": ["Qwen3_5ForCausalLM" if config.moe is None else "Qwen3_5MoeForCausalLM"],
         "model_type": "qwen3_5_text" if config.moe is None else "qwen3_5_moe_text",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.num_layers,
+        **hf.uniform_document(config),
         "layer_types": list(config.layer_types),
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_width,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "max_position_embeddings": config.context_length,
-        "tie_word_embeddings": config.tied_embeddings,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": config.rope_theta,
@@ -138,20 +116,6 @@ def config_to_hf(config: Qwen35Config) -> dict[str, Any]:
         document["moe_intermediate_size"] = config.moe.expert_width
         document["shared_expert_intermediate_size"] = config.moe.shared_expert_width
     return document
-
-
-def _mtp_layers(declared: int, tensors: Mapping[str, TensorInfo], where: str) -> int:
-    if declared > 1:
-        raise ValueError(f"mtp_num_hidden_layers is {declared}; this family has at most one MTP block")
-    present = any(name.startswith("mtp.") for name in tensors)
-    if declared and not present:
-        warnings.warn(
-            f"{where}: config.json declares an MTP head, but the checkpoint has none of its tensors (mtp.*)."
-            " Loading the trunk alone: speculative decoding is not possible with this checkpoint.",
-            MissingMTPWarning,
-            stacklevel=2,
-        )
-    return int(present)
 
 
 def _delta_net(config: Qwen35Config) -> Names:

@@ -12,10 +12,11 @@ from typing import Any
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
 from checkpoints.mapping.rope_formula import DIVISORS
-from checkpoints.mapping.rule import Copy, Padded, Rule
+from checkpoints.mapping.rule import Copy, Rule
 from checkpoints.mapping.table import RuleTable
-from checkpoints.mapping.transforms import IDENTITY
+from checkpoints.mapping.transforms import IDENTITY, padded_with_ones
 from checkpoints.source import TensorInfo
+from specjax.models.parts.declared_heads import count_heads
 from specjax.models.parts.gguf import (
     ATTENTION,
     EXPERTS,
@@ -42,7 +43,7 @@ from specjax.models.step3_5.config import (
     Step35Config,
 )
 from specjax.models.step3_5.parameters import parameter_shapes
-from specjax.models.step3_5.rules import LayerNames, count_heads, layer_rules
+from specjax.models.step3_5.rules import LayerNames, layer_rules
 
 _NAMES = LayerNames(
     common=ATTENTION
@@ -78,20 +79,7 @@ _SIGMOID = 2
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Step35Config:
-    """The config of a GGUF file.
-
-    Args:
-        metadata: every key of the file.
-        tensors: its tensor table: it tells which layers are sparse and which optional tensors are there.
-        where: the file's name, for messages.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError, LookupError: they contradict each other.
-
-    Warns:
-        MissingMTPWarning: some of the declared MTP heads are not in the file.
-    """
+    """The config of a GGUF file; see `FileFormat.read_config`."""
     keys = Keys(metadata, where)
     sparse = any(name.endswith("ffn_gate_inp.weight") for name in tensors)
     keys.need(*_REQUIRED, *(_REQUIRED_MOE if sparse else ()))
@@ -241,7 +229,7 @@ def gguf_rules(config: Step35Config, names: Collection[str] = ()) -> RuleTable:
         yield Copy("token_embd.weight", "target.embed.weight")
         if config.rope_factors:
             stored = max(config.attention(layer).rope_width for layer in config.layers) // 2
-            yield Padded(ROPE_FACTORS, DIVISORS, config.full.rope_width // 2, stored)
+            yield Copy(ROPE_FACTORS, DIVISORS, padded_with_ones(config.full.rope_width // 2, stored))
         for i, layer in enumerate(config.layers):
             yield from layer_rules(config, layer, f"blk.{i}.", f"target.layers_{i}.", _NAMES)
         yield Copy("output_norm.weight", "target.norm.weight")

@@ -16,6 +16,7 @@ from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.transforms import IDENTITY, PLUS_ONE
 from checkpoints.source import TensorInfo
 from specjax.models.parts import hf
+from specjax.models.parts.declared_heads import count_heads
 from specjax.models.parts.names import copies, shapes, weights
 from specjax.models.step3_5.config import (
     FULL_ATTENTION,
@@ -27,7 +28,7 @@ from specjax.models.step3_5.config import (
     Step35Config,
 )
 from specjax.models.step3_5.parameters import parameter_shapes
-from specjax.models.step3_5.rules import LayerNames, count_heads, layer_rules
+from specjax.models.step3_5.rules import LayerNames, layer_rules
 
 _NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
 _NAMES = LayerNames(
@@ -80,20 +81,7 @@ _ONLY = {
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Step35Config:
-    """The config of a Hugging Face checkpoint: of Step-3.5, or nested in the conditional-generation one of Step-3.7.
-
-    Args:
-        document: config.json.
-        tensors: the checkpoint's tensor table: it tells which layers are sparse and which optional tensors are there.
-        where: its name, for messages.
-
-    Raises:
-        ConfigError: keys are absent (all are listed), or ask for something that is not supported.
-        ValueError, LookupError: they contradict each other.
-
-    Warns:
-        MissingMTPWarning: some of the declared MTP heads are not in the checkpoint.
-    """
+    """The config of a Hugging Face checkpoint, whose text model may be nested; see `FileFormat.read_config`."""
     text: Mapping[str, Any] = document.get("text_config") or document
     sparse = any(name.endswith(".moe.gate.weight") for name in tensors)
     required = _REQUIRED + (_REQUIRED_MOE if sparse else ())
