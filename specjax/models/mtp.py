@@ -11,11 +11,15 @@ the target's hidden states, overwriting those entries; the last of these rows is
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
+
+from specjax.state import Part, Shift
 
 
 class Pairs(NamedTuple):
@@ -28,7 +32,7 @@ class Pairs(NamedTuple):
 
 
 @struct.dataclass
-class MTPState:
+class MTPState(Part):
     """The cache of a head or of several, and the verified rows that have not been fed yet.
 
     Waiting rows are aligned to the right: row i of `hidden` is the target's hidden state of position
@@ -45,6 +49,15 @@ class MTPState:
     hidden: Float[Array, "B R D"]
     tokens: Int[Array, "B R-1"]
     count: Int[Array, "B"]
+
+    @property
+    def cannot_shift(self) -> None:
+        """Nothing is in the way: the rows that wait stand where they stand from the end."""
+        return None
+
+    def shift(self, shift: Shift) -> MTPState:
+        """Move the caches."""
+        return replace(self, kv=jax.tree.map(lambda cache: cache.shift(shift), self.kv, is_leaf=self._is_inner))
 
     @classmethod
     def start(cls, kv: Any, batch: int, rows: int, width: int) -> MTPState:

@@ -7,18 +7,18 @@ for next to nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import KVTypes, SequenceState, Shift
+from specjax.state import KVTypes, Part, SequenceState, Shift
 
 
 @struct.dataclass
-class NGramState:
+class NGramState(Part):
     """The committed text.
 
     Attributes:
@@ -28,6 +28,27 @@ class NGramState:
 
     tokens: Int[Array, "B S"]
     length: Int[Array, "B"]
+
+    @property
+    def cannot_shift(self) -> None:
+        """Nothing is in the way: it has tokens only."""
+        return None
+
+    def shift(self, shift: Shift) -> NGramState:
+        """Forget the tokens that go."""
+        slots = jnp.broadcast_to(jnp.arange(self.tokens.shape[1]), self.tokens.shape)
+        before = jnp.minimum(shift.sources(slots), self.tokens.shape[1] - 1)
+        return NGramState(jnp.take_along_axis(self.tokens, before, axis=1), shift.left)
+
+    def used(self, slots: int) -> NGramState:
+        """The first tokens."""
+        return replace(self, tokens=self.tokens[:, :slots])
+
+    def put(self, rows_state: NGramState, rows: Int[Array, "n"]) -> NGramState:
+        """As many tokens as both have room for."""
+        slots = min(self.tokens.shape[1], rows_state.tokens.shape[1])
+        tokens = self.tokens.at[rows, :slots].set(rows_state.tokens[:, :slots], mode="drop")
+        return NGramState(tokens, self.length.at[rows].set(rows_state.length, mode="drop"))
 
     def append(self, tokens: Int[Array, "B T"], n: Int[Array, "B"]) -> NGramState:
         """The text with the first n tokens behind it."""
@@ -82,11 +103,6 @@ class NGram:
     @property
     def max_drafts(self) -> int | None:
         """Drafts cost nothing."""
-        return None
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: it has tokens only."""
         return None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
@@ -146,10 +162,3 @@ class NGram:
         """The verified tokens will be text."""
         del features
         return NGramWindow(state, tokens)
-
-    def shift(self, params: Params, state: NGramState, shift: Shift) -> NGramState:
-        """Forget the tokens that go."""
-        del params
-        slots = jnp.broadcast_to(jnp.arange(state.tokens.shape[1]), state.tokens.shape)
-        before = jnp.minimum(shift.sources(slots), state.tokens.shape[1] - 1)
-        return NGramState(jnp.take_along_axis(state.tokens, before, axis=1), shift.left)

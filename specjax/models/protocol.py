@@ -20,8 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from jaxtyping import Array, Float, Int
 
-from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow, Shift
-from specjax.state.hybrid import Window
+from specjax.state import KVTypes, Part, RollbackStrategy, SequenceState, SequenceWindow, Window
 
 Params = dict[str, Any]
 Rows = Literal["all", "last", "none"]
@@ -96,11 +95,6 @@ class Target(Protocol):
         """The longest sequence that the model was made for, in tokens."""
         ...
 
-    @property
-    def cannot_shift(self) -> str | None:
-        """Why the oldest tokens cannot be dropped from its state, as a clause; None if they can."""
-        ...
-
     def init_layers(
         self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, kv_types: KVTypes
     ) -> tuple[Any, ...]:
@@ -137,10 +131,6 @@ class Target(Protocol):
         request: FeatureRequest,
     ) -> tuple[TargetOutput, SequenceWindow]:
         """Feed tokens that may be taken back; logits of all rows. The window has no drafter part yet."""
-        ...
-
-    def shift(self, params: Params, layers: tuple[Any, ...], shift: Shift) -> tuple[Any, ...]:
-        """The state of all layers without the tokens that `shift` drops. Only where `cannot_shift` is None."""
         ...
 
 
@@ -210,13 +200,8 @@ class Drafter(Protocol):
         """The most drafts it can make in a round, or None."""
         ...
 
-    @property
-    def cannot_shift(self) -> str | None:
-        """As `Target.cannot_shift`, of its own state."""
-        ...
-
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Any:
-        """Its state before the first token; the arguments are those of `Target.init_layers`."""
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Part | None:
+        """Its state before the first token, if it has one; the arguments are those of `Target.init_layers`."""
         ...
 
     def extend(
@@ -250,10 +235,6 @@ class Drafter(Protocol):
         """
         ...
 
-    def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window:
+    def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window | None:
         """Join a verified window: its tokens and the target's features of them, of which a part will be committed."""
-        ...
-
-    def shift(self, params: Params, state: Any, shift: Shift) -> Any:
-        """Its state without the tokens that `shift` drops; these are no rows that still wait to be fed."""
         ...

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from specjax.layers.rope import apply_rope
 from specjax.models.apply import apply
 from specjax.models.protocol import FeatureRequest, Features, Params, Rows, TargetOutput
-from specjax.state import KVCache, SequenceState, SequenceWindow, Shift
-
-
-def shift_caches(
-    caches: Sequence[KVCache], frequencies: Sequence[Float[Array | np.ndarray, "pairs"]], shift: Shift
-) -> tuple[KVCache, ...]:
-    """The caches without the tokens that `shift` drops; `frequencies` are those by which the keys of each rotate."""
-    return tuple(
-        cache.shifted(shift, partial(apply_rope, frequencies=own))
-        for cache, own in zip(caches, frequencies, strict=True)
-    )
+from specjax.state import SequenceState, SequenceWindow
 
 
 @dataclass(frozen=True)
@@ -47,14 +33,6 @@ class TrunkTarget:
         windows); `trunk.logits(hidden)` gives float32 logits.
         """
         raise TypeError(f"{type(self).__name__} names no trunk")
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """See `Target.cannot_shift`. A family that answers None has a trunk with a method `key_frequencies`.
-
-        That gives the rotary frequencies of the keys in each entry of `SequenceState.layers`.
-        """
-        return f"{type(self).__name__} does not say how its keys are rotated"
 
     @property
     def vocab_size(self) -> int:
@@ -125,7 +103,3 @@ class TrunkTarget:
         """Feed tokens that may be taken back."""
         output, layers = self._run(params, tokens, n_valid, state, request, "all", rollback=True)
         return output, SequenceWindow(layers, None, state.length)
-
-    def shift(self, params: Params, layers: tuple[Any, ...], shift: Shift) -> tuple[Any, ...]:
-        """Move the caches of all layers and rotate their keys."""
-        return shift_caches(layers, apply(self.trunk, params["target"], method="key_frequencies"), shift)

@@ -18,11 +18,11 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
-from specjax.state import KVTypes, SequenceState
+from specjax.state import KVTypes, Part, SequenceState
 
 
 @struct.dataclass
-class Heard:
+class Heard(Part):
     """What a drafter heard of the committed tokens: the sum of what the layers asked for were fed."""
 
     sums: jax.Array
@@ -46,7 +46,6 @@ class Listener:
 
     request: FeatureRequest = FeatureRequest(layer_inputs=(1, 0))
     max_drafts: int | None = None
-    cannot_shift: str | None = None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Heard:
         return Heard(jnp.zeros((batch, 2 * DENSE.width)), jnp.zeros((batch,), jnp.int32))

@@ -10,9 +10,10 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
-from specjax.layers.rope import apply_rope, rope_frequencies
+from specjax.layers.rope import rope_frequencies
 from specjax.models.dense.config import DenseConfig
 from specjax.state.kv import KVCache
+from specjax.state.rotation import apply_rope
 
 
 class Attention(nn.Module):
@@ -41,6 +42,8 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = RMSNorm(c.norm_eps, name="q_norm")(q), RMSNorm(c.norm_eps, name="k_norm")(k)
         q, k = (apply_rope(rotated, positions, frequencies) for rotated in (q, k))
+        if c.rope_factors:
+            cache = cache.rotating(frequencies)
         cache = cache.append(k, v, positions, valid)
         out = cache.attend(q, positions, scale=c.head_width**-0.5)
         return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
@@ -111,10 +114,6 @@ class Trunk(nn.Module):
         """The rotary frequencies of all layers."""
         frequencies = rope_frequencies(self.config.rope_theta, self.config.head_width)
         return frequencies / self.rope_factors if self.config.rope_factors else frequencies
-
-    def key_frequencies(self) -> tuple[Float[Array | np.ndarray, "N/2"], ...]:
-        """See `TrunkTarget.cannot_shift`."""
-        return (self.frequencies(),) * self.config.num_layers
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states."""

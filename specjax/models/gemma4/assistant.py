@@ -32,7 +32,7 @@ from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4Assistant
 from specjax.models.gemma4.config import Gemma4Config
 from specjax.models.gemma4.modules import Layer, Trunk
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import KVCache, KVTypes, SequenceState, Shift
+from specjax.state import KVCache, KVTypes, Part, SequenceState, Shift
 
 
 class AssistantBlock(nn.Module):
@@ -117,10 +117,20 @@ def _any_order(key: Array, shape: tuple[int, ...], dtype: Any) -> Int[Array, "V"
 
 
 @struct.dataclass
-class AssistantState:
+class AssistantState(Part):
     """The target's final hidden state of the last committed token, [B, D] float32; zeros before the first token."""
 
     hidden: Float[Array, "B D"]
+
+    @property
+    def cannot_shift(self) -> None:
+        """Nothing is in the way: it knows no positions."""
+        return None
+
+    def shift(self, shift: Shift) -> AssistantState:
+        """The last token stays, and so does its hidden state."""
+        del shift
+        return self
 
 
 @struct.dataclass
@@ -151,11 +161,6 @@ class Gemma4Assistant:
     @property
     def max_drafts(self) -> int | None:
         """Steps can be chained without end."""
-        return None
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: it knows no positions of its own."""
         return None
 
     def init_state(
@@ -223,8 +228,3 @@ class Gemma4Assistant:
         del tokens
         assert features.final_hidden is not None
         return AssistantWindow(state, features.final_hidden)
-
-    def shift(self, params: Params, state: AssistantState, shift: Shift) -> AssistantState:
-        """The last token stays, and so does its hidden state."""
-        del params, shift
-        return state

@@ -10,16 +10,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.rms_norm import rms_norm
 from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed, weight_of
 from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm
-from specjax.layers.rope import apply_rope
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
 from specjax.state.kv import KVCache
+from specjax.state.rotation import apply_rope
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -205,11 +204,6 @@ class Trunk(nn.Module):
         projected = self.per_layer_norm((self.per_layer_proj(embedded) * c.width**-0.5).reshape(shape))
         own = self.per_layer_embed(tokens).reshape(shape) * c.per_layer_width**0.5
         return (projected + own) * 0.5**0.5
-
-    def key_frequencies(self) -> tuple[Float[np.ndarray, "N/2"], ...]:
-        """See `TrunkTarget.cannot_shift`. Values are not rotated, also where they are projected as the keys are."""
-        c = self.config
-        return tuple(c.attention(kind).frequencies() for kind in c.layer_types[: c.num_caches])
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states, softly capped."""

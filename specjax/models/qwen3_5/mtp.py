@@ -13,15 +13,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.rope import rope_frequencies
 from specjax.models.apply import apply
 from specjax.models.chain import draft_chain
 from specjax.models.mtp import MTPState, MTPWindow
 from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
-from specjax.models.trunk import shift_caches
-from specjax.state import KVCache, KVTypes, SequenceState, Shift
+from specjax.models.qwen3_5.target import init_cache
+from specjax.state import KVCache, KVTypes, SequenceState
 
 _Part = tuple[nn.Module, Any]
 """A module and its parameters."""
@@ -43,19 +42,12 @@ class Qwen35MTP:
         """The block can be chained without end."""
         return None
 
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: it has a cache only. The family's targets cannot."""
-        return None
-
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
     ) -> MTPState:
         """An empty cache, with the zero row before the first token waiting."""
         del chunk
-        c = self.config
-        kv = KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, kv_types)
-        return MTPState.start(kv, batch, rows, c.width)
+        return MTPState.start(init_cache(self.config, batch, capacity, kv_types), batch, rows, self.config.width)
 
     def run(
         self,
@@ -132,9 +124,3 @@ class Qwen35MTP:
         """The verified rows will wait for the next round's first pass."""
         assert features.final_hidden is not None
         return MTPWindow(state, tokens, features.final_hidden)
-
-    def shift(self, params: Params, state: MTPState, shift: Shift) -> MTPState:
-        """Move the cache; the rows that wait stand where they stand from the end."""
-        del params
-        frequencies = rope_frequencies(self.config.rope_theta, self.config.rope_width)
-        return replace(state, kv=shift_caches((state.kv,), (frequencies,), shift)[0])

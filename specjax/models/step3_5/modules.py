@@ -11,9 +11,10 @@ from specjax.layers.linear import Embedding, Linear, apply_all, weight_of
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm
-from specjax.layers.rope import apply_rope, rope_frequencies
+from specjax.layers.rope import rope_frequencies
 from specjax.models.step3_5.config import FULL_ATTENTION, SLIDING_ATTENTION, HeadConfig, LayerConfig, Step35Config
 from specjax.state.kv import KVCache
+from specjax.state.rotation import apply_rope
 
 Frequencies = dict[str, Array]
 """The rotary frequencies of each kind of attention, radians per position."""
@@ -47,6 +48,8 @@ class Attention(nn.Module):
         q, k, v = (product.reshape(batch, rows, -1, c.head_width) for product in products)
         q, k = RMSNorm(c.norm_eps, name="q_norm")(q), RMSNorm(c.norm_eps, name="k_norm")(k)
         q, k = (apply_rope(rotated, positions, frequencies) for rotated in (q, k))
+        if c.rope_factors and self.layer.attention == FULL_ATTENTION:
+            cache = cache.rotating(frequencies)
         cache = cache.append(k, v, positions, valid)
         out = cache.attend(q, positions, scale=c.head_width**-0.5)
         gated = out * jax.nn.sigmoid(gate)[..., None]
@@ -163,11 +166,6 @@ class Trunk(nn.Module):
             FULL_ATTENTION: full / self.rope_factors if c.rope_factors else full,
             SLIDING_ATTENTION: jnp.asarray(rope_frequencies(c.sliding.rope_theta, c.sliding.rope_width)),
         }
-
-    def key_frequencies(self) -> tuple[Float[Array, "_pairs"], ...]:
-        """See `TrunkTarget.cannot_shift`."""
-        frequencies = self.frequencies()
-        return tuple(frequencies[layer.attention] for layer in self.config.layers)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of hidden states."""

@@ -38,8 +38,7 @@ from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Feature
 from specjax.models.step3_5.config import Step35Config
 from specjax.models.step3_5.modules import MTPHead, Trunk
 from specjax.models.step3_5.target import init_cache
-from specjax.models.trunk import shift_caches
-from specjax.state import KVCache, KVTypes, SequenceState, Shift
+from specjax.state import KVCache, KVTypes, SequenceState
 
 _Part = tuple[nn.Module, Any]
 """A module and its parameters."""
@@ -60,11 +59,6 @@ class Step35MTP:
     def max_drafts(self) -> int | None:
         """One per head."""
         return self.config.mtp_layers
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: the heads have caches only."""
-        return None
 
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
@@ -177,12 +171,6 @@ class Step35MTP:
         """The verified rows will wait for the next round's passes."""
         assert features.final_hidden is not None
         return MTPWindow(state, tokens, features.final_hidden)
-
-    def shift(self, params: Params, state: MTPState, shift: Shift) -> MTPState:
-        """Move the caches of all heads; the rows that wait stand where they stand from the end."""
-        of_kind = apply(Trunk(self.config), params["target"], method="frequencies")
-        frequencies = [of_kind[head.layer.attention] for head in self.config.heads[: len(state.kv)]]
-        return replace(state, kv=shift_caches(state.kv, frequencies, shift))
 
 
 def _with_draft(pairs: Pairs, token: Int[Array, "B"], hidden: Float[Array, "B D"], position: Int[Array, "B"]) -> Pairs:

@@ -122,7 +122,9 @@ def predict(
         layer = config.heads[index].layer
         nothing = KVStore.zeros((tokens.shape[0], 0, config.attention(layer).num_kv_heads, config.head_width), "f32")
         window = config.window if layer.attention == SLIDING_ATTENTION else None
-        out, _ = drafter.run(shared, index, pairs, ChainCache(nothing, nothing, window, count))
+        out, _ = drafter.run(
+            shared, index, pairs, ChainCache(nothing, nothing, jnp.zeros((tokens.shape[0], 0)), window, count)
+        )
         drafted_from = out[:, -length:]
         logits.append(drafter.logits(shared, index, drafted_from))
         sources.append(delayed(drafted_from))
