@@ -11,21 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specjax.errors import PromptError, SpecjaxError
-    from specjax.models.ngram import NGram
+    from specjax.models.drafters.ngram import NGram
+    from specjax.models.parts.drafter import BaseDrafter
+    from specjax.models.protocol import Proposal
     from specjax.runtime.generation import GenerateOptions, Generation
     from specjax.runtime.loading import load
     from specjax.runtime.model import Model
 
 __version__ = "0.1.0"
 
-__all__ = ["GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
+__all__ = [
+    "BaseDrafter",
+    "GenerateOptions",
+    "Generation",
+    "Model",
+    "NGram",
+    "PromptError",
+    "Proposal",
+    "SpecjaxError",
+    "load",
+]
 
 _HOMES = {
+    "BaseDrafter": "specjax.models.parts.drafter",
     "GenerateOptions": "specjax.runtime.generation",
     "Generation": "specjax.runtime.generation",
     "Model": "specjax.runtime.model",
-    "NGram": "specjax.models.ngram",
+    "NGram": "specjax.models.drafters.ngram",
     "PromptError": "specjax.errors",
+    "Proposal": "specjax.models.protocol",
     "SpecjaxError": "specjax.errors",
     "load": "specjax.runtime.loading",
 }

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.state import KVTypes, Part, RollbackStrategy, SequenceState, SequenceWindow, Window
@@ -108,6 +109,18 @@ class Target(Protocol):
         """
         ...
 
+    def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """What the tokens enter the first layer as, for drafters that share the embedding table."""
+        ...
+
+    def norm(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """The final norm, for drafters that share it."""
+        ...
+
+    def unembed(self, params: Params, normed: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Float32 logits of normed hidden states, for drafters that share the output head."""
+        ...
+
     def extend(
         self,
         params: Params,
@@ -174,7 +187,6 @@ class Proposal(NamedTuple):
         tokens: [B, K].
         logq: [B, K, V] or None, see `Choice`.
         confidence: [B, K], see `Choice`.
-        hidden_norm: [B], L2 norm of the hidden state that the first draft was made from, for traces.
         state: the drafter's state after drafting.
         made: [B], how many of the K columns are drafts, None for all; it must not depend on what was drawn.
     """
@@ -182,13 +194,33 @@ class Proposal(NamedTuple):
     tokens: Int[Array, "B K"]
     logq: Float[Array, "B K V"] | None
     confidence: Float[Array, "B K"]
-    hidden_norm: Float[Array, "B"]
     state: Any
     made: Int[Array, "B"] | None = None
 
+    @classmethod
+    def sure(cls, tokens: Int[Array, "B K"], state: Any, made: Int[Array, "B"] | None = None) -> Proposal:
+        """Drafts that are a function of the text: nothing was drawn, and each is as good as the others."""
+        return cls(tokens, None, jnp.ones(tokens.shape, jnp.float32), state, made)
+
 
 class Drafter(Protocol):
-    """Proposes tokens. Its state is a part of `SequenceState` and is committed with it."""
+    """Proposes tokens. Its state is a part of `SequenceState` and is committed with it.
+
+    It is a hashable value without arrays in it: arrays are `parameters`. `specjax.models.parts.drafter.BaseDrafter` has
+    answers for most of these questions.
+    """
+
+    def attach(self, target: Target) -> Drafter:
+        """The drafter for this target.
+
+        Raises:
+            ValueError: it does not fit; the message says in what.
+        """
+        ...
+
+    def parameters(self, target: Target) -> Params:
+        """The parameters that it brings along, by names that the target's tree does not have; {} for none."""
+        ...
 
     @property
     def request(self) -> FeatureRequest:
@@ -238,3 +270,24 @@ class Drafter(Protocol):
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window | None:
         """Join a verified window: its tokens and the target's features of them, of which a part will be committed."""
         ...
+
+    def hidden_norm(self, state: Any) -> Float[Array, "B"] | None:
+        """For traces: the L2 norm of the hidden state that the next draft starts from, if it starts from one."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileDrafter:
+    """How the model of a file of its own becomes a drafter.
+
+    Attributes:
+        part: which part of the file's parameter tree it needs.
+        under: the branch of the target's tree that this part is put under; None for none.
+        own_vocabulary: whether it has a vocabulary of its own, which must then be that of the target.
+        attach: see `Drafter.attach`.
+    """
+
+    part: str
+    under: str | None
+    own_vocabulary: bool
+    attach: Callable[[Target], Drafter]

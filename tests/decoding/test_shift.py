@@ -21,8 +21,8 @@ from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import start_decoding
 from specjax.decoding.shift import shift_context
 from specjax.models import registry
+from specjax.models.drafters.ngram import NGram
 from specjax.models.gemma4 import Gemma4Assistant
-from specjax.models.ngram import NGram
 from specjax.models.protocol import Drafter, Features, Params, Target
 from specjax.models.qwen3_5 import Qwen35MTP
 from specjax.models.step3_5 import Step35MTP

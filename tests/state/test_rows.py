@@ -23,9 +23,9 @@ from specjax.decoding.prefill import start_decoding
 from specjax.decoding.round import RoundRecord
 from specjax.models import registry
 from specjax.models.dense import DenseTarget
-from specjax.models.draft_model import DraftModel
+from specjax.models.drafters.draft_model import DraftModel
+from specjax.models.drafters.ngram import NGram
 from specjax.models.gemma4 import Gemma4Assistant
-from specjax.models.ngram import NGram
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.state import KVCache, KVTypes, SequenceState, put_rows, take_rows

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from specjax.layers.rope import rope_frequencies
 from specjax.models.dense.config import DenseConfig
-from specjax.models.dense.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.dense.modules import DenseTrunk
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
@@ -18,9 +18,9 @@ class DenseTarget(TrunkTarget):
     config: DenseConfig
 
     @property
-    def trunk(self) -> Trunk:
+    def trunk(self) -> DenseTrunk:
         """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
+        return DenseTrunk(self.config)
 
     def init_layers(
         self,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specjax.models.gemma4.config import Gemma4Config
-from specjax.models.gemma4.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.gemma4.modules import Gemma4Trunk
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
@@ -17,9 +17,9 @@ class Gemma4Target(TrunkTarget):
     config: Gemma4Config
 
     @property
-    def trunk(self) -> Trunk:
+    def trunk(self) -> Gemma4Trunk:
         """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
+        return Gemma4Trunk(self.config)
 
     def init_layers(
         self,

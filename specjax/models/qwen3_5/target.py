@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specjax.layers.rope import rope_frequencies
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.models.qwen3_5.config import FULL_ATTENTION, Qwen35Config
-from specjax.models.qwen3_5.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.qwen3_5.modules import Qwen35Trunk
 from specjax.state import KVCache, KVTypes, RollbackStrategy, recurrent
 
 
@@ -25,9 +25,9 @@ class Qwen35Target(TrunkTarget):
     config: Qwen35Config
 
     @property
-    def trunk(self) -> Trunk:
+    def trunk(self) -> Qwen35Trunk:
         """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
+        return Qwen35Trunk(self.config)
 
     def init_layers(
         self,

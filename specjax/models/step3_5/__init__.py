@@ -10,7 +10,7 @@ from specjax.models.step3_5.config import (
     MoEConfig,
     Step35Config,
 )
-from specjax.models.step3_5.mtp import Step35MTP
+from specjax.models.step3_5.drafter import Step35MTP
 from specjax.models.step3_5.parameters import init_params, parameter_shapes
 from specjax.models.step3_5.target import Step35Target
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specjax.layers.rope import rope_frequencies
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.models.step3_5.config import SLIDING_ATTENTION, LayerConfig, Step35Config
-from specjax.models.step3_5.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.step3_5.modules import Step35Trunk
 from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
@@ -30,9 +30,9 @@ class Step35Target(TrunkTarget):
     config: Step35Config
 
     @property
-    def trunk(self) -> Trunk:
+    def trunk(self) -> Step35Trunk:
         """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
+        return Step35Trunk(self.config)
 
     def init_layers(
         self,

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from specjax.models.chain import draft_chain
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal, Target
+from specjax.models.parts.chain import draft_chain
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.protocol import Choice, ChooseDraft, Features, FileDrafter, Params, Proposal, Target
 from specjax.state import KVTypes, Part, SequenceState, SequenceWindow, Shift, commit
 
 
@@ -81,7 +82,7 @@ class DraftModelWindow:
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class DraftModel(BaseDrafter):
     """See `specjax.models.protocol.Drafter`. Its parameters are `params["draft"]`, a tree like the target's.
 
     Attributes:
@@ -91,16 +92,6 @@ class DraftModel:
 
     model: Target
     vocab_size: int
-
-    @property
-    def request(self) -> FeatureRequest:
-        """Nothing: it reads tokens only."""
-        return FeatureRequest()
-
-    @property
-    def max_drafts(self) -> int | None:
-        """A model can go on as long as it likes."""
-        return None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> DraftModelState:
         """Nothing is fed and nothing waits."""
@@ -161,15 +152,19 @@ class DraftModel:
             return choose(self._logits(output.logits)[:, 0], length + index + 1), trial
 
         drafts, trial = draft_chain(choice, step, commit(fed, n_fed), num_drafts=num_drafts, keep_going=keep_going)
-        return Proposal(
-            tokens=drafts.tokens,
-            logq=drafts.logq,
-            confidence=drafts.confidence,
-            hidden_norm=jnp.zeros(pending.shape, jnp.float32),
-            state=DraftModelWindow(own, fed.continued(trial), None),
-        )
+        return Proposal(*drafts, state=DraftModelWindow(own, fed.continued(trial), None))
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: DraftModelWindow) -> DraftModelWindow:
         """The drafts that stand will wait."""
         del features
         return DraftModelWindow(state.before, state.fed, tokens)
+
+
+def from_file(model: Target) -> FileDrafter:
+    """How an ordinary model in a file of its own drafts for another one."""
+    return FileDrafter(
+        part="target",
+        under="draft",
+        own_vocabulary=True,
+        attach=lambda target: DraftModel(model, target.vocab_size),
+    )

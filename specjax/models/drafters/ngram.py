@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.protocol import ChooseDraft, Features, Params, Proposal
 from specjax.state import KVTypes, Part, SequenceState, Shift
 
 
@@ -71,7 +72,7 @@ class NGramWindow:
 
 
 @dataclass(frozen=True)
-class NGram:
+class NGram(BaseDrafter):
     """See `specjax.models.protocol.Drafter`. Drafts are a function of the text: nothing is drawn.
 
     The place looked up is where most of the row's last tokens stood before, at most `longest` and at least `shortest`;
@@ -94,16 +95,6 @@ class NGram:
             raise ValueError(
                 f"an n-gram match of {self.shortest} to {self.longest} tokens is empty: 1 <= shortest <= longest"
             )
-
-    @property
-    def request(self) -> FeatureRequest:
-        """Nothing: it reads tokens only."""
-        return FeatureRequest()
-
-    @property
-    def max_drafts(self) -> int | None:
-        """Drafts cost nothing."""
-        return None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
         """No text."""
@@ -153,7 +144,6 @@ class NGram:
             tokens=drafts,
             logq=None,
             confidence=jnp.broadcast_to(hit[:, None], drafts.shape).astype(jnp.float32),
-            hidden_norm=jnp.zeros(pending.shape, jnp.float32),
             state=state.drafter,
             made=jnp.where(hit, num_drafts, 0),
         )
