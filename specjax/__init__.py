@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from specjax.decoding.draft_control import DraftConfig
     from specjax.errors import PromptError, SpecjaxError
     from specjax.evaluation import Evaluation
-    from specjax.models.ngram import NGram
+    from specjax.models.drafters.ngram import NGram
+    from specjax.models.parts.drafter import BaseDrafter
+    from specjax.models.protocol import Proposal
     from specjax.models.registry import FAMILIES
     from specjax.runtime.generation import GenerateOptions, Generation
     from specjax.runtime.loading import load
@@ -27,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FAMILIES",
+    "BaseDrafter",
     "DraftConfig",
     "Evaluation",
     "GenerateOptions",
@@ -34,6 +37,7 @@ __all__ = [
     "Model",
     "NGram",
     "PromptError",
+    "Proposal",
     "Session",
     "SpecjaxError",
     "find_divergence",
@@ -44,12 +48,14 @@ _HOMES = {
     "DraftConfig": "specjax.decoding.draft_control",
     "Evaluation": "specjax.evaluation",
     "FAMILIES": "specjax.models.registry",
+    "BaseDrafter": "specjax.models.parts.drafter",
     "GenerateOptions": "specjax.runtime.generation",
     "Generation": "specjax.runtime.generation",
     "Model": "specjax.runtime.model",
-    "NGram": "specjax.models.ngram",
+    "NGram": "specjax.models.drafters.ngram",
     "PromptError": "specjax.errors",
     "Session": "specjax.sessions.session",
+    "Proposal": "specjax.models.protocol",
     "SpecjaxError": "specjax.errors",
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",

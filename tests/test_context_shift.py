@@ -15,6 +15,7 @@ import specjax
 from specjax.decoding.random import Purpose, gumbel
 from specjax.sessions.context_shift import Cut, Reach, junction
 from specjax.sessions.session import Reuse, Session
+from specjax.state import Ring
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SLOTS, KEEP = 512, 6
@@ -213,7 +214,7 @@ def test_settings_out_of_range_are_refused() -> None:
 
 
 def test_rings_limit_what_can_be_dropped_and_gone_back_to() -> None:
-    reach = Reach(rows=4, rings=((280, 24),))
+    reach = Reach(rows=4, rings=(Ring(280, 24),))
     assert reach.written(276).floor == 0, "it has not gone round"
     assert reach.written(300).floor == 300 + 4 - 280 + 24 + 1
     assert reach.written(300).written(100).floor == reach.written(300).floor

@@ -95,7 +95,8 @@ def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: I
     def once(_: Array, state: DecodeState) -> DecodeState:
         proposal, _n_drafted = draft(decoder, params, state)
         assert proposal is not None
-        taken_back = drafter.observe(tokens, features, proposal.state).commit(none)
+        window = drafter.observe(tokens, features, proposal.state)
+        taken_back = None if window is None else window.commit(none)
         # The next repetition starts from another token: nothing of it can be moved out of the loop.
         sequences = replace(state.sequences, drafter=taken_back)
         return replace(state, sequences=sequences, pending=proposal.tokens[:, -1])

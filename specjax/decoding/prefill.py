@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState, is_eos
 from specjax.decoding.sampling import sample_tokens
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
-from specjax.state import KVCache, SequenceState
+from specjax.state import SequenceState
 
 CHUNK_SIZES = (16, 64, LONGEST_CHUNK)
 """Token counts that chunks are padded to: each is compiled once, and hidden states of a longer prompt never coexist."""
@@ -68,8 +68,7 @@ def start_decoding(
     ended = is_eos(first, decoder.eos_ids)
     zero = jnp.zeros_like(first)
     # Caches drop what is written past their end, so that whatever came after would be wrong without a word.
-    slots = [layer.capacity for layer in state.layers if isinstance(layer, KVCache) and layer.window is None]
-    left = jnp.minimum(budget - 1, min(slots) - state.length) if slots else budget - 1
+    left = budget - 1 if state.limit is None else jnp.minimum(budget - 1, state.limit - state.length)
     return DecodeState(
         sequences=state,
         pending=first,

@@ -122,7 +122,7 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         n_drafted=jnp.where(state.active, n_drafted, 0),
         n_accepted=n_accepted,
         skipped=state.skip,
-        hidden_norm=jnp.zeros_like(logits[:, 0, 0]) if proposal is None else proposal.hidden_norm,
+        hidden_norm=_hidden_norm(decoder, state),
         margin=top2_margin(logits) if decoder.margins else None,
     )
     next_state = replace(
@@ -134,3 +134,10 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         skip=skip,
     )
     return next_state, record
+
+
+def _hidden_norm(decoder: Decoder, state: DecodeState) -> Float[Array, "B"]:
+    """Of the hidden states that the drafts of the round start from; 0 where they start from none."""
+    drafter = decoder.active_drafter
+    norm = None if drafter is None else drafter.hidden_norm(state.sequences.drafter)
+    return jnp.zeros(state.pending.shape, jnp.float32) if norm is None else norm

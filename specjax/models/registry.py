@@ -8,14 +8,14 @@ from typing import Any
 from checkpoints.family import Families
 from specjax.models import dense, gemma4, qwen3_5, step3_5
 from specjax.models.dense import DenseConfig, DenseTarget
+from specjax.models.drafters import draft_model
 from specjax.models.gemma4 import (
-    Gemma4Assistant,
     Gemma4AssistantConfig,
     Gemma4Config,
     Gemma4Target,
-    check_fit,
+    assistant_from_file,
 )
-from specjax.models.protocol import Drafter, Target
+from specjax.models.protocol import Drafter, FileDrafter, Target
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
 
@@ -30,19 +30,18 @@ _BUILDERS: dict[type, Callable[[Any], tuple[Target, Drafter | None]]] = {
 }
 
 
+_ASSISTANTS: dict[type, Callable[[Any], FileDrafter]] = {Gemma4AssistantConfig: assistant_from_file}
+
+
 def is_assistant(config: Any) -> bool:
-    """Whether a config describes a drafter that is made for one target and is nothing without it."""
-    return isinstance(config, Gemma4AssistantConfig)
+    """Whether a config describes a drafter that is nothing without a target."""
+    return type(config) in _ASSISTANTS
 
 
-def assistant(target_config: Any, config: Any) -> Drafter:
-    """The drafter of an assistant's config.
-
-    Raises:
-        ValueError: it was not made for such a target; every mismatch is listed.
-    """
-    check_fit(target_config, config)
-    return Gemma4Assistant(target_config, config)
+def from_file(config: Any) -> FileDrafter:
+    """How the model of a config drafts for another one: as an assistant, or as an ordinary draft model."""
+    assistant = _ASSISTANTS.get(type(config))
+    return draft_model.from_file(build(config)[0]) if assistant is None else assistant(config)
 
 
 def build(config: Any) -> tuple[Target, Drafter | None]:

@@ -210,7 +210,7 @@ class Batch:
         if may_shift and first_time("shift"):
             zero = jnp.zeros((batch,), jnp.int32)
             empty = beside(self.params, decoder.init_state(batch, self.capacity))
-            jax.block_until_ready(self._shift(empty, zero, zero))
+            jax.block_until_ready(shift_context(empty, zero, zero))
         if not sizes and not new_loop:
             return
         state = warm_up_prefill(decoder, self.params, batch, self.capacity, sizes)
@@ -252,7 +252,7 @@ class Batch:
             return None
         self.cuts = [count + int(cuts) for count, cuts in zip(self.cuts, full, strict=True)]
         drop = jnp.asarray(np.where(full, cut.drop, 0), jnp.int32)
-        sequences = self._shift(state.sequences, jnp.full_like(drop, cut.keep), drop)
+        sequences = shift_context(state.sequences, jnp.full_like(drop, cut.keep), drop)
         budget = jnp.asarray(np.where(full, left, 0), jnp.int32)
         return replace(
             state,
@@ -260,9 +260,6 @@ class Batch:
             budget=jnp.minimum(budget, self.capacity - sequences.length),
             dropped=state.dropped + drop,
         )
-
-    def _shift(self, state: SequenceState, keep: jax.Array, drop: jax.Array) -> SequenceState:
-        return shift_context(self.decoder.target, self.decoder.active_drafter, self.params, state, keep, drop)
 
 
 def rows_of(record: ChunkRecord, values: Any) -> list[list]:

@@ -12,8 +12,7 @@ from pallas_kernels.quant_matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.protocol import ModelConfig
-from specjax.runtime import drafters
-from specjax.runtime.drafters import DrafterSource
+from specjax.runtime.drafters import DrafterSource, LoadSettings, open_drafter
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 
@@ -46,8 +45,8 @@ def load(
     Args:
         path: FILE.gguf or a directory with config.json; or OWNER/MODEL or OWNER/MODEL/FILE.gguf of the Hugging Face
             hub.
-        drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or an
-            `specjax.NGram`.
+        drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or any
+            drafter, such as an `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`).
         dtype: of matrices that are not quantized, or do not stay so ("float32", "bfloat16", "float16"); norms and
             recurrent parameters are float32.
         packed: quantized matrices stay as the file packs them. Where products are of integers, the other factor is
@@ -71,23 +70,21 @@ def load(
             f"{opened.path} is an assistant, which only drafts: load the model it was made for, and give this file as"
             " its drafter"
         )
-    other = None if drafter is None else drafters.open_drafter(drafter)
-    placement = Placement.parse(
-        place, [*opened.parameter_paths, *([] if other is None else drafters.added_paths(other))]
-    )
-    settings = {"dtype": dtype, "packed": packed, "progress": progress, "put": placement.put}
-    checkpoint = opened.load(need_tokenizer=need_tokenizer, **settings)
-    target, built_in = registry.build(checkpoint.config)
+    other = None if drafter is None else open_drafter(drafter, registry.build(opened.config)[0])
+    placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
+    settings = LoadSettings(dtype, packed, progress, placement.put)
+    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=placement.put)
+    target, chosen = registry.build(checkpoint.config)
     params = dict(checkpoint.params)
     if other is not None:
-        built_in, added = drafters.attach(other, checkpoint, target, **settings)
+        chosen, added = other.attach(checkpoint, settings)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),
         params=params,
         tokenizer=checkpoint.tokenizer,
         target=target,
-        drafter=built_in,
+        drafter=chosen,
         path=checkpoint.path,
         digest=checkpoint.digest,
     )

@@ -5,7 +5,8 @@ matches decides, as with `--override-tensor` of llama.cpp. PLACE is a device, a 
 `cpu:1`, `pinned_host`, `gpu:0/pinned_host`.
 
 A program runs on one device, and so all parameters lie on one device. Those in its host memory are read over while a
-program runs, each time it comes to them (`specjax.models.apply`), so that the device need not hold them all at once.
+program runs, each time it comes to them (`specjax.models.parts.apply`), so that the device need not hold them all at
+once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from checkpoints.mapping.tree import flatten
 from specjax.errors import SpecjaxError
-from specjax.models.apply import in_device_memory
+from specjax.models.parts.apply import in_device_memory
 from specjax.models.protocol import Params
 
 EXAMPLES = 5

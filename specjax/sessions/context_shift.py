@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from specjax.decoding.decoder import Decoder
-from specjax.state import KVCache
+from specjax.state import Ring
 
 WhenFull = Literal["error", "shift"]
 
@@ -44,40 +44,33 @@ class Reach:
 
     Attributes:
         rows: R, tokens of a round: so many at the end may be fed again or for the first time.
-        rings: (slots, window) of each cache that can go round.
+        rings: buffers that can go round.
         floor: the shortest length, but for 0, that the sequence can be taken back to; 0 before a ring has gone round.
     """
 
     rows: int
-    rings: tuple[tuple[int, int], ...]
+    rings: tuple[Ring, ...]
     floor: int = 0
 
     @classmethod
     def of(cls, decoder: Decoder, slots: int) -> Reach:
         """Of an empty sequence with so many slots."""
         state = jax.eval_shape(lambda: decoder.init_state(1, slots))
-        caches = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, KVCache))
-        rings = {
-            (cache.capacity, cache.window)
-            for cache in caches
-            if isinstance(cache, KVCache) and cache.window is not None and cache.capacity < slots
-        }
-        return cls(decoder.rows, tuple(sorted(rings)))
+        return cls(decoder.rows, tuple(sorted(ring for ring in state.rings if ring.slots < slots)))
 
     @property
     def least_left(self) -> int:
         """Tokens that must be left after the dropped ones: what rows that are still to be fed look back on."""
-        return self.rows + (max(window for _, window in self.rings) if self.floor else 0)
+        return self.rows + (max(ring.window for ring in self.rings) if self.floor else 0)
 
     def written(self, length: int) -> Reach:
         """After the sequence has held so many tokens."""
         end = length + self.rows  # drafts that did not stand among them
-        floors = [end - slots + window + 1 for slots, window in self.rings if end > slots]
-        return replace(self, floor=max([self.floor, *floors]))
+        return replace(self, floor=max([self.floor, *(ring.floor(end) for ring in self.rings)]))
 
     def shifted(self, cut: Cut) -> Reach:
         """After a cut: a ring that has gone round has nothing of what was kept at the start."""
-        window = max((window for _, window in self.rings), default=0)
+        window = max((ring.window for ring in self.rings), default=0)
         return replace(self, floor=max(cut.keep + window, self.floor - cut.drop) if self.floor else 0)
 
     def oldest(self, length: int, keep: int, *, at_least: int = 1) -> Cut | None:

@@ -111,7 +111,7 @@ class Session:
         start, shared = self._start(ids), _common_prefix(self.tokens, ids)
         if len(ids) >= self.slots:
             cut = self._room_for(ids, start)
-            start, ids, cuts = start.shifted(self._decoder, self.model.params, cut), cut.of(ids), (*cuts, cut)
+            start, ids, cuts = start.shifted(cut), cut.of(ids), (*cuts, cut)
         kept = list(start.snapshots)
 
         def keep(state: SequenceState) -> None:
@@ -173,7 +173,7 @@ class Session:
             )
         cut = Cut(keep, drop)
         whole = TurnStart(jax.tree.map(jnp.copy, self.state), len(self.tokens), self.reach, self.snapshots)
-        start = whole.shifted(self._decoder, self.model.params, cut)
+        start = whole.shifted(cut)
         here = Snapshot.of(start.state, start.length)
         return replace(
             self,
@@ -266,7 +266,7 @@ class Session:
 
 def check_can_shift(decoder: Decoder) -> None:
     """Raise `SpecjaxError` if a state of these models cannot drop tokens."""
-    reason = obstacle(decoder.target, decoder.active_drafter)
+    reason = obstacle(decoder)
     if reason is not None:
         raise SpecjaxError(f"this model cannot drop the oldest tokens of a conversation: {reason}")
 

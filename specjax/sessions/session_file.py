@@ -1,7 +1,7 @@
 """Sessions in files: a conversation is taken up again in another process, and nothing of it is computed anew.
 
 The file is in the safetensors format: the arrays of the state and of the states to go back to, by their paths, and what
-else a session holds as JSON in the metadata. Of caches that are no rings it has the slots that are in use.
+else a session holds as JSON in the metadata. Of caches it has the slots that are in use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from specjax.runtime.generation import GenerateOptions
 from specjax.sessions.context_shift import Cut
 from specjax.sessions.session import Reuse, Session, open_session
 from specjax.sessions.turn_start import Snapshot
-from specjax.state import KVCache
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model
@@ -56,7 +55,7 @@ def save_session(session: Session, path: str | Path) -> None:
         "snapshots": [snapshot.length for snapshot in session.snapshots],
         "reuse": None if session.reuse is None else asdict(session.reuse),
     }
-    arrays = {} if session.state is None else dict(_named("state", _cut(session.state, len(session.tokens))))
+    arrays = {} if session.state is None else dict(_named("state", session.state.used(len(session.tokens))))
     for index, snapshot in enumerate(session.snapshots):
         arrays |= _named(f"snapshots.{index}", snapshot.parts)
     text, plain = json.dumps(header), {name: _plain(array) for name, array in arrays.items()}
@@ -133,17 +132,6 @@ def _read(
 def _named(prefix: str, tree: Any) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree.leaves_with_path(tree):
         yield f"{prefix}{jax.tree_util.keystr(path)}", leaf
-
-
-def _cut(state: Any, length: int) -> Any:
-    """The state with caches of `length` slots: those after them are not read, but rings have them all in use."""
-
-    def cut(node: Any) -> Any:
-        if not isinstance(node, KVCache) or node.window is not None:
-            return node
-        return replace(node, k=node.k.map(lambda x: x[:, :length]), v=node.v.map(lambda x: x[:, :length]))
-
-    return jax.tree.map(cut, state, is_leaf=lambda node: isinstance(node, KVCache))
 
 
 def _plain(array: jax.Array) -> np.ndarray:

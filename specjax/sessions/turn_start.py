@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 
-from specjax.decoding.decoder import Decoder
 from specjax.decoding.shift import shift_context
-from specjax.models.protocol import Params
 from specjax.sessions.context_shift import Cut, Reach
-from specjax.state import KVCache, SequenceState
+from specjax.state import SequenceState
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All of a state but its KV caches, which a session keeps only once.
+    """What a session keeps of a state to come back to it: all but the KV caches, of which the session has the latest.
 
     Attributes:
         length: tokens that the state holds.
-        parts: the state with its caches emptied.
+        parts: see `Part.kept`.
     """
 
     length: int
-    parts: Any = field(repr=False)
+    parts: SequenceState = field(repr=False)
 
     @classmethod
     def of(cls, state: SequenceState, length: int) -> Snapshot:
         """Copies: what is decoded next consumes the state's own arrays."""
-
-        def part(node: Any) -> Any:
-            return replace(node, k=(), v=()) if _is_cache(node) else jnp.copy(node)
-
-        return cls(length, jax.tree.map(part, state, is_leaf=_is_cache))
+        return cls(length, state.kept())
 
     @property
     def num_bytes(self) -> int:
@@ -48,11 +41,7 @@ class Snapshot:
 
     def restored(self, state: SequenceState) -> SequenceState:
         """A state of its own: these parts, with a copy of the caches of `state`."""
-
-        def whole(part: Any, now: Any) -> Any:
-            return jax.tree.map(jnp.copy, now) if _is_cache(part) else jnp.copy(part)
-
-        return jax.tree.map(whole, self.parts, state, is_leaf=_is_cache)
+        return self.parts.restored(state)
 
 
 @dataclass(frozen=True)
@@ -71,16 +60,12 @@ class TurnStart:
     reach: Reach
     snapshots: tuple[Snapshot, ...] = field(default=(), repr=False)
 
-    def shifted(self, decoder: Decoder, params: Params, cut: Cut) -> TurnStart:
+    def shifted(self, cut: Cut) -> TurnStart:
         """Without the tokens of a cut, for which enough must be left. The state is consumed."""
         keep, drop = (jnp.asarray([count], jnp.int32) for count in cut)
         return TurnStart(
-            state=shift_context(decoder.target, decoder.active_drafter, params, self.state, keep, drop),
+            state=shift_context(self.state, keep, drop),
             length=self.length - cut.drop,
             reach=self.reach.shifted(cut),
             snapshots=tuple(snapshot for snapshot in self.snapshots if snapshot.length <= cut.keep),
         )
-
-
-def _is_cache(node: Any) -> bool:
-    return isinstance(node, KVCache)

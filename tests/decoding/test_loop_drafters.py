@@ -15,8 +15,8 @@ from tiny_models import DENSE, make_params, relative_rms
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.sampling import SamplerConfig
-from specjax.models.draft_model import DraftModel
-from specjax.models.ngram import NGram, NGramState
+from specjax.models.drafters.draft_model import DraftModel
+from specjax.models.drafters.ngram import NGram, NGramState
 from specjax.models.protocol import Drafter, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import RollbackStrategy, SequenceState

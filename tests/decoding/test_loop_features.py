@@ -16,13 +16,14 @@ from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
+from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
-from specjax.state import KVTypes, SequenceState
+from specjax.state import KVTypes, Part, SequenceState
 
 
 @struct.dataclass
-class Heard:
+class Heard(Part):
     """What a drafter heard of the committed tokens: the sum of what the layers asked for were fed."""
 
     sums: jax.Array
@@ -41,12 +42,10 @@ class HeardWindow:
 
 
 @dataclass(frozen=True)
-class Listener:
+class Listener(BaseDrafter):
     """Asks for inputs of layers, as encoders of several layers do; what it drafts is one token, over and over."""
 
     request: FeatureRequest = FeatureRequest(layer_inputs=(1, 0))
-    max_drafts: int | None = None
-    cannot_shift: str | None = None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Heard:
         return Heard(jnp.zeros((batch, 2 * DENSE.width)), jnp.zeros((batch,), jnp.int32))
@@ -73,7 +72,7 @@ class Listener:
         keep_going: Callable[[jax.Array], jax.Array],
     ) -> Proposal:
         drafts = jnp.broadcast_to(pending[:, None] % 7, (len(pending), num_drafts))
-        return Proposal(drafts, None, jnp.ones(drafts.shape), jnp.zeros(pending.shape), state.drafter)
+        return Proposal(drafts, None, jnp.ones(drafts.shape), state.drafter)
 
     def observe(self, tokens: jax.Array, features: Features, state: Heard) -> HeardWindow:
         assert features.final_hidden is None

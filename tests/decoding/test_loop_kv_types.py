@@ -24,7 +24,7 @@ from specjax.analysis.divergence import KV_TOLERANCE
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.models.dense import DenseTarget
-from specjax.models.draft_model import DraftModel
+from specjax.models.drafters.draft_model import DraftModel
 from specjax.models.gemma4 import Gemma4Target
 from specjax.models.protocol import Drafter, Params, Target
 from specjax.models.qwen3_5 import Qwen35Target

@@ -21,8 +21,8 @@ from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import start_decoding
 from specjax.decoding.shift import shift_context
 from specjax.models import registry
+from specjax.models.drafters.ngram import NGram
 from specjax.models.gemma4 import Gemma4Assistant
-from specjax.models.ngram import NGram
 from specjax.models.protocol import Drafter, Features, Params, Target
 from specjax.models.qwen3_5 import Qwen35MTP
 from specjax.models.registry import FAMILIES
@@ -64,9 +64,9 @@ def prompts(name: str) -> list[list[int]]:
     return ragged_prompts(family(name)[0].config, LENGTHS, seed=2)
 
 
-def shift(of: Decoder, params: Params, state: SequenceState, keep: tuple, drop: tuple) -> SequenceState:
+def shift(state: SequenceState, keep: tuple, drop: tuple) -> SequenceState:
     keep, drop = (jnp.asarray(count, jnp.int32) for count in (keep, drop))
-    return shift_context(of.target, of.active_drafter, params, state, keep, drop)
+    return shift_context(state, keep, drop)
 
 
 def go_on(of: Decoder, params: Params, state: DecodeState) -> tuple[list[list[int]], Any, DecodeState]:
@@ -90,7 +90,7 @@ def decoded(name: str, drafts: int) -> list[tuple[list[list[int]], Any]]:
     ]
     state, logits = feed(of, params, prompts(name))
     some = jnp.ones((len(LENGTHS),), jnp.int32)
-    started = start_decoding(of, shift(of, params, state, KEEP, DROP), logits, some, some, jnp.uint32(0))
+    started = start_decoding(of, shift(state, KEEP, DROP), logits, some, some, jnp.uint32(0))
     first, parts = np.asarray(started.pending), []
     for part in range(2):
         if drafts:
@@ -107,7 +107,7 @@ def decoded(name: str, drafts: int) -> list[tuple[list[list[int]], Any]]:
         if part == 0:
             keep, drop = (3, 0, 5), (11, 20, 40)
             texts = [(*text[:k], *text[k + d :]) for text, k, d in zip(texts, keep, drop, strict=True)]
-            started = replace(started, sequences=shift(of, params, started.sequences, keep, drop))
+            started = replace(started, sequences=shift(started.sequences, keep, drop))
     return parts
 
 
@@ -153,7 +153,7 @@ def test_in_a_model_of_one_layer_a_shift_is_as_good_as_computing_anew(name: str,
     of = Decoder(registry.build(config)[0], None, draft=DraftConfig(n_max=0), kv_types=KVTypes(kind, kind))
     every = ragged_prompts(config, LENGTHS, seed=3)
     state, _ = feed(of, params, [prompt[:-1] for prompt in every])
-    state = shift(of, params, state, KEEP, DROP)
+    state = shift(state, KEEP, DROP)
     fresh, want = feed(
         of, params, [[*p[:keep], *p[keep + drop :]] for p, keep, drop in zip(every, KEEP, DROP, strict=True)]
     )
@@ -207,7 +207,7 @@ def test_heads_hold_what_they_would_hold_if_fed_what_is_left(name: str) -> None:
     every = ragged_prompts(config, LENGTHS, seed=5)
     state, length = fed(every)
     keep, drop = (jnp.asarray(count, jnp.int32) for count in (KEEP, DROP))
-    got = drafter.shift(params, state, Shift(keep, drop, length))
+    got = state.shift(Shift(keep, drop, length))
     want, left = fed([[*p[:k], *p[k + d :]] for p, k, d in zip(every, KEEP, DROP, strict=True)])
     caches = zip(*(state.kv if isinstance(state.kv, tuple) else (state.kv,) for state in (got, want)), strict=True)
     first_after = tuple(k if d else -1 for k, d in zip(KEEP, DROP, strict=True))
@@ -224,7 +224,7 @@ def test_ngrams_forget_what_was_dropped() -> None:
         tokens[row, : len(text)] = text
     state = state.append(jnp.asarray(tokens), jnp.asarray(LENGTHS, jnp.int32))
     keep, drop = (jnp.asarray(count, jnp.int32) for count in (KEEP, DROP))
-    state = drafter.shift({}, state, Shift(keep, drop, state.length))
+    state = state.shift(Shift(keep, drop, state.length))
     for row, (text, k, d) in enumerate(zip(every, KEEP, DROP, strict=True)):
         assert state.tokens[row, : state.length[row]].tolist() == [*text[:k], *text[k + d :]]
 
@@ -233,5 +233,5 @@ def test_a_row_that_drops_nothing_stays_bit_for_bit() -> None:
     of, params = decoder("step3_5/flash", 3), family("step3_5/flash")[2]
     state, _ = feed(of, params, prompts("step3_5/flash"))
     before = jax.tree.map(np.asarray, jax.tree.map(jnp.copy, state))
-    after = shift(of, params, state, (5, 0, 9), (0, 0, 0))
+    after = shift(state, (5, 0, 9), (0, 0, 0))
     jax.tree.map(np.testing.assert_array_equal, after, before)

@@ -19,8 +19,8 @@ from tiny_models import relative_rms
 import checkpoints
 from specjax.decoding.decoder import Decoder
 from specjax.models import registry
-from specjax.models.draft_model import DraftModel
-from specjax.models.ngram import NGram
+from specjax.models.drafters.draft_model import DraftModel
+from specjax.models.drafters.ngram import NGram
 from specjax.models.protocol import Drafter, FeatureRequest, Features, Params, Target
 from specjax.state import KVTypes, SequenceState
 
@@ -128,7 +128,7 @@ def test_targets_and_drafters_are_hashable_values(family: str) -> None:
     drafters = [NGram(), DraftModel(target, target.vocab_size), *([] if built_in is None else [built_in])]
     if family.startswith("gemma4"):
         config = checkpoints.load(FIXTURES / "gemma4/edge/assistant", registry.FAMILIES, need_tokenizer=False).config
-        drafters.append(registry.assistant(target.config, config))
+        drafters.append(registry.from_file(config).attach(target))
     for value in (target, *drafters):
         assert replace(value) == value
         assert hash(replace(value)) == hash(value)

@@ -1,6 +1,5 @@
 """Gemma 4: sliding and full attention, dense or with experts beside the MLP, with or without per-layer embeddings."""
 
-from specjax.models.gemma4.assistant import Gemma4Assistant
 from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig, check_fit
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
@@ -10,6 +9,8 @@ from specjax.models.gemma4.config import (
     MoEConfig,
     interleaved_layer_types,
 )
+from specjax.models.gemma4.drafter import Gemma4Assistant
+from specjax.models.gemma4.drafter import from_file as assistant_from_file
 from specjax.models.gemma4.family import ASSISTANT, FAMILY
 from specjax.models.gemma4.parameters import assistant_shapes, init_assistant, init_params, parameter_shapes
 from specjax.models.gemma4.target import Gemma4Target
@@ -26,6 +27,7 @@ __all__ = [
     "Gemma4Config",
     "Gemma4Target",
     "MoEConfig",
+    "assistant_from_file",
     "assistant_shapes",
     "check_fit",
     "init_assistant",

@@ -1,1 +1,1 @@
-"""What model families share."""
+"""What model families share: trunks, heads, chains of drafts, tables of files."""

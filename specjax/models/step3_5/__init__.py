@@ -10,8 +10,8 @@ from specjax.models.step3_5.config import (
     MoEConfig,
     Step35Config,
 )
+from specjax.models.step3_5.drafter import Step35MTP
 from specjax.models.step3_5.family import FAMILY
-from specjax.models.step3_5.mtp import Step35MTP
 from specjax.models.step3_5.parameters import init_params, parameter_shapes
 from specjax.models.step3_5.target import Step35Target
 

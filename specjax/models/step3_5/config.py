@@ -156,6 +156,11 @@ class Step35Config:
         return len(self.heads)
 
     @property
+    def tied_embeddings(self) -> bool:
+        """The output head is a matrix of its own."""
+        return False
+
+    @property
     def architecture(self) -> str:
         """The GGUF architecture name."""
         return "step35"

@@ -26,13 +26,15 @@ from jaxtyping import Array, Float, Int
 
 from specjax.layers.linear import Embedding, Linear, matmul_transposed
 from specjax.layers.norm import RMSNorm
-from specjax.models.apply import apply
-from specjax.models.chain import draft_chain
-from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig
+from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig, check_fit
 from specjax.models.gemma4.config import Gemma4Config
-from specjax.models.gemma4.modules import Layer, Trunk
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import KVCache, KVTypes, SequenceState, Shift
+from specjax.models.gemma4.modules import Layer
+from specjax.models.gemma4.target import Gemma4Target
+from specjax.models.parts.apply import apply
+from specjax.models.parts.chain import draft_chain
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, FileDrafter, Params, Proposal, Target
+from specjax.state import KVCache, KVTypes, Part, SequenceState, Shift
 
 
 class AssistantBlock(nn.Module):
@@ -117,10 +119,20 @@ def _any_order(key: Array, shape: tuple[int, ...], dtype: Any) -> Int[Array, "V"
 
 
 @struct.dataclass
-class AssistantState:
+class AssistantState(Part):
     """The target's final hidden state of the last committed token, [B, D] float32; zeros before the first token."""
 
     hidden: Float[Array, "B D"]
+
+    @property
+    def cannot_shift(self) -> None:
+        """Nothing is in the way: it knows no positions."""
+        return None
+
+    def shift(self, shift: Shift) -> AssistantState:
+        """The last token stays, and so does its hidden state."""
+        del shift
+        return self
 
 
 @struct.dataclass
@@ -137,7 +149,7 @@ class AssistantWindow:
 
 
 @dataclass(frozen=True)
-class Gemma4Assistant:
+class Gemma4Assistant(BaseDrafter):
     """See `specjax.models.protocol.Drafter`. Drafts for one target, whose embedding and caches it reads."""
 
     target_config: Gemma4Config
@@ -147,16 +159,6 @@ class Gemma4Assistant:
     def request(self) -> FeatureRequest:
         """The hidden states after the target's final norm."""
         return FeatureRequest(final_hidden=True)
-
-    @property
-    def max_drafts(self) -> int | None:
-        """Steps can be chained without end."""
-        return None
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: it knows no positions of its own."""
-        return None
 
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
@@ -182,10 +184,10 @@ class Gemma4Assistant:
         self, params: Params, token: Int[Array, "B"], hidden: Float[Array, "B D"], state: SequenceState
     ) -> tuple[tuple[Float[Array, "B M"], Int[Array, "B M"] | None], Float[Array, "B D"]]:
         """Scores of the token after `token` (see `AssistantBlock.scores`), and the hidden state for the next step."""
-        target, own = self.target_config, AssistantBlock(self.config)
-        embedded = apply(Trunk(target), params["target"], token[:, None], method="embed_tokens")
+        own = AssistantBlock(self.config)
+        embedded = Gemma4Target(self.target_config).embed(params, token[:, None])
         pair = jnp.concatenate([embedded, hidden[:, None].astype(embedded.dtype)], axis=-1)
-        caches = tuple(state.layers[target.last_cache(kind)] for kind in self.config.layer_types)
+        caches = tuple(state.layers[self.target_config.last_cache(kind)] for kind in self.config.layer_types)
         normed, hidden = apply(own, params["mtp"], pair, state.length[:, None], caches)
         return apply(own, params["mtp"], normed[:, 0], method="scores"), hidden[:, 0].astype(jnp.float32)
 
@@ -210,13 +212,7 @@ class Gemma4Assistant:
 
         first, hidden = step(0, pending, waiting)
         drafts, _ = draft_chain(first, step, hidden, num_drafts=num_drafts, keep_going=keep_going)
-        return Proposal(
-            tokens=drafts.tokens,
-            logq=drafts.logq,
-            confidence=drafts.confidence,
-            hidden_norm=jnp.linalg.norm(waiting, axis=-1),
-            state=state.drafter,
-        )
+        return Proposal(*drafts, state=state.drafter)
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: AssistantState) -> AssistantWindow:
         """The hidden state of the last accepted one of the verified rows will be kept."""
@@ -224,7 +220,18 @@ class Gemma4Assistant:
         assert features.final_hidden is not None
         return AssistantWindow(state, features.final_hidden)
 
-    def shift(self, params: Params, state: AssistantState, shift: Shift) -> AssistantState:
-        """The last token stays, and so does its hidden state."""
-        del params, shift
-        return state
+    def hidden_norm(self, state: AssistantState) -> Float[Array, "B"]:
+        """Of the last committed token."""
+        return jnp.linalg.norm(state.hidden, axis=-1)
+
+
+def from_file(config: Gemma4AssistantConfig) -> FileDrafter:
+    """How an assistant drafts for a target."""
+
+    def attach(target: Target) -> Gemma4Assistant:
+        if not isinstance(target, Gemma4Target):
+            raise ValueError(f"a Gemma 4 assistant drafts for Gemma 4 targets, not for a {type(target).__name__}")
+        check_fit(target.config, config)
+        return Gemma4Assistant(target.config, config)
+
+    return FileDrafter(part="mtp", under=None, own_vocabulary=False, attach=attach)

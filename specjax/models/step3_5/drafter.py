@@ -3,7 +3,7 @@
 What a head's cache holds, which is what llama.cpp's `common/speculative.cpp` (`chain_heads`) leaves in it:
 
 - **Committed positions.** Every head, and not the first alone, has for each committed position p the row (target's
-  hidden state of p - 1, token at p), in the pairing of `specjax.models.mtp`. A later head does not read what an
+  hidden state of p - 1, token at p), in the pairing of `specjax.models.parts.mtp`. A later head does not read what an
   earlier one made of committed tokens. So one set of waiting rows serves all heads, and a round leaves behind the same
   caches whatever it drafted and however many drafts were accepted. (`MtpModel` of transformers differs: there head j
   reads at every position what head j - 1 made at the one before.)
@@ -25,46 +25,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.models.apply import apply, in_device_memory
-from specjax.models.mtp import MTPState, MTPWindow, Pairs
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.parts.apply import in_device_memory
+from specjax.models.parts.head import Head, MTPBlock, Own
+from specjax.models.parts.mtp import MTPDrafter, MTPState, Pairs
+from specjax.models.parts.trunk import Call
+from specjax.models.protocol import Choice, ChooseDraft, Params, Proposal
 from specjax.models.step3_5.config import Step35Config
-from specjax.models.step3_5.modules import MTPHead, Trunk
-from specjax.models.step3_5.target import init_cache
-from specjax.models.trunk import shift_caches
-from specjax.state import KVCache, KVTypes, SequenceState, Shift
+from specjax.models.step3_5.modules import DecoderLayer, rotary
+from specjax.models.step3_5.target import Step35Target, init_cache
+from specjax.state import KVCache, KVTypes, SequenceState
 
-_Part = tuple[nn.Module, Any]
-"""A module and its parameters."""
+
+def mtp_block(config: Step35Config, index: int) -> MTPBlock:
+    """A head without parameters."""
+    head = config.heads[index]
+    own = Own(embedding=head.own_embedding, output=head.own_output, norm=head.own_norm)
+    return MTPBlock(config, DecoderLayer(config, head.layer), own)
 
 
 @dataclass(frozen=True)
-class Step35MTP:
-    """See `specjax.models.protocol.Drafter`. Each head makes one draft; heads that a round cannot use are not run."""
+class Step35MTP(MTPDrafter):
+    """See `MTPDrafter`. Each head makes one draft; heads that a round cannot use are not run."""
 
     config: Step35Config
 
     @property
-    def request(self) -> FeatureRequest:
-        """The hidden states before the target's final norm."""
-        return FeatureRequest(final_hidden=True)
+    def target(self) -> Step35Target:
+        """The target of the same config."""
+        return Step35Target(self.config)
 
     @property
     def max_drafts(self) -> int | None:
         """One per head."""
         return self.config.mtp_layers
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: the heads have caches only."""
-        return None
 
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
@@ -78,40 +76,25 @@ class Step35MTP:
         )
         return MTPState.start(kv, batch, rows, self.config.width)
 
+    def head(self, params: Params, index: int) -> Head:
+        """A head with its parameters."""
+        return Head(mtp_block(self.config, index), params["mtp"][f"heads_{index}"], self.target, params)
+
     def run(self, params: Params, index: int, pairs: Pairs, cache: KVCache) -> tuple[Float[Array, "B T D"], KVCache]:
         """Feed rows to a head: its hidden rows, which its output and the next head read, and its cache."""
-        head, trunk = self._parts(params, index)
-        embedding = head if self.config.heads[index].own_embedding else trunk
-        embedded = apply(*embedding, pairs.tokens, method="embed_tokens")
-        frequencies = apply(*trunk, method="frequencies")
-        return apply(*head, embedded, pairs.hidden, pairs.positions, pairs.valid, cache, frequencies)
+        factors = params["target"].get("rope_factors")
+        shared = rotary(self.config, None if factors is None else in_device_memory(factors))
+        call = Call(pairs.positions, pairs.valid, shared=shared)
+        return self.head(params, index).run(pairs.tokens, pairs.hidden, call, cache)
 
     def logits(self, params: Params, index: int, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of a head's hidden rows."""
-        head, trunk = self._parts(params, index)
-        own = self.config.heads[index]
-        normed = apply(*(head if own.own_norm else trunk), hidden, method="final_norm")
-        return apply(*(head if own.own_output else trunk), normed, method="project")
+        head = self.head(params, index)
+        return head.logits(head.norm(hidden))
 
-    def _parts(self, params: Params, index: int) -> tuple[_Part, _Part]:
-        head = MTPHead(self.config, self.config.heads[index]), params["mtp"][f"heads_{index}"]
-        return head, (Trunk(self.config), params["target"])
-
-    def extend(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        features: Features,
-        n_valid: Int[Array, "B"],
-        state: MTPState,
-        length: Int[Array, "B"],
-    ) -> MTPState:
-        """Feed every pair that the tokens complete to each head; the hidden row of each row's last token waits."""
-        hidden = features.final_hidden
-        assert hidden is not None
-        pairs = state.pairs(tokens, hidden[:, :-1], n_valid, length)
-        kv = tuple(self.run(params, index, pairs, cache)[1] for index, cache in enumerate(state.kv))
-        return state.fed(kv, hidden, n_valid)
+    def feed(self, params: Params, pairs: Pairs, kv: tuple[KVCache, ...]) -> tuple[KVCache, ...]:
+        """Feed every head the same pairs."""
+        return tuple(self.run(params, index, pairs, cache)[1] for index, cache in enumerate(kv))
 
     def propose(
         self,
@@ -144,13 +127,7 @@ class Step35MTP:
             going = going & keep_going(choice.confidence)
             pairs = _with_draft(pairs, choice.token, hidden, length + index + 1)
         token, logq, confidence = jax.tree.map(lambda *columns: jnp.stack(columns, axis=1), *choices)
-        return Proposal(
-            tokens=token,
-            logq=logq,
-            confidence=confidence,
-            hidden_norm=jnp.linalg.norm(own.hidden[:, -1], axis=-1),
-            state=replace(own, kv=tuple(kv)),
-        )
+        return Proposal(token, logq, confidence, state=replace(own, kv=tuple(kv)))
 
     def _choice(
         self,
@@ -172,17 +149,6 @@ class Step35MTP:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draft))
 
         return draft() if index == 0 else jax.lax.cond(going, draft, nothing)
-
-    def observe(self, tokens: Int[Array, "B T"], features: Features, state: MTPState) -> MTPWindow:
-        """The verified rows will wait for the next round's passes."""
-        assert features.final_hidden is not None
-        return MTPWindow(state, tokens, features.final_hidden)
-
-    def shift(self, params: Params, state: MTPState, shift: Shift) -> MTPState:
-        """Move the caches of all heads; the rows that wait stand where they stand from the end."""
-        of_kind = apply(Trunk(self.config), params["target"], method="frequencies")
-        frequencies = [of_kind[head.layer.attention] for head in self.config.heads[: len(state.kv)]]
-        return replace(state, kv=shift_caches(state.kv, frequencies, shift))
 
 
 def _with_draft(pairs: Pairs, token: Int[Array, "B"], hidden: Float[Array, "B D"], position: Int[Array, "B"]) -> Pairs:

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from specjax.models.chain import draft_chain
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal, Target
-from specjax.state import KVTypes, SequenceState, SequenceWindow, Shift, commit, with_later_caches
+from specjax.models.parts.chain import draft_chain
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.protocol import Choice, ChooseDraft, Features, FileDrafter, Params, Proposal, Target
+from specjax.state import KVTypes, Part, SequenceState, SequenceWindow, Shift, commit
 
 
 @struct.dataclass
-class DraftModelState:
+class DraftModelState(Part):
     """The small model's state, and the committed tokens it has not been fed yet.
 
     Attributes:
@@ -35,6 +36,16 @@ class DraftModelState:
     sequences: SequenceState
     tokens: Int[Array, "B R"]
     count: Int[Array, "B"]
+
+    @property
+    def cannot_shift(self) -> str | None:
+        """What stands in the small model's way."""
+        reason = self.sequences.cannot_shift
+        return reason and f"it drafts with a small model of which the same is true: {reason}"
+
+    def shift(self, shift: Shift) -> DraftModelState:
+        """Move what the small model was fed; the tokens that wait are among the last."""
+        return replace(self, sequences=self.sequences.shift(shift._replace(length=self.sequences.length)))
 
     def waiting_then(self, tokens: Int[Array, "B T"]) -> Int[Array, "B R+T"]:
         """The tokens that wait, and right behind them the given ones."""
@@ -71,7 +82,7 @@ class DraftModelWindow:
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class DraftModel(BaseDrafter):
     """See `specjax.models.protocol.Drafter`. Its parameters are `params["draft"]`, a tree like the target's.
 
     Attributes:
@@ -81,22 +92,6 @@ class DraftModel:
 
     model: Target
     vocab_size: int
-
-    @property
-    def request(self) -> FeatureRequest:
-        """Nothing: it reads tokens only."""
-        return FeatureRequest()
-
-    @property
-    def max_drafts(self) -> int | None:
-        """A model can go on as long as it likes."""
-        return None
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """What stands in the small model's way."""
-        reason = self.model.cannot_shift
-        return None if reason is None else f"it drafts with a small model of which the same is true: {reason}"
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> DraftModelState:
         """Nothing is fed and nothing waits."""
@@ -157,21 +152,19 @@ class DraftModel:
             return choose(self._logits(output.logits)[:, 0], length + index + 1), trial
 
         drafts, trial = draft_chain(choice, step, commit(fed, n_fed), num_drafts=num_drafts, keep_going=keep_going)
-        return Proposal(
-            tokens=drafts.tokens,
-            logq=drafts.logq,
-            confidence=drafts.confidence,
-            hidden_norm=jnp.zeros(pending.shape, jnp.float32),
-            state=DraftModelWindow(own, with_later_caches(fed, trial), None),
-        )
+        return Proposal(*drafts, state=DraftModelWindow(own, fed.continued(trial), None))
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: DraftModelWindow) -> DraftModelWindow:
         """The drafts that stand will wait."""
         del features
         return DraftModelWindow(state.before, state.fed, tokens)
 
-    def shift(self, params: Params, state: DraftModelState, shift: Shift) -> DraftModelState:
-        """Move what the small model was fed; the tokens that wait are among the last."""
-        own = shift._replace(length=state.sequences.length)
-        layers = self.model.shift(params["draft"], state.sequences.layers, own)
-        return replace(state, sequences=SequenceState(layers, None, own.left))
+
+def from_file(model: Target) -> FileDrafter:
+    """How an ordinary model in a file of its own drafts for another one."""
+    return FileDrafter(
+        part="target",
+        under="draft",
+        own_vocabulary=True,
+        attach=lambda target: DraftModel(model, target.vocab_size),
+    )

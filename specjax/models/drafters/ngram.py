@@ -7,18 +7,19 @@ for next to nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
-from specjax.state import KVTypes, SequenceState, Shift
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.protocol import ChooseDraft, Features, Params, Proposal
+from specjax.state import KVTypes, Part, SequenceState, Shift
 
 
 @struct.dataclass
-class NGramState:
+class NGramState(Part):
     """The committed text.
 
     Attributes:
@@ -28,6 +29,27 @@ class NGramState:
 
     tokens: Int[Array, "B S"]
     length: Int[Array, "B"]
+
+    @property
+    def cannot_shift(self) -> None:
+        """Nothing is in the way: it has tokens only."""
+        return None
+
+    def shift(self, shift: Shift) -> NGramState:
+        """Forget the tokens that go."""
+        slots = jnp.broadcast_to(jnp.arange(self.tokens.shape[1]), self.tokens.shape)
+        before = jnp.minimum(shift.sources(slots), self.tokens.shape[1] - 1)
+        return NGramState(jnp.take_along_axis(self.tokens, before, axis=1), shift.left)
+
+    def used(self, slots: int) -> NGramState:
+        """The first tokens."""
+        return replace(self, tokens=self.tokens[:, :slots])
+
+    def put(self, rows_state: NGramState, rows: Int[Array, "n"]) -> NGramState:
+        """As many tokens as both have room for."""
+        slots = min(self.tokens.shape[1], rows_state.tokens.shape[1])
+        tokens = self.tokens.at[rows, :slots].set(rows_state.tokens[:, :slots], mode="drop")
+        return NGramState(tokens, self.length.at[rows].set(rows_state.length, mode="drop"))
 
     def append(self, tokens: Int[Array, "B T"], n: Int[Array, "B"]) -> NGramState:
         """The text with the first n tokens behind it."""
@@ -50,7 +72,7 @@ class NGramWindow:
 
 
 @dataclass(frozen=True)
-class NGram:
+class NGram(BaseDrafter):
     """See `specjax.models.protocol.Drafter`. Drafts are a function of the text: nothing is drawn.
 
     The place looked up is where most of the row's last tokens stood before, at most `longest` and at least `shortest`;
@@ -73,21 +95,6 @@ class NGram:
             raise ValueError(
                 f"an n-gram match of {self.shortest} to {self.longest} tokens is empty: 1 <= shortest <= longest"
             )
-
-    @property
-    def request(self) -> FeatureRequest:
-        """Nothing: it reads tokens only."""
-        return FeatureRequest()
-
-    @property
-    def max_drafts(self) -> int | None:
-        """Drafts cost nothing."""
-        return None
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: it has tokens only."""
-        return None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
         """No text."""
@@ -137,7 +144,6 @@ class NGram:
             tokens=drafts,
             logq=None,
             confidence=jnp.broadcast_to(hit[:, None], drafts.shape).astype(jnp.float32),
-            hidden_norm=jnp.zeros(pending.shape, jnp.float32),
             state=state.drafter,
             made=jnp.where(hit, num_drafts, 0),
         )
@@ -146,10 +152,3 @@ class NGram:
         """The verified tokens will be text."""
         del features
         return NGramWindow(state, tokens)
-
-    def shift(self, params: Params, state: NGramState, shift: Shift) -> NGramState:
-        """Forget the tokens that go."""
-        del params
-        slots = jnp.broadcast_to(jnp.arange(state.tokens.shape[1]), state.tokens.shape)
-        before = jnp.minimum(shift.sources(slots), state.tokens.shape[1] - 1)
-        return NGramState(jnp.take_along_axis(state.tokens, before, axis=1), shift.left)
