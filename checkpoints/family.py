@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -141,21 +141,24 @@ class Model(NamedTuple):
     rules: RuleTable
 
 
+F = TypeVar("F", bound=Family)
+
+
 @dataclass(frozen=True)
-class Families:
+class Families(Generic[F]):
     """The families that can be read and written."""
 
-    members: tuple[Family, ...]
+    members: tuple[F, ...]
 
-    def of_gguf(self, architecture: str | None, where: str) -> Family:
+    def of_gguf(self, architecture: str | None, where: str) -> F:
         """The family of a `general.architecture`; `UnknownArchitectureError` names the known ones."""
         return self._find("gguf", "architecture", architecture, where)
 
-    def of_hf(self, model_type: str | None, where: str) -> Family:
+    def of_hf(self, model_type: str | None, where: str) -> F:
         """The family of a `model_type` of config.json; `UnknownArchitectureError` names the known ones."""
         return self._find("safetensors", "model_type", model_type, where)
 
-    def of_config(self, config: Any) -> Family:
+    def of_config(self, config: Any) -> F:
         """The family that a config object belongs to.
 
         Raises:
@@ -191,7 +194,7 @@ class Families:
             family = self.of_gguf(metadata.get("general.architecture"), where)
         return family.read(kind, metadata, tensors, where)
 
-    def _find(self, kind: FileKind, what: str, name: str | None, where: str) -> Family:
+    def _find(self, kind: FileKind, what: str, name: str | None, where: str) -> F:
         for family in self.members:
             if name in family.format(kind).names:
                 return family

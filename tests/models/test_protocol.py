@@ -136,3 +136,13 @@ def test_targets_and_drafters_are_hashable_values(family: str) -> None:
             value.config = None  # type: ignore[union-attr]
     for drafter in drafters:
         assert hash(Decoder(target, drafter)) == hash(Decoder(replace(target), replace(drafter)))
+
+
+def test_every_family_says_what_is_built_of_it_and_has_names_of_its_own() -> None:
+    families = registry.FAMILIES.members
+    for family in families:
+        decodes = family.role == "target"
+        assert (family.target is not None, family.file_drafter is None) == (decodes, decodes)
+    for names in ([f.gguf.names for f in families], [f.hf.names for f in families]):
+        assert len(set(sum(names, ()))) == len(sum(names, ()))
+    assert len({family.config_type for family in families}) == len(families)

@@ -10,7 +10,6 @@ from specjax.models.gemma4.config import (
     interleaved_layer_types,
 )
 from specjax.models.gemma4.drafter import Gemma4Assistant
-from specjax.models.gemma4.drafter import from_file as assistant_from_file
 from specjax.models.gemma4.family import ASSISTANT, FAMILY
 from specjax.models.gemma4.parameters import assistant_shapes, init_assistant, init_params, parameter_shapes
 from specjax.models.gemma4.target import Gemma4Target
@@ -27,7 +26,6 @@ __all__ = [
     "Gemma4Config",
     "Gemma4Target",
     "MoEConfig",
-    "assistant_from_file",
     "assistant_shapes",
     "check_fit",
     "init_assistant",
