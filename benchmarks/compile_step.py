@@ -35,9 +35,9 @@ from pallas_kernels import using
 from pallas_kernels.operations import tables
 from pallas_kernels.quant_matmul import FORMATS, from_blocks, prepare
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import start_decoding
+from specjax.decoding.settings import Settings
 from specjax.models import registry
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
@@ -100,7 +100,8 @@ def state_shapes(decoder: Decoder, batch: int, capacity: int) -> Any:
     def start() -> Any:
         counts = jnp.ones((batch,), jnp.int32)
         logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
-        return start_decoding(decoder, decoder.init_state(batch, capacity), logits, counts, counts, jnp.uint32(0))
+        settings = decoder.settings([Settings()] * batch)
+        return start_decoding(decoder, decoder.init_state(batch, capacity), logits, counts, settings, counts)[0]
 
     return jax.eval_shape(start)
 
@@ -185,7 +186,7 @@ def report(target: str, layers: Sequence[int]) -> None:
     for count in layers:
         jax.clear_caches()  # so that no line finds what the one before has traced
         config = shape_of_27b(count)
-        decoder = Decoder(*registry.build(config), draft=DraftConfig(n_max=DRAFTS))
+        decoder = Decoder(*registry.build(config), max_drafts=DRAFTS)
         with using(platform=platform):
             params = packed_shapes(config)
         begin = time.process_time()

@@ -25,7 +25,6 @@ from verify_cost import shape_of_0_8b
 import specjax
 from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.runtime.batch import warm_up_prefill
 from specjax.runtime.model import Model
 
@@ -38,7 +37,7 @@ def ours(model: Model, context: int) -> dict[int, float]:
     """Seconds of a step by rows."""
     seconds = {}
     for rows in ROWS:
-        decoder = Decoder(model.target, model.drafter if rows > 1 else None, draft=DraftConfig(n_max=rows - 1))
+        decoder = Decoder(model.target, model.drafter if rows > 1 else None, max_drafts=rows - 1)
         state = warm_up_prefill(decoder, model.params, 1, context, [])
         seconds[rows] = round_cost(decoder, model.params, state).verify
     return seconds

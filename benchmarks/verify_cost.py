@@ -20,7 +20,6 @@ from machine import description, read_rate
 
 from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.models import registry
 from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
 from specjax.models.qwen3_5.parameters import init_params
@@ -64,7 +63,7 @@ def main() -> None:
     target, drafter = registry.build(config)
     trunk_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params["target"]))
     rate = read_rate([leaf for leaf in jax.tree.leaves(params) if leaf.size > 1 << 18])
-    decoders = {k: Decoder(target, drafter if k else None, draft=DraftConfig(n_max=k)) for k in [0, *args.drafts]}
+    decoders = {k: Decoder(target, drafter if k else None, max_drafts=k) for k in [0, *args.drafts]}
     costs = {k: [] for k in decoders}
     for _ in range(args.turns):
         for k, decoder in decoders.items():

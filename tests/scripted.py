@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,9 @@ import numpy as np
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode
 from specjax.decoding.prefill import prefill_chunk, start_decoding
-from specjax.decoding.round import RoundRecord
-from specjax.models.protocol import Choice, ChooseDraft, Params, Proposal
+from specjax.decoding.record import RoundRecord
+from specjax.decoding.settings import DraftConfig, Settings
+from specjax.models.protocol import Choice, ChooseDraft, KeepGoing, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP
 from specjax.state import SequenceState
 
@@ -37,7 +39,7 @@ class Scripted:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[jax.Array], jax.Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         rows, length = jnp.arange(pending.shape[0]), state.length
         correct = params["script"]["correct"][rows, length]
@@ -100,20 +102,26 @@ def run(
     prompts: Sequence[Sequence[int]],
     budgets: int | Sequence[int],
     *,
-    seed: int = 0,
     sequence: Sequence[int] | None = None,
     rounds_per_chunk: int = 8,
+    rows: Sequence[Settings] | None = None,
+    **wants: Any,
 ) -> Run:
-    """Prefill and decode until every row is finished; `budgets` counts the tokens that each row may emit."""
+    """Prefill and decode until every row is finished; `budgets` counts the tokens that each row may emit.
+
+    `rows` says what each row wants; or all rows want the same, given as fields of `Settings`. As many drafts are made
+    as the program has room for unless something else is said.
+    """
     batch = len(prompts)
+    same = Settings(**({"draft": DraftConfig(n_max=decoder.max_drafts)} | wants))
     state, logits = feed(decoder, params, prompts)
-    started = start_decoding(
+    started, _ = start_decoding(
         decoder,
         state,
         logits,
         jnp.asarray(np.broadcast_to(budgets, batch), jnp.int32),
+        decoder.settings([same] * batch if rows is None else rows),
         jnp.asarray(range(batch) if sequence is None else sequence, jnp.int32),
-        jnp.uint32(seed),
     )
     first = np.asarray(started.pending)
     chunks: list[ChunkRecord] = []

@@ -14,7 +14,8 @@ from annotated import checked
 from jaxtyping import Array, Float, Int, TypeCheckError, jaxtyped
 
 from specjax import dims
-from specjax.decoding.draft_control import DraftConfig, effective_drafts
+from specjax.decoding.draft_control import effective_drafts
+from specjax.decoding.settings import DraftConfig
 from specjax.state import KVCache, KVTypes
 
 PACKAGE = Path(dims.__file__).parent

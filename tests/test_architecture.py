@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.models.protocol import FeatureRequest
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, Qwen35MTP, Qwen35Target, hybrid_layer_types
 from specjax.runtime.generation import GenerateOptions

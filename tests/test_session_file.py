@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.sessions.session import Session
 
 FIXTURES = Path(__file__).parent / "fixtures"

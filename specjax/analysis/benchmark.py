@@ -149,7 +149,7 @@ def _speed(model: Model, run: _Runs, plain: _Runs, synthetic: Synthetic | None) 
     assert plain.cost is not None
     rates = [run.stats.tokens / seconds for seconds in run.seconds]
     plain_rates = [plain.stats.tokens / seconds for seconds in plain.seconds]
-    n_drafts = model.decoder(run.options).draft.n_max
+    n_drafts = model.decoder(run.options).max_drafts
     return Speed(
         n_drafts=n_drafts,
         stats=run.stats,

@@ -13,7 +13,8 @@ import numpy as np
 
 from pallas_kernels.quant_matmul import Activations, QTensor
 from specjax.decoding.random import Purpose, gumbel_at
-from specjax.decoding.sampling import SamplerConfig, warp
+from specjax.decoding.sampling import warp
+from specjax.decoding.settings import RowSettings, SamplerConfig, Settings
 from specjax.runtime.generation import GenerateOptions
 from specjax.runtime.model import Model
 from specjax.state import KVTypes
@@ -132,7 +133,8 @@ def _sampled_margin(
     stream = jnp.asarray([sequence]), jnp.asarray([position])
     noise = gumbel_at(options.seed, *stream, Purpose.TOKEN, jnp.asarray(candidates[None]))
     scores = logits[candidates] + options.temperature * np.asarray(noise[0])
-    excluded = np.isneginf(warp(jnp.asarray(logits), options.sampler)[candidates])
+    settings = RowSettings.of([Settings(options.sampler)])
+    excluded = np.isneginf(warp(jnp.asarray(logits[None]), settings)[0, candidates])
     if not excluded.any():
         return float(abs(scores[0] - scores[1])), False
     # Where the excluded token was drawn, it came through the filters and then won: rounding must explain both.

@@ -14,7 +14,6 @@ from jaxtyping import Array, Int
 
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.round import draft
 from specjax.models.protocol import Params
 from specjax.state import commit
@@ -53,9 +52,16 @@ def round_cost(decoder: Decoder, params: Params, state: DecodeState) -> RoundCos
 
     `state` is consumed. What is computed is of no use: rounds are repeated in place, past any budget.
     """
-    decoder = replace(decoder, draft=DraftConfig(n_max=decoder.draft.n_max))
+    zero = jnp.zeros_like(state.budget)
     state = replace(
         state,
+        settings=replace(
+            state.settings,
+            n_drafts=zero + decoder.max_drafts,
+            n_min=zero,
+            p_min=jnp.zeros_like(state.settings.p_min),
+            skip_streak=zero,
+        ),
         budget=jnp.full_like(state.budget, decoder.rows + 1),
         streak=jnp.zeros_like(state.streak),
         skip=jnp.zeros_like(state.skip),
@@ -105,7 +111,7 @@ def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: I
 
 @partial(jax.jit, static_argnames="decoder", donate_argnames="state")
 def _verify_only(decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
-    k, vocab_size = decoder.draft.n_max, decoder.target.vocab_size
+    k, vocab_size = decoder.max_drafts, decoder.target.vocab_size
 
     def once(_: Array, state: DecodeState) -> DecodeState:
         tokens = (state.pending[:, None] + jnp.arange(k + 1)) % vocab_size

@@ -148,7 +148,7 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
 
 
 def _draft_option(args: argparse.Namespace) -> Any:
-    from specjax.decoding.draft_control import DraftConfig
+    from specjax.decoding.settings import DraftConfig
     from specjax.runtime.generation import DEFAULT_DRAFTS
 
     given = {name: getattr(args, name) for name in DRAFTING if getattr(args, name) is not None}

@@ -11,7 +11,8 @@ from flax import struct
 from jaxtyping import Array, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.round import RoundRecord, decode_round
+from specjax.decoding.record import RoundRecord
+from specjax.decoding.round import decode_round
 from specjax.models.protocol import Params
 
 

@@ -13,8 +13,10 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState, is_eos
+from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
+from specjax.decoding.record import RoundRecord, token_scores
 from specjax.decoding.sampling import sample_tokens
+from specjax.decoding.settings import RowSettings
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.state import KVCache, SequenceState
 
@@ -52,34 +54,53 @@ def start_decoding(
     state: SequenceState,
     last_logits: Float[Array, "B V"],
     budget: Int[Array, "B"],
+    settings: RowSettings,
     sequence: Int[Array, "B"],
-    seed: Array,
     dropped: Int[Array, "B"] | Int[Array, ""] | int = 0,
-) -> DecodeState:
+) -> tuple[DecodeState, RoundRecord]:
     """Choose the first token of each row from the logits of its prompt's last token.
 
-    `budget` counts it. A row ends early where the caches end: the last token that it emits is the first without a slot.
-    `dropped` is that of `DecodeState`.
+    The record is that of a round with one token and no drafts.
+
+    Args:
+        decoder: the program that will go on.
+        state: after the prompts; consumed.
+        last_logits: of each prompt's last token.
+        budget: tokens that each row may emit, this one included. A row ends early where the caches end: the last token
+            that it emits is the first without a slot.
+        settings: what each row wants.
+        sequence, dropped: those of `DecodeState`.
     """
+    logits = last_logits[:, None]
     position = (state.length + dropped)[:, None]
-    first = sample_tokens(
-        last_logits[:, None], config=decoder.sampler, seed=seed, sequence=sequence, position=position
-    )[:, 0]
-    ended = is_eos(first, decoder.eos_ids)
+    first = sample_tokens(logits, settings=settings, sequence=sequence, position=position)[:, 0]
+    ended = settings.stop_at(first)
     zero = jnp.zeros_like(first)
     # Caches drop what is written past their end, so that whatever came after would be wrong without a word.
     slots = [layer.capacity for layer in state.layers if isinstance(layer, KVCache) and layer.window is None]
     left = jnp.minimum(budget - 1, min(slots) - state.length) if slots else budget - 1
-    return DecodeState(
+    record = RoundRecord(
+        tokens=first[:, None],
+        n_emitted=zero + 1,
+        drafts=jnp.zeros((len(first), 0), jnp.int32),
+        n_drafted=zero,
+        n_accepted=zero,
+        skipped=zero > 0,
+        hidden_norm=jnp.zeros(first.shape, jnp.float32),
+        **token_scores(decoder, logits, first[:, None], zero + 1)._asdict(),
+    )
+    started = DecodeState(
         sequences=state,
         pending=first,
         budget=jnp.where(ended, 0, left),
         streak=zero,
         skip=zero > 0,
         sequence=sequence,
-        seed=seed,
+        settings=settings,
         dropped=zero + dropped,
     )
+    # The loop consumes its state. What came in and goes out as it is would be consumed with it: copy that.
+    return jax.tree.map(jnp.copy, replace(started, sequences=None)).replace(sequences=state), record
 
 
 _Tree = TypeVar("_Tree")

@@ -77,7 +77,7 @@ class Evaluation:
             params=model.params,
             rows=min(rows, len(prompts)),
             capacity=capacity_for(self._jobs, decoder),
-            seed=options.seed,
+            settings=model.settings(options),
             rounds_per_chunk=options.rounds_per_chunk,
         )
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Int
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.prefill import beside, chunks, prefill, start_decoding
+from specjax.decoding.settings import Settings
 from specjax.decoding.stats import DecodeStats
 from specjax.models.protocol import Params
 from specjax.runtime.batch import cache_capacity, finish_reason, rows_of, token_budget, warm_up_prefill
@@ -60,24 +61,20 @@ class Seat:
     stats: DecodeStats = field(default_factory=DecodeStats)
     finish_reason: FinishReason | None = None
 
-    def take(self, record: ChunkRecord, row: int, tokens: Sequence[int], eos_ids: Sequence[int]) -> None:
+    def take(self, record: ChunkRecord, row: int, tokens: Sequence[int], stop_tokens: Sequence[int]) -> None:
         """Add what a chunk of rounds, read to the host, brought for this row."""
         if self.first is not None:
             self.tokens.append(int(self.first[0]))
             self.first = None
         self.tokens += tokens
         self.stats.add(record, row)
-        self.finish_reason = finish_reason(self.tokens, self.job.max_tokens, self.budget, eos_ids)
+        self.finish_reason = finish_reason(self.tokens, self.job.max_tokens, self.budget, stop_tokens)
 
 
 @partial(jax.jit, donate_argnames="state")
 def insert_row(state: DecodeState, new: DecodeState, row: Int[Array, ""]) -> DecodeState:
-    """Put the one row of `new` in place of a row of `state`; scalars (the seed) stay."""
-
-    def put(old: Array, one: Array) -> Array:
-        return old.at[row].set(one[0]) if old.ndim else old
-
-    return jax.tree.map(put, state, new)
+    """Put the one row of `new` in place of a row of `state`."""
+    return jax.tree.map(lambda old, one: old.at[row].set(one[0]), state, new)
 
 
 @dataclass
@@ -91,7 +88,7 @@ class RefilledBatch:
         decoder, params: the program and its weights.
         rows: B.
         capacity: slots of the KV caches, see `capacity_for`.
-        seed: of random draws.
+        settings: what every job wants.
         rounds_per_chunk: rounds between looks of the host.
         compile_seconds, run_seconds, tokens: filled in as it runs; seconds of running include prefill.
     """
@@ -100,7 +97,7 @@ class RefilledBatch:
     params: Params
     rows: int
     capacity: int
-    seed: int
+    settings: Settings
     rounds_per_chunk: int
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
@@ -136,7 +133,7 @@ class RefilledBatch:
             tokens = rows_of(record, record.rounds.tokens)
             for row, seat in enumerate(seated):
                 if seat is not None and seat.finish_reason is None:
-                    seat.take(record, row, tokens[row], self.decoder.eos_ids)
+                    seat.take(record, row, tokens[row], self.settings.stop_tokens)
                     if seat.finish_reason is not None:
                         self.tokens += len(seat.tokens)
                         self.run_seconds = time.perf_counter() - begin
@@ -158,14 +155,15 @@ class RefilledBatch:
         budget = token_budget(self.decoder.target, job.prompt, job.max_tokens)
         empty = self.decoder.init_state(1, self.capacity)
         sequences, logits = prefill(self.decoder, self.params, empty, [job.prompt])
-        row = [jnp.asarray([value], jnp.int32) for value in (budget, job.sequence)]
-        new = start_decoding(self.decoder, sequences, logits, *row, jnp.uint32(self.seed))
+        one, stream = (jnp.asarray([value], jnp.int32) for value in (budget, job.sequence))
+        settings = self.decoder.settings([self.settings])
+        new, _ = start_decoding(self.decoder, sequences, logits, one, settings, stream)
         return Seat(job, budget, new.pending), new
 
     def _warm_up(self, chunk_sizes: set[int]) -> None:
         """Run every program once, so that it is compiled."""
         begin = time.perf_counter()
-        new = warm_up_prefill(self.decoder, self.params, 1, self.capacity, sorted(chunk_sizes))
+        new = warm_up_prefill(self.decoder, self.params, 1, self.capacity, sorted(chunk_sizes), self.settings)
         jax.block_until_ready(self._chunk(insert_row(self._idle(), new, jnp.int32(0))))
         self.compile_seconds = time.perf_counter() - begin
 
@@ -179,7 +177,7 @@ class RefilledBatch:
             streak=jnp.array(zero),
             skip=jnp.array(zero > 0),
             sequence=jnp.array(zero),
-            seed=jnp.uint32(self.seed),
+            settings=self.decoder.settings([self.settings] * self.rows),
             dropped=jnp.array(zero),
         )
         return beside(self.params, idle)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.models.protocol import Choice
+from specjax.models.protocol import Choice, KeepGoing
 
 
 class Drafts(NamedTuple):
@@ -26,7 +26,7 @@ def draft_chain(
     carry: Any,
     *,
     num_drafts: int,
-    keep_going: Callable[[Float[Array, "B"]], Array],
+    keep_going: KeepGoing,
 ) -> tuple[Drafts, Any]:
     """Draft until there are `num_drafts` or no row keeps going.
 
@@ -35,7 +35,7 @@ def draft_chain(
         step: (index of the draft, the draft before it, carry) -> (choice, carry).
         carry: what `step` passes on, a pytree.
         num_drafts: K, at least 1.
-        keep_going: maps confidences to the rows that go on.
+        keep_going: which rows go on.
 
     Returns:
         The drafts and the carry after the last step that was run.
@@ -52,10 +52,10 @@ def draft_chain(
         index, going, choices, carry = loop
         choice, carry = step(index, choices.token[index - 1], carry)
         choices = jax.tree.map(lambda column, value: column.at[index].set(value), choices, choice)
-        return index + 1, going & keep_going(choice.confidence), choices, carry
+        return index + 1, going & keep_going(choice.confidence, index + 1), choices, carry
 
     first = first._replace(token=first.token.astype(jnp.int32))
-    loop = (jnp.int32(1), keep_going(first.confidence), jax.tree.map(column_of, first), carry)
+    loop = (jnp.int32(1), keep_going(first.confidence, 1), jax.tree.map(column_of, first), carry)
     _, _, choices, carry = jax.lax.while_loop(unfinished, one_step, loop)
     token, logq, confidence = jax.tree.map(lambda column: jnp.swapaxes(column, 0, 1), choices)
     return Drafts(token, logq, confidence), carry

@@ -10,7 +10,6 @@ Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.models.chain import draft_chain
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal, Target
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal, Target
 from specjax.state import KVTypes, SequenceState, SequenceWindow, Shift, commit, with_later_caches
 
 
@@ -137,7 +136,7 @@ class DraftModel:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[Float[Array, "B"]], Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         """One call over the waiting tokens and the pending one, which gives the first draft, and one for each other."""
         own, length = state.drafter, state.length

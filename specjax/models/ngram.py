@@ -6,14 +6,13 @@ for next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
 from specjax.state import KVTypes, SequenceState, Shift
 
 
@@ -115,7 +114,7 @@ class NGram:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[Float[Array, "B"]], Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         """Look the end of the text up. Rows without a match make no drafts; the others are sure of theirs."""
         del params, choose, keep_going

@@ -14,11 +14,10 @@ One round, for a row whose state has `length` committed tokens and whose `pendin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow, Shift
 from specjax.state.hybrid import Window
@@ -177,6 +176,14 @@ class ChooseDraft(Protocol):
         ...
 
 
+class KeepGoing(Protocol):
+    """Says which rows have a use for a further draft."""
+
+    def __call__(self, confidence: Float[Array, "B"], made: Int[Array, ""] | int) -> Bool[Array, "B"]:
+        """Which rows go on after the `made`-th draft, which had this confidence."""
+        ...
+
+
 class Proposal(NamedTuple):
     """K drafts per row.
 
@@ -239,13 +246,13 @@ class Drafter(Protocol):
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[Float[Array, "B"]], Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         """Draft `num_drafts` tokens after `pending`, which has position `state.length`.
 
         The drafter's own state is `state.drafter`; a drafter made for one target may also read that target's layers.
 
-        `keep_going` maps the confidence of the last drafts to a [B] bool; drafting may stop when no row keeps going.
+        Drafting may stop when no row keeps going, see `KeepGoing`.
         Later columns then have confidence 0, and no row verifies them.
         """
         ...

@@ -14,7 +14,7 @@ import numpy as np
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode, decode_chunk
 from specjax.decoding.prefill import beside, chunks, prefill, prefill_chunk, start_decoding
-from specjax.decoding.sampling import top2_margin
+from specjax.decoding.settings import Settings, stop_width_of
 from specjax.decoding.shift import shift_context
 from specjax.errors import PromptError
 from specjax.models.protocol import Params, Target
@@ -115,7 +115,7 @@ class Batch:
         decoder, params: the program and its weights.
         prompts: token ids, checked.
         max_tokens: tokens to emit per row at most, cut where the model's context ends.
-        seed: of random draws.
+        settings: what every row wants.
         sequence: the random stream of each row.
         rounds_per_chunk: rounds between looks of the host.
         compiled: the programs that have run before, shared by the batches of a model.
@@ -129,7 +129,7 @@ class Batch:
     params: Params
     prompts: Sequence[Sequence[int]]
     max_tokens: int
-    seed: int
+    settings: Settings
     sequence: Sequence[int]
     rounds_per_chunk: int
     compiled: set[tuple] = field(default_factory=set)
@@ -174,20 +174,19 @@ class Batch:
         sequences, logits = prefill(self.decoder, self.params, before, new)
         if continues:
             continues.prefilled(sequences)
-        margins = top2_margin(logits) if self.decoder.margins else None
-        state = start_decoding(
+        state, record = start_decoding(
             self.decoder,
             sequences,
             logits,
             jnp.asarray(self.budgets, jnp.int32),
+            self.decoder.settings([self.settings] * len(self.prompts)),
             jnp.asarray(self.sequence, jnp.int32),
-            jnp.uint32(self.seed),
             continues.dropped if continues else 0,
         )
         jax.block_until_ready(state.pending)
         self.timings.compile = compiled - begin
         self.timings.prefill = time.perf_counter() - compiled
-        return state, margins
+        return state, record.margin
 
     def warm_up(self, chunk_sizes: set[int]) -> None:
         """Run the programs that have not run yet once, on a state of their own.
@@ -198,7 +197,7 @@ class Batch:
         decoder, batch = self.decoder, len(self.prompts)
 
         def first_time(*what: Any) -> bool:
-            key = (decoder, batch, self.capacity, *what)
+            key = (decoder, batch, self.capacity, stop_width_of([self.settings]), *what)
             seen = key in self.compiled
             self.compiled.add(key)
             return not seen
@@ -213,7 +212,7 @@ class Batch:
             jax.block_until_ready(self._shift(empty, zero, zero))
         if not sizes and not new_loop:
             return
-        state = warm_up_prefill(decoder, self.params, batch, self.capacity, sizes)
+        state = warm_up_prefill(decoder, self.params, batch, self.capacity, sizes, self.settings)
         if new_loop:
             jax.block_until_ready(decode_chunk(decoder, self.params, state, self.rounds_per_chunk))
 
@@ -222,7 +221,7 @@ class Batch:
         state, margins = self.start()
         first = np.asarray(state.pending)
         recorded = margins is not None
-        first_margins = None if margins is None else [[float(margin)] for margin in np.asarray(margins)]
+        first_margins = None if margins is None else np.asarray(margins).tolist()
         yield Emission([[int(token)] for token in first], first_margins, None)
         begin = time.perf_counter()
         emitted = np.ones(len(self.prompts), np.int32)
@@ -247,7 +246,7 @@ class Batch:
         if state is None or cut is None:
             return None
         left = self.max_tokens - emitted
-        full = (left > 0) & ~np.isin(np.asarray(state.pending), self.decoder.eos_ids)
+        full = (left > 0) & ~np.isin(np.asarray(state.pending), self.settings.stop_tokens)
         if not full.any():
             return None
         self.cuts = [count + int(cuts) for count, cuts in zip(self.cuts, full, strict=True)]
@@ -276,7 +275,7 @@ def rows_of(record: ChunkRecord, values: Any) -> list[list]:
 
 
 def warm_up_prefill(
-    decoder: Decoder, params: Params, batch: int, capacity: int, chunk_sizes: Iterable[int]
+    decoder: Decoder, params: Params, batch: int, capacity: int, chunk_sizes: Iterable[int], settings: Settings
 ) -> DecodeState:
     """Run the programs before the loop, on one token per row and chunk; the state that comes out has a round to go."""
     one = np.ones((batch,), np.int32)
@@ -286,5 +285,6 @@ def warm_up_prefill(
     for size in chunk_sizes:
         tokens = np.zeros((batch, size), np.int32)
         state, logits = prefill_chunk(decoder.target, decoder.active_drafter, params, state, tokens, one, logits)
-    started = start_decoding(decoder, state, logits, jnp.asarray(2 * one), jnp.asarray(one), jnp.uint32(0))
+    rows = decoder.settings([settings] * batch)
+    started, _ = start_decoding(decoder, state, logits, jnp.asarray(2 * one), rows, jnp.asarray(one))
     return started.replace(budget=jnp.ones_like(started.budget))  # also if the first token happens to end the text

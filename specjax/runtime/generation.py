@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specjax.decoding.acceptance import Rule, Synthetic
 from specjax.decoding.decoder import MAX_DRAFTS
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.decoding.stats import DecodeStats
 from specjax.state import KV_TYPES, KVTypes, RollbackStrategy
 
@@ -87,6 +87,11 @@ class GenerateOptions:
     def sampler(self) -> SamplerConfig:
         """The sampling part."""
         return SamplerConfig(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def settings(self, draft: DraftConfig, stop_tokens: Iterable[int]) -> Settings:
+        """What a row wants under these options."""
+        stops = () if self.ignore_eos else tuple(sorted(stop_tokens))
+        return Settings(self.sampler, draft, self.seed, stops)
 
     @property
     def rule(self) -> Rule:

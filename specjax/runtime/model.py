@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int
 from checkpoints import TextTokenizer
 from pallas_kernels.quant_matmul import QTensor
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill
+from specjax.decoding.settings import Settings
 from specjax.decoding.stats import DecodeStats
 from specjax.errors import PromptError, SpecjaxError
 from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
@@ -29,7 +29,6 @@ from specjax.sessions.session_file import load_session
 from specjax.state import KVTypes
 
 Prompt = str | Sequence[int]
-NO_DRAFTS = DraftConfig(n_max=0)
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,11 @@ class Model:
         assert self.tokenizer is not None
         return [token for token in tokens if token < self.tokenizer.vocab_size]
 
+    def settings(self, options: GenerateOptions) -> Settings:
+        """What a row wants that is generated with the options; its text ends where the tokenizer says."""
+        draft = options.draft_config(self.drafter is not None, self.drafter.max_drafts if self.drafter else None)
+        return options.settings(draft, self.tokenizer.eos_ids if self.tokenizer else ())
+
     def decoder(self, options: GenerateOptions) -> Decoder:
         """The static part of the decoding program that the options ask for.
 
@@ -110,14 +114,11 @@ class Model:
                 f"{self.path} has no MTP head, so nothing can be drafted; use draft=0 (plain decoding), or load it with"
                 " a drafter: drafter='ngram', or a smaller model's file"
             )
-        eos = () if options.ignore_eos or self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
         return Decoder(
             target=self.target,
             drafter=self.drafter if draft.n_max > 0 else None,
-            sampler=options.sampler,
             rule=options.rule,
-            draft=draft,
-            eos_ids=eos,
+            max_drafts=draft.n_max,
             rollback=options.rollback_strategy,
             kv_types=options.kv_types,
             margins=options.margins,
@@ -132,7 +133,7 @@ class Model:
             params=self.params,
             prompts=[self.encode(prompt) for prompt in prompts],
             max_tokens=options.max_tokens,
-            seed=options.seed,
+            settings=self.settings(options),
             sequence=range(len(prompts)) if sequence is None else sequence,
             rounds_per_chunk=options.rounds_per_chunk,
             compiled=self._compiled,
@@ -236,7 +237,7 @@ class Model:
 def _all_logits(
     target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
 ) -> Float[Array, "B T V"]:
-    state = Decoder(target, None, draft=NO_DRAFTS).init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
+    state = Decoder(target, None, max_drafts=0).init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
     output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
     assert output.logits is not None
     return output.logits
@@ -308,7 +309,7 @@ class TextStream:
 
     def _result(self, row: int) -> Generation:
         tokens, batch = self._tokens[row], self.batch
-        reason = finish_reason(tokens, batch.max_tokens, batch.budgets[row], batch.decoder.eos_ids)
+        reason = finish_reason(tokens, batch.max_tokens, batch.budgets[row], batch.settings.stop_tokens)
         assert reason is not None
         return Generation(
             text=self._model.decode(tokens),

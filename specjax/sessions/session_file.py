@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from checkpoints.atomic import replaced
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.errors import SpecjaxError
 from specjax.runtime.generation import GenerateOptions
 from specjax.sessions.context_shift import Cut

@@ -17,7 +17,7 @@ import checkpoints
 import specjax
 from specjax.cli.options import check_output
 from specjax.cli.runtime import UsageError, cache_folder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 
 PROMPT = ("--prompt", "def f(")
 

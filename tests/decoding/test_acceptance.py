@@ -10,7 +10,8 @@ from scipy.special import softmax
 
 from specjax.decoding.acceptance import PADDING, RULES, accept, accept_rejection, propose_token
 from specjax.decoding.random import Purpose, gumbel
-from specjax.decoding.sampling import SamplerConfig, sample, sample_tokens, warp
+from specjax.decoding.sampling import sample, sample_tokens, warp
+from specjax.decoding.settings import SamplerConfig
 
 SEED = np.uint32(5)
 B, K, V = 4, 3, 23

@@ -18,9 +18,10 @@ from scipy.special import softmax
 
 from specjax.decoding import acceptance
 from specjax.decoding.acceptance import RULES, accept, propose_token
-from specjax.decoding.draft_control import DraftConfig, effective_drafts, update_streak
+from specjax.decoding.draft_control import effective_drafts, update_streak
 from specjax.decoding.random import Purpose
-from specjax.decoding.sampling import SamplerConfig, sample_shortlist, sample_tokens, shortlist, warp
+from specjax.decoding.sampling import sample_shortlist, sample_tokens, shortlist, warp
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 
 PLAIN = SamplerConfig(1.0)
 WARPED = SamplerConfig(0.8, top_k=3, top_p=0.95)

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.draft_control import DraftConfig, effective_drafts, update_streak
+from specjax.decoding.draft_control import effective_drafts, update_streak
+from specjax.decoding.settings import DraftConfig
 
 AMPLE = jnp.full(4, 100)
 AWAKE = jnp.zeros(4, bool)

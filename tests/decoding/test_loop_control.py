@@ -13,8 +13,8 @@ from scripted import CAPACITY, HEAD, Run, ScriptedMTP, feed, ragged_prompts, run
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import CHUNK_SIZES, chunks
+from specjax.decoding.settings import DraftConfig
 from specjax.decoding.stats import DecodeStats
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import RollbackStrategy

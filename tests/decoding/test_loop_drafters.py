@@ -13,8 +13,7 @@ from scripted import CAPACITY, Run, run
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.models.draft_model import DraftModel
 from specjax.models.ngram import NGram, NGramState
 from specjax.models.protocol import Drafter, Params, Proposal

@@ -15,7 +15,7 @@ from scripted import run
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import KVTypes, SequenceState

@@ -16,8 +16,7 @@ from tiny_models import relative_rms
 
 import checkpoints
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.models.gemma4 import Gemma4Assistant, Gemma4AssistantConfig, Gemma4Config, Gemma4Target
 from specjax.models.protocol import Params
 

@@ -17,10 +17,9 @@ from tiny_models import DENSE, make_params
 from specjax.decoding import loop
 from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.prefill import start_decoding
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.evaluation import refill
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 

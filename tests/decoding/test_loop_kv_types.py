@@ -22,7 +22,7 @@ from tiny_models import DENSE, make_params
 import checkpoints
 from specjax.analysis.divergence import KV_TOLERANCE
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.models.dense import DenseTarget
 from specjax.models.draft_model import DraftModel
 from specjax.models.gemma4 import Gemma4Target

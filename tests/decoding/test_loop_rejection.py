@@ -20,8 +20,8 @@ from scipy import stats
 from scripted import run
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig, warp
+from specjax.decoding.sampling import warp
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal, Rows, TargetOutput
 from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow
 

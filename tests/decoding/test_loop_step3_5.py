@@ -14,7 +14,7 @@ from tiny_models import relative_rms
 
 import checkpoints
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.models.protocol import Params
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
 from specjax.state import KVCache, SequenceState

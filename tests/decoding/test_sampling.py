@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.sampling import SamplerConfig, sample_tokens, shortlist, top2_margin, warp
+from specjax.decoding.sampling import sample_tokens, shortlist, top2_margin, warp
+from specjax.decoding.settings import SamplerConfig
 
 
 def reference(logits, config, slack=1e-5):

@@ -15,7 +15,8 @@ from scipy import stats
 
 from specjax.decoding import random
 from specjax.decoding.random import Purpose
-from specjax.decoding.sampling import SamplerConfig, sample, sample_tokens, warp
+from specjax.decoding.sampling import sample, sample_tokens, warp
+from specjax.decoding.settings import SamplerConfig
 
 gumbel = jax.jit(random.gumbel, static_argnames="vocab_size")
 gumbel_at = jax.jit(random.gumbel_at)
@@ -143,7 +144,8 @@ SHARDED = """
 import json
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from specjax.decoding.sampling import SamplerConfig, sample_tokens
+from specjax.decoding.settings import SamplerConfig
+from specjax.decoding.sampling import sample_tokens
 
 logits = 3 * np.random.default_rng(1).standard_normal((4, 4, 64), np.float32)
 config = SamplerConfig(0.9, top_k=20, top_p=0.95)

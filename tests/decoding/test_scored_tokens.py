@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding.acceptance import Rule, propose_token
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import SamplerConfig
 
 VOCAB, SCORED, BATCH = 64, 12, 8
 WARM = SamplerConfig(temperature=0.8, top_k=7, top_p=0.9, min_p=0.02)

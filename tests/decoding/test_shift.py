@@ -16,9 +16,9 @@ from tiny_models import DENSE, make_params, relative_rms
 
 import checkpoints
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import start_decoding
+from specjax.decoding.settings import DraftConfig
 from specjax.decoding.shift import shift_context
 from specjax.models import registry
 from specjax.models.gemma4 import Gemma4Assistant

@@ -16,8 +16,8 @@ import pytest
 import specjax
 from pallas_kernels import native, using
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill_chunk
+from specjax.decoding.settings import DraftConfig
 from specjax.models import registry
 from specjax.models.qwen3_5 import parameter_shapes
 from specjax.state import KVTypes

@@ -13,7 +13,7 @@ from tiny_models import DENSE, make_params, relative_rms
 from specjax import GenerateOptions
 from specjax.decoding.acceptance import Synthetic
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, MAX_TOKENS = 3, 300

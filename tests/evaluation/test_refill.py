@@ -6,7 +6,7 @@ import pytest
 from tiny_models import DENSE, make_params
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.evaluation.refill import Job, RefilledBatch, capacity_for
 from specjax.models.qwen3_5 import Qwen35Target
 

@@ -17,7 +17,7 @@ from tiny_models import relative_rms
 
 import checkpoints
 from specjax.decoding.acceptance import Rule, propose_token
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import SamplerConfig
 from specjax.models.gemma4 import (
     Gemma4Assistant,
     Gemma4AssistantConfig,

@@ -12,8 +12,8 @@ from scripted import CAPACITY, ScriptedMTP, feed, ragged_prompts, run, script
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.round import decode_round
+from specjax.decoding.settings import DraftConfig
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.state import KVCache, KVTypes, RollbackStrategy, SequenceState

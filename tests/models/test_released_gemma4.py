@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import prefill_chunk, start_decoding
+from specjax.decoding.settings import DraftConfig
 from specjax.models.gemma4 import (
     AttentionConfig,
     CentroidHead,

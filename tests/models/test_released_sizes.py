@@ -12,9 +12,9 @@ import pytest
 from tiny_models import DENSE
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import prefill_chunk, start_decoding
+from specjax.decoding.settings import DraftConfig
 from specjax.models.qwen3_5 import (
     MoEConfig,
     Qwen35Config,

@@ -13,8 +13,8 @@ from scripted import CAPACITY, feed, ragged_prompts
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
+from specjax.decoding.settings import DraftConfig
 from specjax.models.protocol import Choice, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.state import KVCache, RollbackStrategy, SequenceState, commit

@@ -14,7 +14,6 @@ counts from the pending token: their sliding layers see an entry more and an ent
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,7 @@ from specjax.models.chain import draft_chain
 from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig
 from specjax.models.gemma4.config import Gemma4Config
 from specjax.models.gemma4.modules import Layer, Trunk
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
 from specjax.state import KVCache, KVTypes, SequenceState, Shift
 
 
@@ -197,7 +196,7 @@ class Gemma4Assistant:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[Float[Array, "B"]], Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         """One step per draft, all after the same `state.length` committed tokens."""
         waiting = state.drafter.hidden

@@ -5,7 +5,6 @@ How it is kept up with the target is told in `specjax.models.mtp`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from specjax.layers.rope import rope_frequencies
 from specjax.models.apply import apply
 from specjax.models.chain import draft_chain
 from specjax.models.mtp import MTPState, MTPWindow
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.qwen3_5.modules import MTPBlock, Trunk
 from specjax.models.trunk import shift_caches
@@ -103,7 +102,7 @@ class Qwen35MTP:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[Float[Array, "B"]], Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         """One pass over the waiting rows, which gives the first draft, and a row at a time for the others."""
         own, length = state.drafter, state.length

@@ -23,7 +23,6 @@ Hidden states, of the target and of the heads, are those before the norm in fron
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.apply import apply, in_device_memory
 from specjax.models.mtp import MTPState, MTPWindow, Pairs
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
 from specjax.models.step3_5.config import Step35Config
 from specjax.models.step3_5.modules import MTPHead, Trunk
 from specjax.models.step3_5.target import init_cache
@@ -121,7 +120,7 @@ class Step35MTP:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[Float[Array, "B"]], Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         """One pass per head, over the waiting rows and the drafts so far.
 
@@ -141,7 +140,7 @@ class Step35MTP:
             hidden = out[:, -1]
             choice = self._choice(params, index, hidden, length + index + 1, choose, jnp.any(going))
             choices.append(choice)
-            going = going & keep_going(choice.confidence)
+            going = going & keep_going(choice.confidence, index + 1)
             pairs = _with_draft(pairs, choice.token, hidden, length + index + 1)
         token, logq, confidence = jax.tree.map(lambda *columns: jnp.stack(columns, axis=1), *choices)
         return Proposal(
