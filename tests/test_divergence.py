@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import softmax
+from wants import alike
 
 from pallas_kernels.quant_matmul import Activations, from_blocks
 from specjax.analysis.divergence import Divergence, find_divergence
@@ -35,7 +36,8 @@ def find(options: GenerateOptions, here: int, there: int, sequence: int = 0) -> 
 
 def draw(options: GenerateOptions, sequence: int = 0) -> int:
     where = {"sequence": jnp.array([sequence]), "position": jnp.array([len(PROMPT)])}
-    return int(sample_tokens(jnp.asarray(LOGITS[None]), config=options.sampler, seed=options.seed, **where)[0])
+    wants = alike(1, options.sampler, seed=options.seed)
+    return int(sample_tokens(jnp.asarray(LOGITS[None]), settings=wants, **where)[0])
 
 
 def draws_of_last() -> GenerateOptions:

@@ -14,10 +14,10 @@ Rejection: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:230
 target's argmax, whatever the rows beside it do.
 """  # noqa: E501
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -163,7 +163,8 @@ def correction(
     residual = jnp.maximum(_row(probs, n_accepted) - q, 0)
     # Where p and q agree to the last place nothing is left of p - q, and a rejection is an accident of rounding: use p.
     corrected = (rejected & jnp.any(residual > 0, axis=-1))[:, None]
-    following = following.replace(
+    following = replace(
+        following,
         scores=jnp.where(corrected, jnp.log(residual), following.scores),
         log_total=jnp.where(corrected, jnp.log(jnp.sum(residual, axis=-1, keepdims=True)), following.log_total),
     )
@@ -242,7 +243,7 @@ def accept(
     position: Int[Array, "B"],
 ) -> Verdict:
     """The verdict under `rule`, for drafts made by `propose_token` under the same rule and settings."""
-    of_rows = {"settings": settings, "sequence": sequence, "position": position}
+    of_rows: dict[str, Any] = {"settings": settings, "sequence": sequence, "position": position}
     if isinstance(rule, Synthetic):
         return accept_synthetic(target_logits, drafts, n_drafted, rule=rule, **of_rows)
     if rule == "coupled":
@@ -275,7 +276,7 @@ def propose_token(
 
     def draw(candidates: Shortlist) -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
         if scored is not None:
-            candidates = candidates.replace(tokens=named(candidates.tokens), in_order=False)
+            candidates = replace(candidates, tokens=named(candidates.tokens), in_order=False)
         token = sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=position, purpose=purpose)
         return token, spread(candidates, size) if rule == "rejection" else None
 

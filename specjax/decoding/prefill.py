@@ -89,18 +89,18 @@ def start_decoding(
         hidden_norm=jnp.zeros(first.shape, jnp.float32),
         **token_scores(decoder, logits, first[:, None], zero + 1)._asdict(),
     )
+    # The loop consumes its state: what comes in and goes out as it is would be consumed with it, and is copied.
     started = DecodeState(
         sequences=state,
         pending=first,
         budget=jnp.where(ended, 0, left),
         streak=zero,
         skip=zero > 0,
-        sequence=sequence,
-        settings=settings,
+        sequence=jnp.copy(sequence),
+        settings=jax.tree.map(jnp.copy, settings),
         dropped=zero + dropped,
     )
-    # The loop consumes its state. What came in and goes out as it is would be consumed with it: copy that.
-    return jax.tree.map(jnp.copy, replace(started, sequences=None)).replace(sequences=state), record
+    return started, record
 
 
 _Tree = TypeVar("_Tree")

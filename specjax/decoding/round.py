@@ -35,7 +35,7 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
             position=position + state.dropped,
         )
 
-    def keep_going(confidence: Array, made: Array) -> Array:
+    def keep_going(confidence: Array, made: Array | int) -> Array:
         return (made < wanted) & is_sure(confidence, settings)
 
     proposal = drafter.propose(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -179,19 +179,19 @@ class RowSettings:
         return cls(**arrays, stop_tokens=jnp.asarray(stops))
 
     @property
-    def draws(self) -> Bool[Array, "B"]:
-        """Which rows draw at random; the others are greedy."""
+    def draws(self) -> Bool[Array, "B *ones"]:
+        """Which rows draw at random; the others are greedy. As many axes as `along` has given."""
         return self.temperature > 0
 
     def along(self, x: Array) -> RowSettings:
         """With axes of length 1 behind the batch, so that every number broadcasts against `x` [B, ...]."""
         shape = (-1,) + (1,) * (x.ndim - 1)
         names = (each.name for each in fields(self) if each.name != "stop_tokens")
-        return self.replace(**{name: getattr(self, name).reshape(shape) for name in names})
+        return replace(self, **{name: getattr(self, name).reshape(shape) for name in names})
 
     def idle_unless(self, active: Bool[Array, "B"]) -> RowSettings:
         """With greedy settings where a row is not active, so that finished rows cost the others no sampling."""
-        return self.replace(temperature=jnp.where(active, self.temperature, 0))
+        return replace(self, temperature=jnp.where(active, self.temperature, 0))
 
     def stop_at(self, tokens: Int[Array, "B *T"]) -> Bool[Array, "B *T"]:
         """Which tokens end their row. Tokens with a negative id may be said to."""

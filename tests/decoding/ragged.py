@@ -10,11 +10,12 @@ import numpy as np
 from scipy.special import softmax
 from scripted import CAPACITY, HEAD, Run, ScriptedMTP, ragged_prompts, run, script
 from tiny_models import DENSE, MOE, make_params, relative_rms
+from wants import alike
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import top2_margin, warp
-from specjax.decoding.settings import DraftConfig, SamplerConfig
+from specjax.decoding.settings import SamplerConfig
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35Target
 from specjax.state import KVCache, RollbackStrategy, SequenceState
@@ -22,7 +23,6 @@ from specjax.state import KVCache, RollbackStrategy, SequenceState
 LENGTHS = (1, 2, 5, 17, 64, 65, 130, 300)
 MAX_TOKENS = 24
 WARM = SamplerConfig(temperature=0.7, top_k=20, top_p=0.95)
-GREEDY = SamplerConfig()
 PROMPT_SEED = {DENSE: 3, MOE: 4}  # chosen for continuations without near-ties, see `plain`
 BATCH = tuple(range(len(LENGTHS)))
 REVERSED = BATCH[::-1]
@@ -70,7 +70,7 @@ def assert_clear_choices(
     if sampler.greedy:
         assert top2_margin(logits).min() > 5e-4, "near-ties"
         return
-    kept = warp(logits, RowSettings.of([Settings(sampler)] * len(chosen)))
+    kept = warp(logits, alike(len(chosen), sampler))
     noise = gumbel(0, jnp.array(sequence), position, Purpose.TOKEN, config.vocab_size)
     assert top2_margin(kept + noise).min() > 5e-4, "near-ties of what decides a draw: logits with noise"
     best = -np.sort(-logits / sampler.temperature)

@@ -13,7 +13,7 @@ from scripted import CAPACITY, Run, run
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.settings import DraftConfig, SamplerConfig
+from specjax.decoding.settings import SamplerConfig
 from specjax.models.draft_model import DraftModel
 from specjax.models.ngram import NGram, NGramState
 from specjax.models.protocol import Drafter, Params, Proposal
@@ -26,10 +26,8 @@ SMALL = DraftModel(Qwen35Target(DENSE), DENSE.vocab_size)
 def speculate(
     drafter: Drafter, params: Params, drafts: int, sampler: SamplerConfig, rollback: RollbackStrategy = "replay"
 ) -> Run:
-    decoder = Decoder(
-        Qwen35Target(DENSE), drafter, sampler, "coupled", DraftConfig(n_max=drafts), rollback=rollback, margins=True
-    )
-    return run(decoder, params, prompts(DENSE), MAX_TOKENS)
+    decoder = Decoder(Qwen35Target(DENSE), drafter, "coupled", drafts, rollback, margins=True)
+    return run(decoder, params, prompts(DENSE), MAX_TOKENS, sampler=sampler)
 
 
 @cache

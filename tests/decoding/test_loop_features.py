@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,8 +14,7 @@ from scripted import run
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.settings import DraftConfig
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import KVTypes, SequenceState
 
@@ -70,7 +68,7 @@ class Listener:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[jax.Array], jax.Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         drafts = jnp.broadcast_to(pending[:, None] % 7, (len(pending), num_drafts))
         return Proposal(drafts, None, jnp.ones(drafts.shape), jnp.zeros(pending.shape), state.drafter)
@@ -83,7 +81,7 @@ class Listener:
 def test_a_drafter_hears_of_every_committed_token_once_and_of_no_other() -> None:
     """Through prefill in pieces and rounds of ragged acceptance, with features that no built-in drafter asks for."""
     target, params = Qwen35Target(DENSE), make_params(DENSE)
-    decoder = Decoder(target, Listener(), draft=DraftConfig(n_max=3), margins=True)
+    decoder = Decoder(target, Listener(), max_drafts=3, margins=True)
     got = run(decoder, params, prompts(DENSE), 24)
     want = plain(DENSE, GREEDY)
     assert got.tokens == want.tokens

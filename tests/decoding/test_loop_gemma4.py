@@ -16,7 +16,7 @@ from tiny_models import relative_rms
 
 import checkpoints
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.settings import DraftConfig, SamplerConfig
+from specjax.decoding.settings import SamplerConfig
 from specjax.models.gemma4 import Gemma4Assistant, Gemma4AssistantConfig, Gemma4Config, Gemma4Target
 from specjax.models.protocol import Params
 
@@ -45,21 +45,20 @@ def prompts(name: str, rows: tuple[int, ...] = BATCH) -> list[list[int]]:
     return [every[row] for row in rows]
 
 
-def decoder(name: str, drafts: int, sampler: SamplerConfig = SamplerConfig()) -> Decoder:
+def decoder(name: str, drafts: int) -> Decoder:
     target, assistant, _ = model(name)
     return Decoder(
         Gemma4Target(target),
         ScriptedAssistant(target, assistant) if drafts else None,
-        sampler,
         "coupled",
-        DraftConfig(n_max=drafts),
+        drafts,
         margins=True,
     )
 
 
 @cache
 def plain(name: str, sampler: SamplerConfig = SamplerConfig()) -> Run:
-    result = run(decoder(name, 0, sampler), model(name)[2], prompts(name), MAX_TOKENS)
+    result = run(decoder(name, 0), model(name)[2], prompts(name), MAX_TOKENS, sampler=sampler)
     if sampler.greedy:
         assert result.rounds.margin is not None
         assert result.rounds.margin[:, :, 0].min() > 5e-4, "near-ties: equality would hang on rounding"
@@ -77,7 +76,7 @@ def correct_drafts(drafts: int) -> np.ndarray:
 def speculate(name: str, drafts: int, rows: tuple[int, ...] = BATCH, sampler: SamplerConfig = SamplerConfig()) -> Run:
     truth = [plain(name, sampler).tokens[row] for row in rows]
     scripted = script(model(name)[2], prompts(name, rows), truth, correct_drafts(drafts)[list(rows)])
-    return run(decoder(name, drafts, sampler), scripted, prompts(name, rows), MAX_TOKENS, sequence=rows)
+    return run(decoder(name, drafts), scripted, prompts(name, rows), MAX_TOKENS, sequence=rows, sampler=sampler)
 
 
 @pytest.mark.parametrize(("name", "drafts"), [("dense", 1), ("edge", 2), ("dense", 3), ("edge", 4)])

@@ -22,7 +22,6 @@ from tiny_models import DENSE, make_params
 import checkpoints
 from specjax.analysis.divergence import KV_TOLERANCE
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.settings import DraftConfig
 from specjax.models.dense import DenseTarget
 from specjax.models.draft_model import DraftModel
 from specjax.models.gemma4 import Gemma4Target
@@ -84,8 +83,7 @@ def prompts(family: Callable[[], Pair]) -> list[list[int]]:
 
 def decode(family: Callable[[], Pair], types: KVTypes, drafts: int, params: Params) -> Run:
     target, drafter, _ = pair(family)
-    draft = DraftConfig(n_max=drafts)
-    decoder = Decoder(target, drafter if drafts else None, draft=draft, kv_types=types, margins=True)
+    decoder = Decoder(target, drafter if drafts else None, max_drafts=drafts, kv_types=types, margins=True)
     return run(decoder, params, prompts(family), MAX_TOKENS)
 
 

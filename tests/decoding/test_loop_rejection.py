@@ -6,7 +6,6 @@ decode in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -22,7 +21,16 @@ from scripted import run
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import DraftConfig, SamplerConfig
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal, Rows, TargetOutput
+from specjax.models.protocol import (
+    ChooseDraft,
+    FeatureRequest,
+    Features,
+    KeepGoing,
+    Params,
+    Proposal,
+    Rows,
+    TargetOutput,
+)
 from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow
 
 VOCAB = 3
@@ -124,7 +132,7 @@ class TableDrafter:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[jax.Array], jax.Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         node = state.drafter.after(pending[:, None])[:, -1]
         choices = []
@@ -191,9 +199,9 @@ def p_value(sequences: list[list[int]], odds: dict[tuple[int, ...], float]) -> f
 
 
 def sample_sequences(drafter: TableDrafter, **changes: Any) -> list[list[int]]:
-    settings = {"sampler": SamplerConfig(temperature=0.8), "draft": DraftConfig(n_max=3)} | changes
-    decoder = Decoder(TableTarget(), drafter, rule="rejection", **settings)
-    return run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), seed=11).tokens
+    wants = {"sampler": SamplerConfig(temperature=0.8), "draft": DraftConfig(n_max=3)} | changes
+    decoder = Decoder(TableTarget(), drafter, "rejection", wants["draft"].n_max)
+    return run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), seed=11, **wants).tokens
 
 
 def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
@@ -205,14 +213,14 @@ def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
     [
         {},
         {"draft": DraftConfig(n_max=1, skip_streak=2)},
-        {"draft": DraftConfig(n_max=3, p_min=0.5), "eos_ids": (2,)},
+        {"draft": DraftConfig(n_max=3, p_min=0.5), "stop_tokens": (2,)},
         {"sampler": SamplerConfig(temperature=1.3, top_k=2), "draft": DraftConfig(n_max=2, n_min=2)},
     ],
     ids=["k3", "k1-skips", "k3-stops-and-ends", "k2-top-k"],
 )
 def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any]) -> None:
     sampler = changes.get("sampler", SamplerConfig(temperature=0.8))
-    eos = changes.get("eos_ids", (None,))[0]
+    eos = changes.get("stop_tokens", (None,))[0]
     for budget, sequences in by_budget(sample_sequences(TableDrafter(), **changes)):
         assert p_value(sequences, enumerate_sequences(sampler, budget, eos)) > 1e-3, budget
 

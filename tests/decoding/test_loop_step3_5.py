@@ -14,7 +14,6 @@ from tiny_models import relative_rms
 
 import checkpoints
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.settings import DraftConfig
 from specjax.models.protocol import Params
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
 from specjax.state import KVCache, SequenceState
@@ -44,7 +43,7 @@ def prompts(rows: tuple[int, ...] = BATCH) -> list[list[int]]:
 def decoder(drafts: int) -> Decoder:
     config, _ = model()
     drafter = ScriptedHeads(config) if drafts else None
-    return Decoder(Step35Target(config), drafter, draft=DraftConfig(n_max=drafts), margins=True)
+    return Decoder(Step35Target(config), drafter, max_drafts=drafts, margins=True)
 
 
 @cache

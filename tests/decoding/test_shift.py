@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from scripted import CAPACITY, Scripted, feed, ragged_prompts, script
 from tiny_models import DENSE, make_params, relative_rms
+from wants import drafting
 
 import checkpoints
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.prefill import start_decoding
-from specjax.decoding.settings import DraftConfig
 from specjax.decoding.shift import shift_context
 from specjax.models import registry
 from specjax.models.gemma4 import Gemma4Assistant
@@ -56,7 +56,7 @@ def family(name: str) -> tuple[Target, Drafter, Params]:
 
 def decoder(name: str, drafts: int) -> Decoder:
     target, drafter, _ = family(name)
-    return Decoder(target, drafter if drafts else None, draft=DraftConfig(n_max=drafts), margins=True)
+    return Decoder(target, drafter if drafts else None, max_drafts=drafts, margins=True)
 
 
 def prompts(name: str) -> list[list[int]]:
@@ -89,7 +89,8 @@ def decoded(name: str, drafts: int) -> list[tuple[list[list[int]], Any]]:
     ]
     state, logits = feed(of, params, prompts(name))
     some = jnp.ones((len(LENGTHS),), jnp.int32)
-    started = start_decoding(of, shift(of, params, state, KEEP, DROP), logits, some, some, jnp.uint32(0))
+    wants, shifted = drafting(len(LENGTHS), n_max=drafts), shift(of, params, state, KEEP, DROP)
+    started, _ = start_decoding(of, shifted, logits, some, wants, some)
     first, parts = np.asarray(started.pending), []
     for part in range(2):
         if drafts:
@@ -149,7 +150,7 @@ def test_in_a_model_of_one_layer_a_shift_is_as_good_as_computing_anew(name: str,
         config = replace(model.config, num_layers=1)
     ends = {key: value for key, value in model.params["target"].items() if not key.startswith("layers_")}
     params = {"target": {**ends, "layers_0": model.params["target"][f"layers_{layer}"]}}
-    of = Decoder(registry.build(config)[0], None, draft=DraftConfig(n_max=0), kv_types=KVTypes(kind, kind))
+    of = Decoder(registry.build(config)[0], None, max_drafts=0, kv_types=KVTypes(kind, kind))
     every = ragged_prompts(config, LENGTHS, seed=3)
     state, _ = feed(of, params, [prompt[:-1] for prompt in every])
     state = shift(of, params, state, KEEP, DROP)

@@ -17,7 +17,6 @@ import specjax
 from pallas_kernels import native, using
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.prefill import prefill_chunk
-from specjax.decoding.settings import DraftConfig
 from specjax.models import registry
 from specjax.models.qwen3_5 import parameter_shapes
 from specjax.state import KVTypes
@@ -40,7 +39,7 @@ def program(step: Any, name: str, platform: str) -> tuple[Decoder, Any]:
     config = bundled().target.config if name == "bundled" else step.shape_of_27b(int(name))
     with using(platform=platform):
         params = step.packed_shapes(config, kind)
-    return Decoder(*registry.build(config), draft=DraftConfig(n_max=3)), params
+    return Decoder(*registry.build(config), max_drafts=3), params
 
 
 @cache

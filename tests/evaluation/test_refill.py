@@ -6,15 +6,16 @@ import pytest
 from tiny_models import DENSE, make_params
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.settings import DraftConfig
+from specjax.decoding.settings import DraftConfig, Settings
 from specjax.evaluation.refill import Job, RefilledBatch, capacity_for
 from specjax.models.qwen3_5 import Qwen35Target
 
-DECODER = Decoder(Qwen35Target(DENSE), None, draft=DraftConfig(n_max=0))
+DECODER = Decoder(Qwen35Target(DENSE), None, max_drafts=0)
+PLAIN = Settings(draft=DraftConfig(n_max=0))
 
 
 def batch(capacity: int) -> RefilledBatch:
-    return RefilledBatch(DECODER, make_params(DENSE), rows=2, capacity=capacity, seed=0, rounds_per_chunk=4)
+    return RefilledBatch(DECODER, make_params(DENSE), rows=2, capacity=capacity, settings=PLAIN, rounds_per_chunk=4)
 
 
 def test_a_capacity_that_is_too_small_is_refused_with_both_numbers() -> None:

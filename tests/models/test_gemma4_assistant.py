@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from tiny_models import relative_rms
+from wants import alike
 
 import checkpoints
 from specjax.decoding.acceptance import Rule, propose_token
@@ -78,7 +79,7 @@ def propose(
         everything = jnp.put_along_axis(row, tokens, logits, axis=1, inplace=False)
         return Choice(best, everything, jnp.ones(logits.shape[0]))
 
-    return drafter.propose(params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0)
+    return drafter.propose(params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c, made: c > 0)
 
 
 @partial(jax.jit, static_argnames=("drafter",))
@@ -227,7 +228,7 @@ def arrays_of(jaxpr: Any) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("rule", "sampler", "full_rows"),
     [
-        ("rejection", SamplerConfig(), False),
+        ("coupled", SamplerConfig(), False),
         ("coupled", SamplerConfig(temperature=0.8), False),
         ("rejection", SamplerConfig(temperature=0.8), True),
     ],
@@ -246,7 +247,7 @@ def test_a_centroid_head_makes_full_rows_only_for_probabilities(
 def test_a_greedy_step_hands_one_int32_per_row_to_the_next(name: str) -> None:
     """Beside the confidence and the hidden state, which stay on the device too."""
     drafter, params, state = drafting_state(name)
-    program = jax.make_jaxpr(partial(propose_as_the_loop, drafter, "rejection", SamplerConfig()))(params, state)
+    program = jax.make_jaxpr(partial(propose_as_the_loop, drafter, "coupled", SamplerConfig()))(params, state)
     (loop,) = (equation for equation in program.jaxpr.eqns if equation.primitive.name == "while")
     carried = sorted(str(variable.aval) for variable in loop.outvars)
     width = drafter.config.target_width
@@ -266,7 +267,7 @@ def propose_as_the_loop(
     one = jnp.ones((1,), jnp.int32)
 
     def choose(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
-        settings: dict[str, Any] = {"rule": rule, "config": sampler, "seed": 0, "sequence": one, "position": position}
-        return propose_token(logits, tokens, vocab_size=drafter.config.vocab_size, **settings)
+        where: dict[str, Any] = {"settings": alike(1, sampler), "sequence": one, "position": position}
+        return propose_token(logits, tokens, vocab_size=drafter.config.vocab_size, rule=rule, **where)
 
-    return drafter.propose(params, one, state, num_drafts=3, choose=choose, keep_going=lambda c: c > 0)
+    return drafter.propose(params, one, state, num_drafts=3, choose=choose, keep_going=lambda c, made: c > 0)

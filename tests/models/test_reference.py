@@ -153,7 +153,7 @@ def test_drafting_agrees_with_llama_cpp(name: str) -> None:
             state,
             num_drafts=DRAFTS,
             choose=greedy,
-            keep_going=lambda confidence: confidence > 0,
+            keep_going=lambda confidence, made: confidence > 0,
         )
 
     drafts = propose(params, want["pending"], state)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scripted import CAPACITY, feed, ragged_prompts
 from tiny_models import DENSE, make_params, relative_rms
+from wants import drafting
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.settings import DraftConfig
 from specjax.models.protocol import Choice, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.state import KVCache, RollbackStrategy, SequenceState, commit
@@ -31,7 +31,7 @@ STRATEGIES = ("replay", "snapshot")
 
 def decoder(rollback: RollbackStrategy) -> Decoder:
     return Decoder(
-        Qwen35Target(DENSE), Qwen35MTP(DENSE), draft=DraftConfig(n_max=DRAFTS), rollback=rollback,
+        Qwen35Target(DENSE), Qwen35MTP(DENSE), max_drafts=DRAFTS, rollback=rollback,
         margins=True,
     )  # fmt: skip
 
@@ -51,7 +51,7 @@ def greedy(logits: jax.Array, position: jax.Array) -> Choice:
 def propose(params: Params, pending: jax.Array, state: SequenceState, drafts: int) -> Proposal:
     """What the head drafts, and its state with nothing waiting that the next round would feed."""
     return Qwen35MTP(DENSE).propose(
-        params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0
+        params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c, made: c > 0
     )
 
 
@@ -131,7 +131,7 @@ def continuation(rollback: RollbackStrategy, state: SequenceState) -> tuple[np.n
         streak=zero + 0,
         skip=zero > 0,
         sequence=zero + 1,
-        seed=jnp.uint32(0),
+        settings=drafting(len(CASES), n_max=DRAFTS),
         dropped=zero + 0,
     )
     _, chunk = decode_chunk(decoder(rollback), make_params(DENSE), start, FOLLOWING)
