@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ragged import GREEDY, LENGTHS, MAX_TOKENS, WARM, assert_same_committed, plain, prompts
+from ragged import LENGTHS, MAX_TOKENS, WARM, assert_same_committed, plain, prompts
 from scripted import CAPACITY, Run, run
 from tiny_models import DENSE, make_params, relative_rms
+from wants import GREEDY
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import SamplerConfig

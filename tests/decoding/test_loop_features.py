@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from ragged import GREEDY, assert_same_committed, plain, prompts
+from ragged import assert_same_committed, plain, prompts
 from scripted import run
 from tiny_models import DENSE, make_params, relative_rms
+from wants import GREEDY
 
 from specjax.decoding.decoder import Decoder
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
