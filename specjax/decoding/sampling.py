@@ -12,6 +12,7 @@ not depend on which of these ways its batch goes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -24,8 +25,8 @@ from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, gumbel_at
 from specjax.decoding.settings import RowSettings
 
-SHORTLIST = 1024
-"""The kept set is almost always far smaller than this; only where it is not is the whole vocabulary looked at."""
+SHORTLISTS = (64, 1024)
+"""How many of the most probable tokens are looked at first. Only where a row keeps more is the whole vocabulary."""
 
 Result = TypeVar("Result")
 
@@ -52,22 +53,19 @@ class Shortlist:
         return self.scores - self.log_total
 
 
-class _Head(NamedTuple):
-    """The largest scores of every row, and which of them its filters keep.
+class _Edge(NamedTuple):
+    """Where the kept set of every row ends; all of it broadcasts against scores [B, *T, V].
 
     Attributes:
-        tokens: ids, most probable first.
-        scores: -inf for those that the filters exclude.
-        log_total: of the scores that are left.
-        last: score and id of the last token that top-k and top-p keep.
-        enough: whether nothing else is kept.
+        score, token: of the last token that top-k and top-p keep; -inf and V if they keep all, or if it is not known.
+        log_total: the log of the sum of exp(scores) over what is kept.
+        known: whether that has been found out.
     """
 
-    tokens: Int[Array, "B *T N"]
-    scores: Float[Array, "B *T N"]
+    score: Float[Array, "B *T 1"]
+    token: Int[Array, "B *T 1"]
     log_total: Float[Array, "B *T 1"]
-    last: tuple[Float[Array, "B *T 1"], Int[Array, "B *T 1"]]
-    enough: Bool[Array, "B *T 1"]
+    known: Bool[Array, "B *T 1"]
 
 
 def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
@@ -79,19 +77,24 @@ def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Ar
     return lax.optimization_barrier(values), lax.optimization_barrier(index)
 
 
-def _kept(top_k: Int[Array, "*rows"], size: int) -> Int[Array, "*rows"]:
+def _limit(row: RowSettings, size: int) -> Array:
     """How many tokens top-k keeps of so many."""
-    return jnp.where((top_k > 0) & (top_k < size), top_k, size)
+    return jnp.where((row.top_k > 0) & (row.top_k < size), row.top_k, size)
 
 
-def _last_kept(
-    scores: Float[Array, "B *T V"], row: RowSettings, length: int
-) -> tuple[Array, Array, Int[Array, "B *T 1"], Bool[Array, "B *T 1"]]:
-    """The `length` largest scores and their tokens, the rank of the last that top-k and top-p keep, and whether they
-    are known to keep none beyond."""
+def _keep(
+    scores: Float[Array, "B *T M"], tokens: Int[Array, "B *T M"], edge: _Edge, row: RowSettings
+) -> Float[Array, "B *T M"]:
+    """The scores, -inf for what the filters exclude."""
+    inside = (scores > edge.score) | ((scores == edge.score) & (tokens <= edge.token))
+    return jnp.where(inside & ~(scores < row.min_score), scores, -jnp.inf)
+
+
+def _look(scores: Float[Array, "B *T V"], row: RowSettings, length: int) -> tuple[Array, Array, _Edge]:
+    """The `length` largest scores, their tokens, and where kept sets end that lie among them."""
+    size = scores.shape[-1]
     values, tokens = top_k(scores, length)
-    k = _kept(row.top_k, scores.shape[-1])
-    nucleus = row.top_p < 1
+    k, nucleus = _limit(row, size), row.top_p < 1
     among = jax.nn.logsumexp(jnp.where(jnp.arange(length) < k, values, -jnp.inf), axis=-1, keepdims=True)
     total = lax.cond(
         jnp.any(row.draws & nucleus & (k > length)),
@@ -102,53 +105,16 @@ def _last_kept(
     # The token that crosses top_p stays, hence the mass before each token and not the mass up to it.
     crossing = jnp.sum(mass[..., :-1] < row.top_p, axis=-1, keepdims=True)
     last = jnp.minimum(jnp.where(nucleus, crossing, length - 1), k - 1)
-    # Beyond the list top-k changes what top-p is a share of: then the list says nothing.
-    whole = k == scores.shape[-1]
-    return values, tokens, last, (k <= length) | (whole & nucleus & (mass[..., -1:] >= row.top_p))
-
-
-def _head(scores: Float[Array, "B *T V"], row: RowSettings) -> _Head:
-    """What the filters keep of the largest scores. Greedy rows need nothing, and rows without filters nothing here."""
-    size = scores.shape[-1]
-    k = _kept(row.top_k, size)
-    nucleus = row.top_p < 1
-    values, tokens, last, enough = _last_kept(scores, row, min(SHORTLIST, size))
-    excluded_by_min_p = (values[..., -1:] < row.min_score) & ((k == size) | ~nucleus)
-    filtered = (k < size) | nucleus | (row.min_score > -jnp.inf)
-    enough = filtered & (enough | excluded_by_min_p)
-    kept = (jnp.arange(values.shape[-1]) <= last) & ~(values < row.min_score)
-    kept_scores = jnp.where(kept, values, -jnp.inf)
-    log_total = jax.nn.logsumexp(kept_scores, axis=-1, keepdims=True)
-
-    def at(values: Array, tokens: Array, last: Array) -> tuple[Array, Array]:
-        return jnp.take_along_axis(values, last, axis=-1), jnp.take_along_axis(tokens, last, axis=-1)
-
-    everything = jnp.full_like(log_total, -jnp.inf), jnp.full_like(last, size)
-    score, token = jax.tree.map(
-        lambda known, all_: jnp.where(enough, known, all_), at(values, tokens, last), everything
+    # Where top-k reaches beyond the list, what top-p takes its share of is not known.
+    fits = jnp.where(
+        k == size,
+        (nucleus & (mass[..., -1:] >= row.top_p)) | (values[..., -1:] < row.min_score),
+        ~nucleus & (values[..., -1:] < row.min_score),
     )
-    sorted_needed = row.draws & ~enough & ((k < size) | nucleus)
-
-    def sort_all() -> tuple[Array, Array]:
-        far = at(*_last_kept(scores, row, size)[:3])
-        return jax.tree.map(lambda found, known: jnp.where(sorted_needed, found, known), far, (score, token))
-
-    if size > SHORTLIST:
-        score, token = lax.cond(jnp.any(sorted_needed), sort_all, lambda: (score, token))
-    return _Head(tokens, kept_scores, log_total, (score, token), enough)
-
-
-def _unfiltered(scores: Float[Array, "B *T V"]) -> _Head:
-    """A head that says nothing, for rows without filters."""
-    rows, length = scores.shape[:-1], min(SHORTLIST, scores.shape[-1])
-    none = jnp.full((*rows, 1), -jnp.inf)
-    return _Head(
-        jnp.zeros((*rows, length), jnp.int32),
-        jnp.zeros((*rows, length)),
-        none,
-        (none, jnp.full((*rows, 1), scores.shape[-1], jnp.int32)),
-        jnp.zeros((*rows, 1), bool),
-    )
+    score, token = (jnp.take_along_axis(each, last, axis=-1) for each in (values, tokens))
+    edge = _Edge(score, token, jnp.zeros_like(score), (k <= length) | fits)
+    kept = jax.nn.logsumexp(_keep(values, tokens, edge, row), axis=-1, keepdims=True)
+    return values, tokens, edge._replace(log_total=kept)
 
 
 def with_shortlist(
@@ -156,29 +122,53 @@ def with_shortlist(
 ) -> Result:
     """What `then` makes of the tokens that temperature, top-k, top-p and min-p leave to be drawn, for rows that draw.
 
-    `then` is traced for a shortlist of few tokens, most probable first, and for the vocabulary in order. Scores are
-    float32 and their maximum is 0. What it gets for greedy rows is of no use, except that it is no NaN.
+    `then` is traced for lists of few tokens, most probable first, and for the vocabulary in order. Scores are float32
+    and their maximum is 0. What it gets for greedy rows is of no use.
     """
-    row = settings.along(logits)
+    row, size = settings.along(logits), logits.shape[-1]
     scores = logits.astype(jnp.float32)
     # The maximum goes first, so that small temperatures do not overflow and sums with noise keep their precision.
     scores = (scores - jnp.max(scores, axis=-1, keepdims=True)) * (1 / jnp.where(row.draws, row.temperature, 1))
-    filtered = (_kept(row.top_k, logits.shape[-1]) < logits.shape[-1]) | (row.top_p < 1) | (row.min_score > -jnp.inf)
-    head = lax.cond(jnp.any(row.draws & filtered), lambda: _head(scores, row), lambda: _unfiltered(scores))
+    beyond = (_limit(row, size) < size) | (row.top_p < 1)
+    filtered = row.draws & (beyond | (row.min_score > -jnp.inf))
+    none = jnp.full((*scores.shape[:-1], 1), -jnp.inf)
+    edge = _Edge(none, jnp.full(none.shape, size, jnp.int32), none, jnp.zeros(none.shape, bool))
 
-    def short() -> Result:
-        return then(Shortlist(head.tokens, head.scores, head.log_total))
+    def update(edge: _Edge, found: _Edge, which: Array) -> _Edge:
+        return jax.tree.map(lambda old, new: jnp.where(which, new, old), edge, found)
+
+    # What a shorter list has found out stays, so that a row does not show in the last place how far its batch looked.
+    lists, ready = [], []
+    for length in dict.fromkeys(min(length, size) for length in SHORTLISTS):
+
+        def look(edge: _Edge = edge, length: int = length) -> tuple[Array, Array, _Edge]:
+            values, tokens, found = _look(scores, row, length)
+            return values, tokens, update(edge, found, filtered & ~edge.known & found.known)
+
+        def skip(edge: _Edge = edge, length: int = length) -> tuple[Array, Array, _Edge]:
+            nothing = jnp.zeros((*scores.shape[:-1], length))
+            return nothing, nothing.astype(jnp.int32), edge
+
+        *found, edge = lax.cond(jnp.any(filtered & ~edge.known), look, skip)
+        lists.append(found)
+        ready.append(jnp.all(edge.known | ~row.draws))
+
+    def short(index: int) -> Result:
+        values, tokens = lists[index]
+        return then(Shortlist(tokens, _keep(values, tokens, edge, row), edge.log_total))
 
     def whole() -> Result:
-        tokens = jnp.broadcast_to(jnp.arange(scores.shape[-1], dtype=jnp.int32), scores.shape)
-        score, token = head.last
-        kept = ((scores > score) | ((scores == score) & (tokens <= token))) & ~(scores < row.min_score)
-        left = jnp.where(kept, scores, -jnp.inf)
-        # The sum is that of the head where there is one, so that rounding does not tell which way a batch went.
-        log_total = jnp.where(head.enough, head.log_total, jax.nn.logsumexp(left, axis=-1, keepdims=True))
-        return then(Shortlist(tokens, left, log_total, in_order=True))
+        far = row.draws & ~edge.known & beyond
+        last = edge
+        if size > SHORTLISTS[-1]:
+            last = lax.cond(jnp.any(far), lambda: update(edge, _look(scores, row, size)[2], far), lambda: edge)
+        tokens = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), scores.shape)
+        kept = _keep(scores, tokens, last, row)
+        total = jnp.where(edge.known, edge.log_total, jax.nn.logsumexp(kept, axis=-1, keepdims=True))
+        return then(Shortlist(tokens, kept, total, in_order=True))
 
-    return lax.cond(jnp.all(head.enough | ~row.draws), short, whole)
+    way = sum((~each).astype(jnp.int32) for each in ready)  # the first list that is enough
+    return lax.switch(way, [*(partial(short, index) for index in range(len(lists))), whole])
 
 
 def spread(candidates: Shortlist, vocab_size: int) -> Float[Array, "B *T V"]:

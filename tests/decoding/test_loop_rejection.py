@@ -17,6 +17,7 @@ import pytest
 from flax import struct
 from scipy import stats
 from scripted import run
+from wants import alike
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.sampling import warp
@@ -165,7 +166,7 @@ def tables() -> Params:
 
 def enumerate_sequences(sampler: SamplerConfig, length: int, eos: int | None) -> dict[tuple[int, ...], float]:
     """The probability of every sequence after the prompt (0), up to a length or the end token."""
-    table = np.exp(np.asarray(warp(tables()["target"], sampler), np.float64))
+    table = np.exp(np.asarray(warp(tables()["target"], alike(len(tables()["target"]), sampler)), np.float64))
     table /= table.sum(axis=1, keepdims=True)
     odds: dict[tuple[int, ...], float] = {}
     for tokens in product(range(VOCAB), repeat=length):

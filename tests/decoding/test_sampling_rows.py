@@ -17,7 +17,7 @@ import pytest
 from wants import GREEDY
 
 from specjax.decoding.acceptance import Rule, accept, propose_token
-from specjax.decoding.sampling import SHORTLIST, sample_tokens, warp, with_shortlist
+from specjax.decoding.sampling import sample_tokens, warp, with_shortlist
 from specjax.decoding.settings import DraftConfig, RowSettings, SamplerConfig, Settings
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "sampled_tokens.json").read_text())
@@ -67,14 +67,20 @@ def run(samplers: list[SamplerConfig], rows: np.ndarray) -> dict[str, Any]:
     return result
 
 
+def assert_drawn(got: dict[str, Any], recorded: list[tuple[int, int]]) -> None:
+    """Every row drew what was recorded of (case, row)."""
+    for index, (case, row) in enumerate(recorded):
+        np.testing.assert_array_equal(got["plain"][index], RECORDED[case]["plain"][row])
+        for rule in ("rejection", "coupled"):
+            for name in ("drafts", "tokens"):
+                np.testing.assert_array_equal(got[rule][name][index], RECORDED[case][rule][name][row])
+
+
 @pytest.mark.parametrize("case", range(len(RECORDED)), ids=[json.dumps(case["sampler"]) for case in RECORDED])
 def test_a_seed_draws_what_it_drew_when_settings_were_compiled_in(case: int) -> None:
     before = plain._cache_size(), speculate._cache_size()
     got = run([SAMPLERS[case]] * BATCH, np.arange(BATCH))
-    want = {name: RECORDED[case][name] for name in got}
-    jax.tree.map(
-        np.testing.assert_array_equal, got, jax.tree.map(np.array, want, is_leaf=lambda x: isinstance(x, list))
-    )
+    assert_drawn(got, [(case, row) for row in range(BATCH)])
     assert plain._cache_size() - before[0] <= 1
     if before[0]:
         assert (plain._cache_size(), speculate._cache_size()) == before, "other settings are the same program"
@@ -83,11 +89,7 @@ def test_a_seed_draws_what_it_drew_when_settings_were_compiled_in(case: int) -> 
 def test_rows_with_all_these_settings_draw_the_same_in_one_batch() -> None:
     cases, rows = (x.ravel() for x in np.mgrid[: len(SAMPLERS), :BATCH])
     got = run([SAMPLERS[case] for case in cases], rows)
-    for index, (case, row) in enumerate(zip(cases, rows, strict=True)):
-        np.testing.assert_array_equal(got["plain"][index], RECORDED[case]["plain"][row])
-        for rule in ("rejection", "coupled"):
-            for name in ("drafts", "tokens"):
-                np.testing.assert_array_equal(got[rule][name][index], RECORDED[case][rule][name][row])
+    assert_drawn(got, list(zip(cases, rows, strict=True)))
 
 
 def test_distributions_do_not_depend_on_the_rows_beside() -> None:
@@ -103,20 +105,24 @@ def test_distributions_do_not_depend_on_the_rows_beside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "listed"),
+    ("sampler", "length"),
     [
-        (SamplerConfig(1.0, top_k=SHORTLIST), True),
-        (SamplerConfig(1.0, top_k=SHORTLIST + 1), False),
-        (SamplerConfig(1.0, top_p=0.5), True),
-        (SamplerConfig(10.0, top_p=0.99), False),
-        (SamplerConfig(1.0, min_p=0.1), True),
-        (SamplerConfig(10.0, min_p=0.01), False),
-        (SamplerConfig(1.0, top_k=2000, min_p=0.1), True),
-        (SamplerConfig(1.0), False),
+        (SamplerConfig(4.0, top_k=64), 64),
+        (SamplerConfig(4.0, top_k=65), 1024),
+        (SamplerConfig(4.0, top_k=1024), 1024),
+        (SamplerConfig(4.0, top_k=1025), VOCAB),
+        (SamplerConfig(4.0, top_p=0.1), 64),
+        (SamplerConfig(4.0, top_p=0.5), 1024),
+        (SamplerConfig(4.0, top_p=0.99), VOCAB),
+        (SamplerConfig(4.0, min_p=0.5), 64),
+        (SamplerConfig(4.0, min_p=0.1), 1024),
+        (SamplerConfig(4.0, min_p=0.01), VOCAB),
+        (SamplerConfig(4.0, top_k=2000, min_p=0.5), 64),
+        (SamplerConfig(4.0), VOCAB),
     ],
     ids=str,
 )
-def test_noise_is_made_for_few_tokens_where_few_are_kept(sampler: SamplerConfig, listed: bool) -> None:
+def test_noise_is_made_for_few_tokens_where_few_are_kept(sampler: SamplerConfig, length: int) -> None:
     """Seen by what the way that is taken calls: the number of tokens whose noise it would make."""
     sizes: list[int] = []
 
@@ -127,7 +133,7 @@ def test_noise_is_made_for_few_tokens_where_few_are_kept(sampler: SamplerConfig,
     target = jnp.asarray(logits()[0][2:3, 0])
     jax.block_until_ready(with_shortlist(jnp.repeat(target, 2, axis=0), settings_of([sampler, GREEDY]), report))
     jax.effects_barrier()
-    assert [int(size) for size in sizes] == [SHORTLIST if listed else VOCAB]
+    assert [int(size) for size in sizes] == [length]
 
 
 def test_seeds_of_one_batch_are_those_of_its_rows() -> None:
