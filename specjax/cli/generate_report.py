@@ -46,7 +46,7 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "prompt_tokens": generation.prompt_tokens,
         "finish_reason": generation.finish_reason,
         "draft": outcome.decoder.max_drafts,
-        "rule": "greedy" if outcome.options.sampler.greedy else outcome.decoder.rule,
+        "rule": outcome.decoder.rule,
         "rollback": outcome.decoder.rollback,
         "kv_type_k": outcome.options.kv_type_k,
         "kv_type_v": outcome.options.kv_type_v,

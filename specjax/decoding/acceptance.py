@@ -11,7 +11,9 @@ guess of that token. The first n drafts are accepted and row n gives the next to
 
 Rejection: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318). Coupled: Daliri et al. 2025
 (arXiv:2408.07978), with Gumbel noise. A greedy row draws nothing, and both rules accept its drafts while they are the
-target's argmax, whatever the rows beside it do.
+target's argmax, whatever the rows beside it do. The rule "greedy" is for batches in which no row draws: its program has
+no code for drawing, and is compiled sooner. All rules share one state, so that a batch may change its rule between two
+rounds.
 """  # noqa: E501
 
 from dataclasses import dataclass, replace
@@ -30,8 +32,11 @@ from specjax.decoding.sampling import Shortlist, sample_shortlist, sample_tokens
 from specjax.decoding.settings import RowSettings
 from specjax.models.protocol import Choice
 
-Rule = Literal["coupled", "rejection"]
-RULES: tuple[Rule, ...] = get_args(Rule)
+DrawingRule = Literal["coupled", "rejection"]
+RULES: tuple[DrawingRule, ...] = get_args(DrawingRule)
+"""The rules for rows that draw."""
+
+Rule = DrawingRule | Literal["greedy"]
 """The rules that keep what the target says."""
 
 
@@ -246,9 +251,25 @@ def accept(
     of_rows: dict[str, Any] = {"settings": settings, "sequence": sequence, "position": position}
     if isinstance(rule, Synthetic):
         return accept_synthetic(target_logits, drafts, n_drafted, rule=rule, **of_rows)
+    if rule == "greedy":
+        return _verdict(drafts, *_first_difference(argmax(target_logits), drafts, n_drafted))
     if rule == "coupled":
         return accept_coupled(target_logits, drafts, n_drafted, **of_rows)
     return accept_rejection(target_logits, drafts, draft_logq, n_drafted, **of_rows)
+
+
+def choose_token(
+    logits: Float[Array, "B V"],
+    *,
+    rule: Rule | Synthetic,
+    settings: RowSettings,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Int[Array, "B"]:
+    """The target's token at absolute `position`, where nothing has been drafted."""
+    if rule == "greedy":
+        return argmax(logits)
+    return sample_tokens(logits, settings=settings, sequence=sequence, position=position)
 
 
 def propose_token(
@@ -281,6 +302,9 @@ def propose_token(
         return token, spread(candidates, size) if rule == "rejection" else None
 
     best = named(argmax(logits))
+    confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
+    if rule == "greedy":
+        return Choice(best, None, confidence)
 
     def drawn() -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
         token, logq = with_shortlist(logits, settings, draw)
@@ -290,5 +314,4 @@ def propose_token(
         return best, jnp.zeros((logits.shape[0], size), jnp.float32) if rule == "rejection" else None
 
     token, logq = lax.cond(jnp.any(settings.draws), drawn, sure)
-    confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
     return Choice(token, logq, confidence)

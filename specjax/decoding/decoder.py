@@ -59,8 +59,8 @@ class Decoder:
                     f"{self.max_drafts} draft tokens are asked for, but there are {len(self.rule.probabilities)}"
                     " probabilities of accepting them; give one for each"
                 )
-        elif self.rule not in RULES:
-            raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, RULES))}")
+        elif self.rule not in (*RULES, "greedy"):
+            raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, (*RULES, 'greedy')))}")
         if self.max_drafts < 0:
             raise ValueError(f"max_drafts is {self.max_drafts}; give 0 for plain decoding, or the most drafts")
         if self.max_drafts > 0 and self.drafter is None:
@@ -83,12 +83,18 @@ class Decoder:
         """What rows want, as arrays; see `RowSettings.of`.
 
         Raises:
-            ValueError: a row wants more drafts than this program makes, or its settings would bias rejection sampling.
+            ValueError: a row wants more drafts than this program makes, or to draw where the rule is "greedy", or its
+                settings would bias rejection sampling.
         """
         for row in rows:
             if row.draft.n_max > self.max_drafts:
                 raise ValueError(
                     f"{row.draft.n_max} draft tokens are asked for; this program makes at most {self.max_drafts}"
+                )
+            if self.rule == "greedy" and not row.sampler.greedy:
+                raise ValueError(
+                    f"temperature is {row.sampler.temperature}, but this program draws nothing; use the rule"
+                    " 'rejection' or 'coupled'"
                 )
             row.draft.check_lossless(drawn=self.rule == "rejection" and not row.sampler.greedy)
         return RowSettings.of(rows, stop_width=stop_width)

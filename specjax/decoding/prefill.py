@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.acceptance import choose_token
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
 from specjax.decoding.record import RoundRecord, token_scores
-from specjax.decoding.sampling import sample_tokens
 from specjax.decoding.settings import RowSettings
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.state import KVCache, SequenceState
@@ -72,8 +72,8 @@ def start_decoding(
         sequence, dropped: those of `DecodeState`.
     """
     logits = last_logits[:, None]
-    position = (state.length + dropped)[:, None]
-    first = sample_tokens(logits, settings=settings, sequence=sequence, position=position)[:, 0]
+    position = state.length + dropped
+    first = choose_token(last_logits, rule=decoder.rule, settings=settings, sequence=sequence, position=position)
     ended = settings.stop_at(first)
     zero = jnp.zeros_like(first)
     # Caches drop what is written past their end, so that whatever came after would be wrong without a word.

@@ -129,6 +129,8 @@ def with_shortlist(
     scores = logits.astype(jnp.float32)
     # The maximum goes first, so that small temperatures do not overflow and sums with noise keep their precision.
     scores = (scores - jnp.max(scores, axis=-1, keepdims=True)) * (1 / jnp.where(row.draws, row.temperature, 1))
+    # They are compared for equality below. As operands of conditionals they are computed once: XLA may round them
+    # differently (by a fused multiply and add) when it computes them anew for each use.
     beyond = (_limit(row, size) < size) | (row.top_p < 1)
     filtered = row.draws & (beyond | (row.min_score > -jnp.inf))
     none = jnp.full((*scores.shape[:-1], 1), -jnp.inf)

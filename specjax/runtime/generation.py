@@ -95,8 +95,8 @@ class GenerateOptions:
 
     @property
     def rule(self) -> Rule:
-        """The acceptance rule that this comes to: tokens of greedy decoding are coupled, without any noise."""
-        return "coupled" if self.sampler.greedy else self.accept
+        """The acceptance rule that this comes to."""
+        return "greedy" if self.sampler.greedy else self.accept
 
     @property
     def kv_types(self) -> KVTypes:

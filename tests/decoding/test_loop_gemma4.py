@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from scripted import CAPACITY, HEAD, Run, Scripted, feed, ragged_prompts, run, script
 from tiny_models import relative_rms
 
 import checkpoints
+import specjax
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import SamplerConfig
 from specjax.models.gemma4 import Gemma4Assistant, Gemma4AssistantConfig, Gemma4Config, Gemma4Target
@@ -103,3 +105,15 @@ def test_after_any_rounds_the_hidden_row_waits_as_after_a_fresh_prefill(name: st
     after = got.state.sequences
     np.testing.assert_array_equal(after.length, fresh.length)
     assert relative_rms(after.drafter.hidden, fresh.drafter.hidden) < 1e-5
+
+
+def test_drawn_tokens_lie_in_the_nucleus() -> None:
+    """Its last token is found by its score. Where XLA computes the capped logits once for the search and once more for
+    the comparison, rounded differently by a fused multiply and add, that token is lost, or even the whole nucleus."""
+    loaded = specjax.load(FIXTURES / "dense" / "model.gguf", need_tokenizer=False)
+    top_p, prompt = 0.5, [5, 7, 9, 11]
+    for seed in (0, 1):
+        tokens = loaded.generate(prompt, max_tokens=12, draft=0, temperature=1.0, top_p=top_p, seed=seed).tokens
+        logits = loaded.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+        for token, probs in zip(tokens, softmax(logits.astype(np.float64), axis=-1), strict=True):
+            assert probs[probs > probs[token]].sum() < top_p + 1e-4

@@ -98,6 +98,8 @@ def test_greedy_rows_keep_their_tokens_beside_rows_that_draw() -> None:
     greedy = run(decoder(drafts=0), make_params(DENSE), PROMPTS, MAX_TOKENS, draft=DraftConfig(0))
     assert greedy.rounds.margin is not None
     assert greedy.rounds.margin[:, GREEDY_ROWS, 0].min() > 5e-4, "near-ties: equality would hang on rounding"
+    alone = run(decoder("greedy"), make_params(DENSE), PROMPTS, MAX_TOKENS)
+    assert alone.tokens == greedy.tokens, "the rule without any code for drawing"
     for rule in RULES:
         assert [mixed(rule).tokens[row] for row in GREEDY_ROWS] == [greedy.tokens[row] for row in GREEDY_ROWS]
 
@@ -203,6 +205,16 @@ def test_every_array_of_a_state_has_the_batch_as_its_first_axis() -> None:
     assert {leaf.shape[0] for leaf in jax.tree.leaves((state, record))} == {len(ROWS)}
 
 
+def test_a_batch_may_change_its_rule_between_rounds() -> None:
+    """As when the last row that draws has left: one state serves every rule."""
+    params, rows = make_params(DENSE), [Settings(draft=row.draft) for row in ROWS]
+    want, _ = decode_chunk(decoder("greedy"), params, started(decoder("greedy"), rows)[0], 4)
+    state, _ = decode_chunk(decoder("rejection"), params, started(decoder("rejection"), rows)[0], 2)
+    got, _ = decode_chunk(decoder("greedy"), params, state, 2)
+    np.testing.assert_array_equal(got.pending, want.pending)
+    np.testing.assert_array_equal(got.sequences.length, want.sequences.length)
+
+
 def test_a_state_takes_no_settings_with_it_when_it_is_consumed() -> None:
     of, params = decoder(), make_params(DENSE)
     settings, sequence = of.settings(ROWS), jnp.arange(len(ROWS))
@@ -220,5 +232,8 @@ def test_what_a_program_cannot_do_for_a_row_is_refused() -> None:
         decoder("rejection").settings([biased])
     decoder("coupled").settings([biased])
     decoder("rejection").settings([replace(biased, sampler=GREEDY)])
+    decoder("greedy").settings([replace(biased, sampler=GREEDY)])
+    with pytest.raises(ValueError, match=r"temperature is 1\.0, but this program draws nothing"):
+        decoder("greedy").settings([biased])
     with pytest.raises(ValueError, match="max_drafts is -1"):
         decoder(drafts=-1)
