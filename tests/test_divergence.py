@@ -82,11 +82,12 @@ def test_a_token_at_the_edge_of_a_filter_must_also_have_won() -> None:
     assert find(options, kept, LAST).margin == pytest.approx(scores[kept] - scores[LAST], rel=1e-5)
 
 
-def test_the_margin_of_a_draw_has_the_noise_of_its_sequence() -> None:
-    options = GenerateOptions(temperature=T, accept="coupled", seed=5)
+@pytest.mark.parametrize("seed", [5, 2**31, 2**32 - 1])
+def test_the_margin_of_a_draw_has_the_noise_of_its_seed_and_sequence(seed: int) -> None:
+    options = GenerateOptions(temperature=T, accept="coupled", seed=seed)
     for sequence in (0, 7):
         where = jnp.array([sequence]), jnp.array([len(PROMPT)])
-        scores = LOGITS + T * np.asarray(gumbel(5, *where, Purpose.TOKEN, len(LOGITS))[0])
+        scores = LOGITS + T * np.asarray(gumbel(jnp.uint32(seed), *where, Purpose.TOKEN, len(LOGITS))[0])
         found = find(options, 0, 1, sequence)
         assert not found.filtered
         assert found.margin == pytest.approx(abs(scores[0] - scores[1]), rel=1e-5)
