@@ -52,15 +52,14 @@ def round_cost(decoder: Decoder, params: Params, state: DecodeState) -> RoundCos
 
     `state` is consumed. What is computed is of no use: rounds are repeated in place, past any budget.
     """
-    zero = jnp.zeros_like(state.budget)
     state = replace(
         state,
         settings=replace(
             state.settings,
-            n_drafts=zero + decoder.max_drafts,
-            n_min=zero,
+            n_drafts=jnp.full_like(state.budget, decoder.max_drafts),
+            n_min=jnp.zeros_like(state.budget),
             p_min=jnp.zeros_like(state.settings.p_min),
-            skip_streak=zero,
+            skip_streak=jnp.zeros_like(state.budget),
         ),
         budget=jnp.full_like(state.budget, decoder.rows + 1),
         streak=jnp.zeros_like(state.streak),
