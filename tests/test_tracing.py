@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specjax.analysis.tracing import TraceWriter, read_events, summarize_trace
 from specjax.decoding.loop import ChunkRecord
-from specjax.decoding.round import RoundRecord
+from specjax.decoding.record import RoundRecord
 from specjax.errors import SpecjaxError
 from specjax.runtime.batch import Emission
 
@@ -31,7 +32,8 @@ def emission(*rounds: list[tuple[list[int], int, list[int], bool]]) -> Emission:
             for name, value in zip(counts, (len(emitted), len(drafted), accepted), strict=True):
                 counts[name][i, row] = value
             skipped[i, row] = skip
-    record = RoundRecord(tokens=tokens, drafts=drafts, skipped=skipped, hidden_norm=norms, margin=None, **counts)
+    scores: dict[str, Any] = {"margin": None, "logprob": None, "top_logprobs": None, "finite": ~skipped}
+    record = RoundRecord(tokens=tokens, drafts=drafts, skipped=skipped, hidden_norm=norms, **scores, **counts)
     return Emission([], None, ChunkRecord(np.int32(len(rounds)), record))
 
 
