@@ -32,8 +32,8 @@ from machine import description
 
 from checkpoints.tree import flatten, is_matrix, unflatten
 from pallas_kernels import using
-from pallas_kernels.operations import tables
 from pallas_kernels.quant_matmul import FORMATS, from_blocks, prepare
+from pallas_kernels.table import TABLE
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
@@ -76,10 +76,12 @@ def shape_of_27b(layers: int) -> Qwen35Config:
 
 
 def kernels_of(platform: str) -> str:
-    """What `using` takes to have the Pallas kernel of "gpu" or "tpu" wherever there is one; elsewhere "auto"."""
-    name = PALLAS.get(platform)
-    pairs = [f"{operation}={name}" for operation, table in tables().items() if name in {each.name for each in table}]
-    return ",".join(pairs) or "auto"
+    """What `using` takes to have the Pallas kernels of "gpu" or "tpu" wherever there are some; elsewhere "auto"."""
+    if platform not in PALLAS:
+        return "auto"
+    kernels = (PALLAS[platform], f"{PALLAS[platform]}_prefill")
+    named = {operation: [name for name in kernels if name in table] for operation, table in TABLE.items()}
+    return ",".join(f"{operation}={'+'.join(names)}" for operation, names in named.items() if names)
 
 
 def packed_shapes(config: Qwen35Config, kind: str = "Q4_K") -> Params:

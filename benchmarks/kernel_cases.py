@@ -14,13 +14,12 @@ from jax import Array
 from random_model import random_blocks
 
 from pallas_kernels import (
+    cache_attention,
     causal_conv1d,
     gated_delta,
     hadamard,
-    prefill_attention,
     quant_matmul,
     rms_norm,
-    verify_attention,
 )
 from pallas_kernels.kv_formats import KVStore
 
@@ -63,9 +62,9 @@ def cases(*, small: bool) -> Iterator[Case]:
         for rows in (4, 64 if small else 512):
             yield _products(name, rows, *widths)
     for kind in ("f32" if small else "bf16", "q8_0"):
-        yield _attention("verify_attention", verify_attention.attend, kind, 4, 2048 if small else 32768)
+        yield _attention(kind, 4, 2048 if small else 32768)
     rows, slots = (64, 1024) if small else (512, 32768)
-    yield _attention("prefill_attention", prefill_attention.attend, "f32" if small else "bf16", rows, slots)
+    yield _attention("f32" if small else "bf16", rows, slots)
 
 
 def _normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> Array:
@@ -229,20 +228,20 @@ def _products(name: str, rows: int, width: int, hidden: int) -> Case:
     )
 
 
-def _attention(operation: str, attend: Callable[..., Array], kind: str, rows: int, slots: int) -> Case:
+def _attention(kind: str, rows: int, slots: int) -> Case:
     heads, groups, width = 24, 4, 256
     positions = jnp.arange(slots - rows, slots, dtype=jnp.int32)[None]
 
     def step(impl: str, q: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
         k, v = fixed
-        return attend(q, k, v, positions, scale=width**-0.5, impl=impl), own
+        return cache_attention.attend(q, k, v, positions, scale=width**-0.5, impl=impl), own
 
     def caches(seed: int) -> Any:
         return tuple(KVStore.of(_normal(seed + i, 1, slots, groups, width), kind) for i in range(2))
 
     q = _normal(0, 1, rows, heads, width)
     return Case(
-        operation,
+        "cache_attention",
         f"{kind} B=1 T={rows} S={slots}, {heads}/{groups} heads of {width}",
         _nbytes(jax.eval_shape(lambda: caches(0)), q, q),
         lambda seed: ((), caches(seed)),

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,20 @@ def test_imports_point_one_way() -> None:
                 if other.split(".")[0] in PACKAGES and not below(other, MAY_IMPORT[part]):
                     wrong.append(f"{name} imports {other}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", ["pallas_kernels"])
+def test_no_modules_import_each_other(package: str) -> None:
+    """Directly or by way of others; imports inside functions count."""
+    needs = {
+        name: {other for statement in ast.walk(tree) for other in imported(statement) if other != name}
+        for name, tree in modules().items()
+        if below(name, {package})
+    }
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail(" needs ".join(reversed(error.args[1])))
 
 
 def test_lower_parts_exist() -> None:

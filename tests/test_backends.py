@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -10,32 +11,53 @@ import jax
 import pytest
 from small_model import write_small_model
 
+import pallas_kernels
 import specjax
-from pallas_kernels import native, operations
-from pallas_kernels.dispatch import ANYWHERE, Implementation
+from pallas_kernels import native
+from pallas_kernels.dispatch import Implementation, Operation
+from pallas_kernels.table import ANYWHERE, TABLE
 from specjax.decoding.loop import decode_chunk
 
-PACKAGE = Path(operations.__file__).parent
-TABLES = operations.tables()
-APPLE = ("METAL", "mps")
-"""What jax-metal calls its platform, and its successor."""
+PACKAGE = Path(pallas_kernels.__file__).parent
+APPLE = ("METAL", "metal", "mps")
+"""What jax-metal calls its platform, and what metaljax and jax-mps do."""
 
 
-@pytest.mark.parametrize("operation", TABLES)
+def operations() -> dict[str, Operation]:
+    """Those that the folders of the package declare, by name."""
+    modules = [f"pallas_kernels.{path.parent.name}.implementations" for path in PACKAGE.glob("*/implementations.py")]
+    values = [value for name in modules for value in vars(importlib.import_module(name)).values()]
+    nested = [each for value in values if isinstance(value, dict) for each in value.values()]
+    return {value.name: value for value in (*values, *nested) if isinstance(value, Operation)}
+
+
+OPERATIONS = operations()
+
+
+def test_the_table_is_what_the_folders_declare() -> None:
+    assert OPERATIONS.keys() == TABLE.keys()
+    for unknown in ("conv", "gated_delta"):
+        assert unknown not in TABLE
+    for name in TABLE:
+        with pytest.raises(TypeError, match="argument"):
+            pallas_kernels.explain(name, no_such_size=1)
+
+
+@pytest.mark.parametrize("operation", TABLE)
 def test_every_operation_has_a_form_in_plain_xla_for_all_platforms_and_sizes(operation: str) -> None:
     always = Implementation("any", max).unfit
     general = [
         implementation
-        for implementation in TABLES[operation]
+        for implementation in OPERATIONS[operation].implementations
         if implementation.name.startswith("xla_") and implementation.unfit is always
     ]
     assert frozenset().union(*(implementation.platforms for implementation in general)) >= {*ANYWHERE, *APPLE}
 
 
-@pytest.mark.parametrize("operation", TABLES)
+@pytest.mark.parametrize("operation", TABLE)
 def test_kernels_for_accelerators_run_when_named_and_native_ones_on_cpus(operation: str) -> None:
     """Until they have been timed on a device, see the README."""
-    for implementation in TABLES[operation]:
+    for implementation in OPERATIONS[operation].implementations:
         if re.match("pallas|triton|reference", implementation.name):
             assert not implementation.platforms
         if implementation.name == "cpu_native":

@@ -17,8 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from pallas_kernels.causal_conv1d.example import MODEL_SHAPES, example
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 MAX_WIDTH = 16

@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from pallas_kernels.causal_conv1d.example import MODEL_SHAPES, example
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 LANES = 128

@@ -24,7 +24,7 @@ from pallas_kernels import dispatch
 from pallas_kernels.arguments import expect_array, expect_number
 from pallas_kernels.gated_delta.arguments import check_inputs, check_records, check_sizes, expect_counts, expect_state
 from pallas_kernels.gated_delta.heads import HeadMap
-from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
+from pallas_kernels.gated_delta.implementations import OPERATIONS
 
 
 class Records(NamedTuple):
@@ -89,7 +89,7 @@ def commit(
     axes = "B Hv Dk Dv"
     expect_state("gated_delta.commit", "state", state, tuple(dims[axis] for axis in axes.split()), axes)
     expect_counts("gated_delta.commit", "n", n, dims["B"])
-    run = dispatch.choose("gated_delta.commit", IMPLEMENTATIONS["commit"], impl, dims).run
+    run = dispatch.choose(OPERATIONS["commit"], impl, dims).run
     return run(state, *records, n_valid=n.astype(jnp.int32), head_map=head_map)
 
 
@@ -122,10 +122,10 @@ def verify_snapshots(
 
 def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
     """Which implementation "prefill", "verify", "commit" or "verify_snapshots" takes for T, Hk, Hv, Dk, Dv, and why."""
-    if operation not in IMPLEMENTATIONS:
-        raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(IMPLEMENTATIONS)}")
+    if operation not in OPERATIONS:
+        raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(OPERATIONS)}")
     check_sizes("gated_delta.explain", dims)
-    return dispatch.explain(f"gated_delta.{operation}", IMPLEMENTATIONS[operation], dims, platform)
+    return dispatch.explain(OPERATIONS[operation], dims, platform)
 
 
 def _prepare(
@@ -149,7 +149,7 @@ def _prepare(
     expect_state(full_name, state_name, state, tuple(dims[axis] for axis in axes.split()), axes)
     if scale is not None:
         expect_number(full_name, "scale", scale)
-    run = dispatch.choose(full_name, IMPLEMENTATIONS[operation], impl, dims).run
+    run = dispatch.choose(OPERATIONS[operation], impl, dims).run
     options = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
     counts = jnp.full((dims["B"],), dims["T"]) if n_valid is None else n_valid
     return partial(run, n_valid=counts.astype(jnp.int32), **options)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, register
 
 SHAPES: tuple[Dims, ...] = tuple(

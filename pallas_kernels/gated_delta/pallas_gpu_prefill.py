@@ -18,10 +18,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.xla_chunked import transform
 from pallas_kernels.mosaic_gpu import kernel_options, load
+from pallas_kernels.table import Dims
 
 CHUNK = 64
 """Rows of the smallest product."""

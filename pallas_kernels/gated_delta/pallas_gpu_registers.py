@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.mosaic_gpu import interpreter, load
+from pallas_kernels.table import Dims
 
 LANE_ROWS = 4
 WARPS, LANE_COLUMNS = 4, 8

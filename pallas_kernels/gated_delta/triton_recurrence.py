@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta.config import SHAPES, example_inputs, example_records, example_slots
 from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import launch, missing, power_of_two
 from pallas_kernels.tuning import Tunable, config_for, register
 

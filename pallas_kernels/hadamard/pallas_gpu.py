@@ -16,9 +16,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.hadamard.butterflies import butterflies
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 MAX_WIDTH = 4096

@@ -17,9 +17,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.hadamard.butterflies import butterflies
 from pallas_kernels.hadamard.reference import matrix
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 LANES = 128

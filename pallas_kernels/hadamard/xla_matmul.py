@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.dispatch import ANYWHERE, Dims
 from pallas_kernels.hadamard.reference import matrix
+from pallas_kernels.table import ANYWHERE, Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 UNIT = 128

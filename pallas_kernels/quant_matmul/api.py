@@ -1,87 +1,19 @@
 """Products with matrices that stay quantized."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
-from pallas_kernels.derivatives import with_derivatives_of
-from pallas_kernels.dispatch import ANYWHERE, Implementation
-from pallas_kernels.mosaic_gpu import on_hopper
-from pallas_kernels.quant_matmul import (
-    cpu_native,
-    pallas_gpu_prefill,
-    pallas_tpu,
-    reference,
-    triton_planes,
-    xla_dequant,
-)
+from pallas_kernels.quant_matmul.implementations import QUANT_MATMUL
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
-
-Product = Callable[[Array, QTensor, Activations, Array | None], Array]
-
-
-def _block_by_block(one: Callable[[Array, QTensor, Activations], Array]) -> Product:
-    """For products that know one matrix only."""
-
-    def product(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
-        if index is None:
-            return one(x, weight, act)
-        last = weight.shape[0] - 1
-
-        def block(args: tuple[Array, Array]) -> Array:
-            rows, expert = args
-            return jnp.where(expert < 0, 0, one(rows, weight[jnp.clip(expert, 0, last)], act))
-
-        return lax.map(block, (x, index))
-
-    return product
-
-
-_by_xla = _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight))
-
-
-def _natively(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
-    """With the derivatives of XLA's form: rounding has none."""
-    product = with_derivatives_of(
-        lambda x, weight, index: _by_xla(x, weight, act, index),
-        lambda x, weight, index: cpu_native.quant_matmul(x, weight, act, index),
-    )
-    return product(x, weight, index)
-
-
-IMPLEMENTATIONS = (
-    Implementation("cpu_native", _natively, frozenset({"cpu"}), cpu_native.unfit),
-    Implementation("xla_dequant", _by_xla, ANYWHERE),
-    # Tested under the interpreters, lowered for their platforms and compiled for v5e and v6e, but not yet measured on a
-    # device: they run when named.
-    Implementation("pallas_tpu", pallas_tpu.quant_matmul, unfit=pallas_tpu.unfit),
-    Implementation("pallas_tpu_interpret", partial(pallas_tpu.quant_matmul, interpret=True), unfit=pallas_tpu.unfit),
-    Implementation("pallas_gpu", pallas_gpu_prefill.by_rows, unfit=pallas_gpu_prefill.unfit_by_rows),
-    Implementation(
-        "pallas_gpu_interpret", partial(pallas_gpu_prefill.by_rows, interpret=True), unfit=pallas_gpu_prefill.unfit
-    ),
-    Implementation("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, unfit=on_hopper(pallas_gpu_prefill.unfit)),
-    Implementation(
-        "pallas_gpu_prefill_interpret",
-        partial(pallas_gpu_prefill.quant_matmul, interpret=True),
-        unfit=pallas_gpu_prefill.unfit,
-    ),
-    Implementation("triton", triton_planes.quant_matmul, unfit=triton_planes.unfit),
-    Implementation(
-        "triton_interpret",
-        partial(triton_planes.quant_matmul, interpret=True),
-        unfit=partial(triton_planes.unfit, interpreted=True),
-    ),
-    Implementation("reference", _block_by_block(reference.quant_matmul)),
-)
+from pallas_kernels.table import Dims
 
 
 def quant_matmul(
@@ -109,7 +41,7 @@ def quant_matmul(
         ValueError: shapes or dtypes that do not fit together, an unknown `act`, or an implementation that does not fit.
     """
     check("quant_matmul", x, {"weight": weight}, index, act)
-    run = dispatch.choose("quant_matmul", IMPLEMENTATIONS, impl, dims_of(x, weight)).run
+    run = dispatch.choose(QUANT_MATMUL, impl, dims_of(x, weight)).run
     return run(x, weight, act or weight.act, index).astype(x.dtype if dtype is None else dtype)
 
 
@@ -135,10 +67,10 @@ def check(name: str, x: Array, weights: Mapping[str, QTensor], index: Array | No
 
 def explain(x: Float[Array, "... K"], weight: QTensor, platform: str | None = None) -> str:
     """Which implementation `quant_matmul` chooses, and why not the others."""
-    return dispatch.explain("quant_matmul", IMPLEMENTATIONS, dims_of(x, weight), platform)
+    return dispatch.explain(QUANT_MATMUL, dims_of(x, weight), platform)
 
 
-def dims_of(x: Array | jax.ShapeDtypeStruct, weight: QTensor) -> dispatch.Dims:
+def dims_of(x: Array | jax.ShapeDtypeStruct, weight: QTensor) -> Dims:
     """What is static in a call."""
     rows = math.prod(x.shape[:-1] if weight.ndim == 2 else x.shape[1:-1])  # of a block, where there are blocks
     return {"M": rows, "N": weight.rows, "K": weight.width, "format": weight.format, "layout": weight.layout}

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.quant_matmul.panels import PanelFormat
 from pallas_kernels.quant_matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS, group_size
+from pallas_kernels.table import Dims
 
 FEW_ROWS = 16
 """So many rows at most take the form that is bound by reading the matrix."""

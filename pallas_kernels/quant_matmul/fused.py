@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from pallas_kernels import dispatch
 from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.quant_matmul import cpu_native
-from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, check, dims_of, quant_matmul
+from pallas_kernels.quant_matmul.api import check, dims_of, quant_matmul
+from pallas_kernels.quant_matmul.implementations import QUANT_MATMUL
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
 
 
@@ -91,5 +92,5 @@ def quant_swiglu(
 
 def _native(x: Array, weights: Sequence[QTensor], act: Activations | None, impl: str | None) -> bool:
     """Whether the native kernels would multiply with each of the weights, and round alike for all."""
-    chosen = {dispatch.choose("quant_matmul", IMPLEMENTATIONS, impl, dims_of(x, weight)).name for weight in weights}
+    chosen = {dispatch.choose(QUANT_MATMUL, impl, dims_of(x, weight)).name for weight in weights}
     return chosen == {"cpu_native"} and (act is not None or len({weight.act for weight in weights}) == 1)

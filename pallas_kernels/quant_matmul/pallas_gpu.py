@@ -19,7 +19,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
 from pallas_kernels.quant_matmul.config import GpuConfig, gpu_candidates, gpu_heuristic
 from pallas_kernels.quant_matmul.formats import FORMATS
@@ -34,6 +33,7 @@ from pallas_kernels.quant_matmul.planes import (
     plane_names,
 )
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 

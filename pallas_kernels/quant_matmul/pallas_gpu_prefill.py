@@ -21,7 +21,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, on_hopper, tiled_memory
 from pallas_kernels.quant_matmul import pallas_gpu
 from pallas_kernels.quant_matmul.config import FEW_ROWS
@@ -39,6 +38,7 @@ from pallas_kernels.quant_matmul.planes import (
     plane_names,
 )
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 DEPTH = 64

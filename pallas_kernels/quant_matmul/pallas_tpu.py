@@ -25,7 +25,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.quant_matmul.config import FEW_ROWS, TpuConfig, tpu_candidates, tpu_heuristic
 from pallas_kernels.quant_matmul.formats import FORMATS
 from pallas_kernels.quant_matmul.panels import PanelFormat
@@ -43,6 +42,7 @@ from pallas_kernels.quant_matmul.planes import (
     plane_names,
 )
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 

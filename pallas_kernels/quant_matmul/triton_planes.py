@@ -19,12 +19,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.quant_matmul.config import FEW_ROWS
 from pallas_kernels.quant_matmul.formats import FORMATS
 from pallas_kernels.quant_matmul.panels import PanelFormat
 from pallas_kernels.quant_matmul.planes import CHUNK, GROUP, PLANE_FORMATS, PLANES, group_size, pack
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing
 from pallas_kernels.tuning import Tunable, config_for, register
 

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels import native
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.rms_norm import xla_reduce
+from pallas_kernels.table import Dims
 
 
 def unfit(dims: Dims) -> str | None:

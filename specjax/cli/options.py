@@ -229,11 +229,12 @@ def _decoded_by_xla(weight: QTensor) -> bool:
     import jax
 
     from pallas_kernels import dispatch
-    from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, dims_of
+    from pallas_kernels.quant_matmul.api import dims_of
+    from pallas_kernels.quant_matmul.implementations import QUANT_MATMUL
 
     row = jax.ShapeDtypeStruct((1,) * (weight.ndim - 1) + (weight.width,), "float32")
     try:
-        chosen = dispatch.choose("quant_matmul", IMPLEMENTATIONS, None, dims_of(row, weight))
+        chosen = dispatch.choose(QUANT_MATMUL, None, dims_of(row, weight))
     except ValueError:  # a kernel that is named and does not fit: the product itself says so
         return False
     return chosen.name == "xla_dequant"

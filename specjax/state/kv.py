@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import prefill_attention, verify_attention
+from pallas_kernels import cache_attention
 from pallas_kernels.kv_formats import KVStore
 from specjax.state.kv_types import KVTypes
 from specjax.state.shift import Shift
@@ -90,7 +90,7 @@ class KVCache:
 
     def visible(self, positions: Int[Array, "B T"]) -> Bool[Array, "B T S"]:
         """Which slots the rows at `positions` read: those up to the row itself, as far back as the window reaches."""
-        return verify_attention.visible_slots(positions, jnp.arange(self.capacity), self.capacity, self.window)
+        return cache_attention.visible_slots(positions, jnp.arange(self.capacity), self.capacity, self.window)
 
     def attend(
         self, q: Float[Array, "B T H N"], positions: Int[Array, "B T"], *, scale: float
@@ -99,9 +99,7 @@ class KVCache:
 
         The output of a row that sees nothing is finite and means nothing.
         """
-        few = q.shape[1] <= verify_attention.MOST_ROWS
-        attend = verify_attention.attend if few else prefill_attention.attend
-        return attend(q, self.k, self.v, positions, scale=scale, window=self.window)
+        return cache_attention.attend(q, self.k, self.v, positions, scale=scale, window=self.window)
 
     def commit(self, n: Int[Array, "B"]) -> KVCache:
         """Nothing moves: the length, which lives with the sequence, decides what is read."""

@@ -16,7 +16,7 @@ RUN = ("generate", "--tokens", "1,2,3", "--max-tokens", "4", "--ignore-eos")
 
 
 def test_the_choice_reaches_the_kernels(cli: Cli, gguf: Path) -> None:
-    refused = cli(*RUN, "--model", gguf, "--kernels", "verify_attention=xla_floats", "--kv-type-k", "q8_0")
+    refused = cli(*RUN, "--model", gguf, "--kernels", "cache_attention=xla_floats", "--kv-type-k", "q8_0")
     assert refused.status == 2
     assert re.search("xla_floats +passed over: q8_0 is no float type", refused.err)
 

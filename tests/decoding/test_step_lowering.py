@@ -22,7 +22,7 @@ from specjax.models import registry
 from specjax.models.qwen3_5 import parameter_shapes
 from specjax.state import KVTypes
 
-KERNELS = {"causal_conv1d", "gated_delta_commit", "gated_delta_verify", "quant_matmul", "verify_attention"}
+KERNELS = {"causal_conv1d", "gated_delta_commit", "gated_delta_verify", "quant_matmul", "cache_attention"}
 PLATFORMS = ("tpu", "gpu")
 NATIVE = "specjax_"
 """How the names of native kernels begin."""
@@ -58,7 +58,7 @@ def test_rounds_lower_with_the_kernels_of_their_platform(step: Any, name: str, p
 
 @pytest.mark.parametrize(
     ("platform", "products", "attention"),
-    [("tpu", "quant_matmul", "verify_attention"), ("gpu", "quant_matmul_prefill", "prefill_attention")],
+    [("tpu", "quant_matmul", "cache_attention"), ("gpu", "quant_matmul_prefill", "cache_attention_prefill")],
 )
 def test_prompts_lower_with_the_kernels_of_their_platform(
     step: Any, platform: str, products: str, attention: str

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from attention_cases import Case
+from cache_attention_cases import Case
 from test_quant_pallas_gpu import activations, matrix
 
-from pallas_kernels import gated_delta, prefill_attention, quant_matmul, using
+from pallas_kernels import cache_attention, gated_delta, quant_matmul, using
 from pallas_kernels.quant_matmul.planes import pack
 
 
 def prompt_attends() -> jax.Array:
     case = Case("bf16", "bf16", (tuple(range(21)),), 43)
-    return prefill_attention.attend(case.q, *case.caches, case.rows, scale=0.1, impl="pallas_gpu")
+    return cache_attention.attend(case.q, *case.caches, case.rows, scale=0.1, impl="pallas_gpu_prefill")
 
 
 def many_rows() -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from pallas_kernels import verify_attention
+from pallas_kernels import cache_attention
 from pallas_kernels.kv_formats import KVStore
 from specjax.models.mtp import Pairs
 from specjax.models.protocol import Params
@@ -84,7 +84,7 @@ class ChainCache(KVCache):
         self, q: Float[Array, "B T H N"], positions: Int[Array, "B T"], *, scale: float
     ) -> Float[Array, "B T H N"]:
         """See `KVCache.attend`."""
-        return verify_attention.attend_masked(q, self.k, self.v, self.visible(positions), scale=scale).astype(q.dtype)
+        return cache_attention.attend_masked(q, self.k, self.v, self.visible(positions), scale=scale).astype(q.dtype)
 
     def visible(self, positions: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
         """Which rows each row reads."""

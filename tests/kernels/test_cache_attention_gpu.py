@@ -4,11 +4,11 @@ from functools import partial
 
 import jax
 import numpy as np
-from attention_cases import SCALE, Case
-from test_verify_attention_cases import EXACT
+from cache_attention_cases import SCALE, Case
+from test_cache_attention import EXACT
 from tiny_models import relative_rms
 
-from pallas_kernels.verify_attention import pallas_gpu
+from pallas_kernels.cache_attention import pallas_gpu
 
 RING = Case("bf16", "bf16", ((3, 4, 5), (96, 97, -1)), 41, heads=3, kv_heads=1, width=32, window=30)
 

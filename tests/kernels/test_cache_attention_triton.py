@@ -6,11 +6,11 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from attention_cases import CASES, SCALE, law
+from cache_attention_cases import CASES, SCALE, law
 from lowering import needs_triton
 from tiny_models import relative_rms
 
-from pallas_kernels.verify_attention import triton_splits
+from pallas_kernels.cache_attention import triton_splits
 
 
 @needs_triton

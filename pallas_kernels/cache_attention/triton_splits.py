@@ -19,16 +19,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.examples import full_cache, model_shapes
+from pallas_kernels.cache_attention.heads import by_kv_head, by_token
+from pallas_kernels.cache_attention.visibility import spans
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.turbo import Turbo
+from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing, power_of_two
 from pallas_kernels.tuning import Tunable, config_for, register
-from pallas_kernels.verify_attention.examples import full_cache, model_shapes
-from pallas_kernels.verify_attention.heads import by_kv_head, by_token
-from pallas_kernels.verify_attention.visibility import spans
 
-MOST_ROWS = 16
 WIDEST = 512
 DEPTH = 64
 """Entries of keys that are multiplied at a time, or those that share a scale."""
@@ -82,8 +82,8 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why these sizes cannot be served, or None."""
-    if dims["T"] > MOST_ROWS:
-        return f"T={dims['T']}: made for at most {MOST_ROWS} rows"
+    if (reason := too_many_rows(dims)) is not None:
+        return reason
     if dims["N"] > WIDEST:
         return f"N={dims['N']} is more than {WIDEST}"
     return missing(interpreted=interpreted)
@@ -103,7 +103,7 @@ def attend(
     interpret: bool = False,
 ) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    from pallas_kernels.verify_attention import triton_kernels
+    from pallas_kernels.cache_attention import triton_kernels
 
     (batch, rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
     sizes = {"H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format}
@@ -176,7 +176,7 @@ def _arrays(store: KVStore) -> tuple[Array, Array, Array]:
 
 TUNABLE = register(
     Tunable(
-        operation="verify_attention",
+        operation="cache_attention",
         impl="triton",
         Config=Config,
         heuristic=heuristic,

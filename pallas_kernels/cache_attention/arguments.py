@@ -6,11 +6,16 @@ from numbers import Real
 from jax import Array
 
 from pallas_kernels.arguments import INTEGERS, expect_array, expect_count, expect_number
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore, format_named
+from pallas_kernels.table import Dims
 
-MOST_ROWS = 16
-"""Of a sequence in one call, that kernels of this operation are made for; `prefill_attention` has others."""
+FEW_ROWS = 16
+"""Rows of a sequence in one call, at most, for the implementations that are made for rounds of decoding."""
+
+
+def too_many_rows(dims: Dims) -> str | None:
+    """Why an implementation for few rows cannot serve a call, or None."""
+    return f"T={dims['T']}: made for at most {FEW_ROWS} rows" if dims["T"] > FEW_ROWS else None
 
 
 def check(

@@ -1,4 +1,7 @@
-"""Attention of T query rows over the slots of a cache that each row sees.
+"""Attention of T query rows over the slots of a cache that each row sees: those of a round, or of a prompt.
+
+The keys and values of the rows are in the cache already. The rows of a sequence may have any positions, but kernels for
+many rows read least when neighbouring rows have neighbouring ones.
 
 Scores and softmax are float32. Query head h reads KV head h // (H / G). Queries enter the rotation in which keys are
 kept, and the output leaves that of the values; no entry of a cache is rotated.
@@ -10,9 +13,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
+from pallas_kernels.cache_attention.arguments import check, complete_dims, dims_of
+from pallas_kernels.cache_attention.implementations import CACHE_ATTENTION
 from pallas_kernels.kv_formats import KVStore
-from pallas_kernels.verify_attention.arguments import check, complete_dims, dims_of
-from pallas_kernels.verify_attention.implementations import IMPLEMENTATIONS
 
 
 def attend(
@@ -42,9 +45,9 @@ def attend(
     Raises:
         ValueError: arguments that do not fit together, or an implementation that does not fit.
     """
-    check("verify_attention.attend", q, k, v, positions, scale, window, soft_cap, sinks)
+    check("cache_attention.attend", q, k, v, positions, scale, window, soft_cap, sinks)
     dims = dims_of(q, k, v, soft_cap, sinks)
-    run = dispatch.choose("verify_attention", IMPLEMENTATIONS, impl, dims).run
+    run = dispatch.choose(CACHE_ATTENTION, impl, dims).run
     return run(q, k, v, positions, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks).astype(q.dtype)
 
 
@@ -58,4 +61,4 @@ def explain(*, platform: str | None = None, **dims: Any) -> str:
     Raises:
         ValueError: sizes or formats missing.
     """
-    return dispatch.explain("verify_attention", IMPLEMENTATIONS, complete_dims("verify_attention", dims), platform)
+    return dispatch.explain(CACHE_ATTENTION, complete_dims("cache_attention", dims), platform)

@@ -26,7 +26,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.cache_attention.blocks import Blocks
+from pallas_kernels.cache_attention.examples import full_cache, model_shapes
+from pallas_kernels.cache_attention.softmax import capped
+from pallas_kernels.cache_attention.visibility import as_mask, in_span, spans
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.format import FloatFormat
 from pallas_kernels.mosaic_gpu import (
@@ -39,11 +42,8 @@ from pallas_kernels.mosaic_gpu import (
     product,
     tiled_memory,
 )
-from pallas_kernels.prefill_attention.blocks import Blocks
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
-from pallas_kernels.verify_attention.examples import full_cache, model_shapes
-from pallas_kernels.verify_attention.softmax import capped
-from pallas_kernels.verify_attention.visibility import as_mask, in_span, spans
 
 MOST_COLUMNS = 256
 """Of the values in a program: as many sums as registers hold. Wider values are computed in parts, each with scores."""
@@ -348,7 +348,7 @@ def attend(
     key_width, value_width, columns = _widths(dims)
     if _bytes(config, key_width, columns) > SHARED_MEMORY:
         raise ValueError(
-            f"prefill_attention: config is {config}; accepted: what fits into {SHARED_MEMORY // 1024} KiB: "
+            f"cache_attention: config is {config}; accepted: what fits into {SHARED_MEMORY // 1024} KiB: "
             f"{', '.join(map(str, candidates(dims)))}"
         )
     blocks = Blocks(tokens, heads, kv_heads, config.warpgroups * MMA_ROWS)
@@ -372,7 +372,7 @@ def attend(
             num_threads=config.warpgroups + 1,
             thread_name="warpgroup",
         ),
-        name="prefill_attention",
+        name="cache_attention_prefill",
         **kernel_options(interpreted=interpret),
     )
     out = call(queries, keys, values, counts, tiles, own, reach, seen, logits)
@@ -381,8 +381,8 @@ def attend(
 
 TUNABLE = register(
     Tunable(
-        operation="prefill_attention",
-        impl="pallas_gpu",
+        operation="cache_attention",
+        impl="pallas_gpu_prefill",
         Config=Config,
         heuristic=heuristic,
         candidates=candidates,

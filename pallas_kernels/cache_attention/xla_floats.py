@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from pallas_kernels.cache_attention.softmax import capped, softmax
+from pallas_kernels.cache_attention.visibility import as_mask
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.format import FloatFormat
-from pallas_kernels.verify_attention.softmax import capped, softmax
-from pallas_kernels.verify_attention.visibility import as_mask
 
 UNSEEN = jnp.finfo(jnp.float32).min
 """The score of a slot that a row does not see. It is finite, so that a row that sees nothing does not become NaN."""

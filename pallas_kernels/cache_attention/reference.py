@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.cache_attention.visibility import as_mask
 from pallas_kernels.kv_formats import KVStore
-from pallas_kernels.verify_attention.visibility import as_mask
 
 
 def attend(

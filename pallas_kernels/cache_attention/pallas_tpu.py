@@ -27,14 +27,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.examples import full_cache, model_shapes
+from pallas_kernels.cache_attention.lanes import Lanes, half, iota, lanes_of
+from pallas_kernels.cache_attention.softmax import capped
+from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
 from pallas_kernels.kv_formats import KVStore, format_named
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
-from pallas_kernels.verify_attention.arguments import MOST_ROWS
-from pallas_kernels.verify_attention.examples import full_cache, model_shapes
-from pallas_kernels.verify_attention.lanes import Lanes, half, iota, lanes_of
-from pallas_kernels.verify_attention.softmax import capped
-from pallas_kernels.verify_attention.visibility import in_span, spans, visible_tiles
 
 MOST_QUERIES = 256
 """Query rows times heads that share a KV head."""
@@ -108,8 +108,8 @@ def _vmem(dims: Dims, tile: int) -> int:
 
 def unfit(dims: Dims) -> str | None:
     """Why these sizes cannot be served, or None."""
-    if dims["T"] > MOST_ROWS:
-        return f"T={dims['T']}: made for at most {MOST_ROWS} rows"
+    if (reason := too_many_rows(dims)) is not None:
+        return reason
     if (queries := dims["T"] * dims["H"] // dims["G"]) > MOST_QUERIES:
         return f"T * H / G = {queries}: made for at most {MOST_QUERIES} queries of a KV head"
     if (size := _vmem(dims, LANES)) > VMEM:
@@ -316,7 +316,7 @@ def attend(
         out_shape=jax.ShapeDtypeStruct((batch, *sums_shape), jnp.float32),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=pltpu.InterpretParams() if interpret else False,
-        name="verify_attention",
+        name="cache_attention",
     )(
         read,
         query_spans,
@@ -347,7 +347,7 @@ def _blocks_to_read(seen: Array) -> Array:
 
 TUNABLE = register(
     Tunable(
-        operation="verify_attention",
+        operation="cache_attention",
         impl="pallas_tpu",
         Config=Config,
         heuristic=heuristic,

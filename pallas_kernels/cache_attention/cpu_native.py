@@ -16,11 +16,11 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels import native
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.cache_attention import xla_floats, xla_tiles
+from pallas_kernels.cache_attention.arguments import too_many_rows
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.format import pad
-from pallas_kernels.verify_attention import xla_floats, xla_tiles
-from pallas_kernels.verify_attention.arguments import MOST_ROWS
+from pallas_kernels.table import Dims
 
 _PAD = 16
 """Widths that the kernels see are multiples of it."""
@@ -35,8 +35,8 @@ def unfit(dims: Dims) -> str | None:
     """Why the kernels cannot serve a call."""
     if (reason := native.reason()) is not None:
         return reason
-    if dims["T"] > MOST_ROWS:
-        return f"made for at most {MOST_ROWS} rows"
+    if (reason := too_many_rows(dims)) is not None:
+        return reason
     if dims["soft_cap"] is not None or dims["sinks"]:
         return "has neither soft-cap nor sinks"
     return None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import softmax
 
-from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.kv_formats import FORMATS, KVStore
 
 SCALE = 0.2
 
@@ -120,6 +120,11 @@ class Case:
         return k, v
 
 
+def _rows(first: int, count: int, total: int) -> tuple[int, ...]:
+    """Positions of a sequence's rows, and -1 for those that are not there."""
+    return (*range(first, first + count), *(-1,) * (total - count))
+
+
 CASES = {
     "floats": Case("f32", "f32", ((5, 6, 7), (-1, -1, -1), (150, 151, -1)), 200),
     "a row on a slot": Case("bf16", "q8_0", ((127,), (128,), (0,)), 160, heads=6, width=32),
@@ -130,5 +135,25 @@ CASES = {
     "sixteen rows": Case("f16", "turbo3", (tuple(range(20, 36)),), 40, width=160, soft_cap=20.0, sinks=(1.0,) * 4),
     "two bits": Case("turbo2", "turbo2", ((39,),), 40, width=80, heads=3, kv_heads=3),
     "wide": Case("turbo3", "q8_0", ((38, 39),), 40, width=256, heads=2, kv_heads=1, sinks=(4.0, -1.0)),
+    "many heads": Case("q8_0", "turbo3", ((5, 6, 7, 8), (-1, 0, 1, 2)), 40, width=128, heads=8),
+    "two bits and floats": Case("turbo2", "f16", ((36, 37, 38, 39),), 40, width=256, heads=2),
+    "narrow": Case("bf16", "q4_0", ((5, 6, 7, 8), (-1, 0, 1, 2)), 40, width=24, heads=6),
+    "no power of two": Case("turbo4", "f32", ((5, 6, 7, 8),), 40, width=80, heads=2),
+    "a prompt and one that goes on": Case("f32", "f32", (_rows(0, 40, 40), _rows(100, 25, 40)), 150),
+    "prompts in a ring": Case("q8_0", "bf16", (_rows(150, 20, 20), _rows(0, 20, 20)), 60, window=40),
+    "a prompt, capped, with sinks": Case(
+        "turbo4", "turbo4", (_rows(0, 18, 18),), 32, width=128, soft_cap=20.0, sinks=(1.0, -3.0, 0.0, 9.0)
+    ),
+    "prompts in a long cache": Case("bf16", "f16", (_rows(340, 36, 36), _rows(100, 25, 36)), 400, kv_heads=1),
+    "a prompt and a window": Case("f16", "bf16", (_rows(370, 20, 20),), 400, kv_heads=1, width=24, window=30),
+    "a wide prompt": Case("bf16", "q4_0", (_rows(170, 9, 9),), 190, heads=2, kv_heads=1, width=512),
 }
-"""All formats, T from 1 to 16, sequences of different lengths, window edges, and a row that sees nothing."""
+"""All formats, T from 1 to 40, sequences of different lengths, window edges, and rows that see nothing."""
+
+_AT = ((5, 6, 7, 8), (520, 521, 522, 523), (-1, 0, 1, 2))
+_ROUND = ((10, 11, 12, 13), (299, 300, 301, 302), (898, 899, 900, 901))
+LONG = {
+    **{name: Case(name, name, _AT, 600) for name in FORMATS},
+    **{f"{name}, a ring gone round": Case(name, name, _ROUND, 300, window=280) for name in ("f32", "q8_0", "turbo3")},
+}
+"""Several tiles or chunks of slots, in every format; for implementations that are as fast here as anywhere."""

@@ -24,18 +24,18 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.examples import full_cache, model_shapes
+from pallas_kernels.cache_attention.heads import by_kv_head, by_token
+from pallas_kernels.cache_attention.lanes import lanes_of
+from pallas_kernels.cache_attention.pallas_gpu_registers import LANES, WARPS, Registers, Tile
+from pallas_kernels.cache_attention.softmax import capped
+from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.turbo import GROUP
 from pallas_kernels.mosaic_gpu import interpreter
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
-from pallas_kernels.verify_attention.arguments import MOST_ROWS
-from pallas_kernels.verify_attention.examples import full_cache, model_shapes
-from pallas_kernels.verify_attention.heads import by_kv_head, by_token
-from pallas_kernels.verify_attention.lanes import lanes_of
-from pallas_kernels.verify_attention.pallas_gpu_registers import LANES, WARPS, Registers, Tile
-from pallas_kernels.verify_attention.softmax import capped
-from pallas_kernels.verify_attention.visibility import in_span, spans, visible_tiles
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims) -> str | None:
     """Why these sizes cannot be served, or None."""
-    if dims["T"] > MOST_ROWS:
-        return f"T={dims['T']}: made for at most {MOST_ROWS} rows"
+    if (reason := too_many_rows(dims)) is not None:
+        return reason
     if dims["S"] < WARPS:
         return f"S={dims['S']}: made for at least {WARPS} slots"
     splits = []
@@ -208,7 +208,7 @@ def attend(
         # Explicit because the default differs between releases of jax.
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpreter() if interpret else False,
-        name="verify_attention",
+        name="cache_attention",
     )
     warps = jnp.arange(WARPS, dtype=jnp.int32)
     parts = (_viewed(store, registers.tile) for store, registers in ((k, keys), (v, values)))
@@ -257,7 +257,7 @@ def _combined(highest: Array, total: Array, sums: Array, sinks: Array) -> Array:
 
 TUNABLE = register(
     Tunable(
-        operation="verify_attention",
+        operation="cache_attention",
         impl="pallas_gpu",
         Config=Config,
         heuristic=heuristic,

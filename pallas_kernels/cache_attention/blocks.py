@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
-from pallas_kernels.verify_attention.visibility import in_span, spans, visible_tiles
+from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lowering import (
     triton_calls,
 )
 
-from pallas_kernels import triton_launch, verify_attention
+from pallas_kernels import cache_attention, triton_launch
 from pallas_kernels.kv_formats import FORMATS, KVStore
 
 QWEN3_6_27B = {"heads": 24, "kv_heads": 4, "width": 256, "slots": 4096}
@@ -41,7 +41,7 @@ def call(impl: str, kinds: tuple[str, str], rows: int, shape: dict[str, int]) ->
     """A function and the shapes of its arguments."""
     sizes = {name: size for name, size in shape.items() if name != "window"}
     options: dict[str, Any] = {"soft_cap": 50.0, "sinks": jnp.zeros(shape["heads"])} if shape is SMALL else {}
-    run = partial(verify_attention.attend, scale=0.1, window=shape.get("window"), impl=impl, **options)
+    run = partial(cache_attention.attend, scale=0.1, window=shape.get("window"), impl=impl, **options)
     return run, arguments(kinds, rows, **sizes)
 
 

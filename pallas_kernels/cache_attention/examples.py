@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.table import Dims
 
 QWEN3_6_27B = {"H": 24, "G": 4, "N": 256}
 

@@ -1,4 +1,4 @@
-"""Attention of many rows for TPU: the kernel of `verify_attention` over blocks of rows (flash attention).
+"""Attention of many rows for TPU: the kernel of `pallas_tpu` over blocks of rows (flash attention).
 
 A block reads the tiles that one of its rows sees and no scores leave VMEM. Rows of a block are as many as fit: over
 floats about 256 queries of a KV head; over quantized caches fewer, since VMEM has a copy of each query for each group
@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.cache_attention import pallas_tpu
+from pallas_kernels.cache_attention.examples import full_cache, model_shapes
+from pallas_kernels.cache_attention.lanes import lanes_of
 from pallas_kernels.kv_formats import KVStore, format_named
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
-from pallas_kernels.verify_attention import pallas_tpu
-from pallas_kernels.verify_attention.examples import full_cache, model_shapes
-from pallas_kernels.verify_attention.lanes import lanes_of
 
 QUERY_BYTES = 2 << 20
 """Bounds the queries of a block, of which VMEM has two."""
@@ -34,7 +34,7 @@ class Config:
 
     Attributes:
         rows: of a block.
-        tile: slots of a step; see `verify_attention.pallas_tpu.Config`.
+        tile: slots of a step; see `pallas_tpu.Config`.
     """
 
     rows: int
@@ -116,8 +116,8 @@ def attend(
 
 TUNABLE = register(
     Tunable(
-        operation="prefill_attention",
-        impl="pallas_tpu",
+        operation="cache_attention",
+        impl="pallas_tpu_prefill",
         Config=Config,
         heuristic=heuristic,
         candidates=candidates,

@@ -7,9 +7,9 @@ that no row sees are not read.
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.cache_attention.softmax import capped
+from pallas_kernels.cache_attention.visibility import slots_in_use, visible_slots
 from pallas_kernels.kv_formats import KVStore
-from pallas_kernels.verify_attention.softmax import capped
-from pallas_kernels.verify_attention.visibility import slots_in_use, visible_slots
 
 TILE = 256
 """Slots decoded at a time."""
