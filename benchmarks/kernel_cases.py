@@ -61,6 +61,9 @@ def cases(*, small: bool) -> Iterator[Case]:
     for name in ("Q8_0", "Q4_K"):
         for rows in (4, 64 if small else 512):
             yield _products(name, rows, *widths)
+    for rows in (4, 64 if small else 512):
+        yield _float_products(rows, *widths, dtype=jnp.float32 if small else jnp.bfloat16)
+        yield _experts(rows, 16 if small else 64, 2, *((256, 512) if small else (2048, 1024)))
     for kind in ("f32" if small else "bf16", "q8_0"):
         yield _attention(kind, 4, 2048 if small else 32768)
     rows, slots = (64, 1024) if small else (512, 32768)
@@ -219,10 +222,51 @@ def _products(name: str, rows: int, width: int, hidden: int) -> Case:
     gain = 1 / (0.02**2 * math.sqrt(width * hidden))  # values stay as large as they are
     between = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
     return Case(
-        "quant_matmul",
+        "matmul.packed",
         f"{name} M={rows}, {width}x{hidden} there and back",
         sum(matrix.nbytes for matrix in matrices(0)) + _nbytes(x, between, between, x),
         lambda seed: ((), matrices(seed)),
+        x,
+        step,
+    )
+
+
+def _float_products(rows: int, width: int, hidden: int, dtype: Any = jnp.float32) -> Case:
+    def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
+        up, down = fixed
+        return quant_matmul.float_matmul(quant_matmul.float_matmul(x, up, impl=impl), down, impl=impl) * gain, own
+
+    def matrices(seed: int) -> Any:
+        return _normal(seed, hidden, width, dtype=dtype), _normal(seed + 1, width, hidden, dtype=dtype)
+
+    x = _normal(0, rows, width)
+    gain = 1 / math.sqrt(width * hidden)  # values stay as large as they are
+    between = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
+    return Case(
+        "matmul.float",
+        f"{jnp.dtype(dtype).name} M={rows}, {width}x{hidden} there and back",
+        _nbytes(jax.eval_shape(lambda: matrices(0)), x, between, between, x),
+        lambda seed: ((), matrices(seed)),
+        x,
+        step,
+    )
+
+
+def _experts(rows: int, number: int, top_k: int, width: int, hidden: int) -> Case:
+    shapes = ((number, hidden, width), (number, hidden, width), (number, width, hidden))
+    expert = jnp.arange(rows * top_k, dtype=jnp.int32).reshape(rows, top_k) % number
+    weight = jnp.full((rows, top_k), 1 / top_k)
+
+    def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
+        return quant_matmul.experts(x, expert, weight, *fixed, impl=impl), own
+
+    x = _normal(0, rows, width)
+    used = min(number, rows * top_k)
+    return Case(
+        "matmul.experts",
+        f"M={rows}, {top_k} of {number} experts of {width}x{hidden}",
+        3 * used * hidden * width * 4 + 2 * _nbytes(x),
+        lambda seed: ((), tuple(_normal(seed + i, *shape) / math.sqrt(shape[-1]) for i, shape in enumerate(shapes))),
         x,
         step,
     )

@@ -1,7 +1,7 @@
 """Every kernel that runs on this device: time, bytes, and the share of the rate at which memory can be copied.
 
     python benchmarks/kernels.py
-    python benchmarks/kernels.py --operation quant_matmul --operation hadamard --json kernels.json
+    python benchmarks/kernels.py --operation matmul.packed --operation hadamard --json kernels.json
     python benchmarks/kernels.py --prefer    # from then on programs take what was fastest on this kind of device
 
 Calls are chained inside one program, each over memory of its own, and the best of several runs counts. Columns:

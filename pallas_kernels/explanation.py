@@ -12,7 +12,9 @@ _EXPLAIN: dict[str, Callable[..., str]] = {
     "causal_conv1d": causal_conv1d.explain,
     **{name: partial(gated_delta.explain, name.split(".")[1]) for name in TABLE if name.startswith("gated_delta.")},
     "hadamard": hadamard.explain,
-    "quant_matmul": quant_matmul.explain,
+    "matmul.experts": quant_matmul.explain_experts,
+    "matmul.float": quant_matmul.explain_float,
+    "matmul.packed": quant_matmul.explain,
     "rms_norm": rms_norm.explain,
 }
 

@@ -58,7 +58,7 @@ def using(spec: str | None = None, *, platform: str | None = None) -> Iterator[N
 
     Args:
         spec: "auto", by platform and arguments; "xla", only those in plain XLA; or pairs of an operation and an
-            implementation, such as "gated_delta.verify=pallas_tpu,quant_matmul=xla_dequant", or several of which the
+            implementation, such as "gated_delta.verify=pallas_tpu,matmul.packed=xla_dequant", or several of which the
             first that fits a call is taken, such as "cache_attention=pallas_tpu+pallas_tpu_prefill". An `impl` that a
             call names goes before all of them. None leaves what holds outside.
         platform: "cpu", "gpu" or "tpu": choose implementations and layouts as on that platform, for a program that is

@@ -75,7 +75,16 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
         **_kernels("pallas_tpu", "pallas_gpu"),
         **_REFERENCE,
     },
-    "quant_matmul": {
+    "matmul.experts": {
+        "xla_blocks": ANYWHERE,
+        **_REFERENCE,
+    },
+    "matmul.float": {
+        "xla_few_rows": CPU,
+        "xla_dot": ANYWHERE,
+        **_REFERENCE,
+    },
+    "matmul.packed": {
         "cpu_native": CPU,
         "xla_dequant": ANYWHERE,
         **_kernels("pallas_tpu", "pallas_gpu", "pallas_gpu_prefill", "triton"),

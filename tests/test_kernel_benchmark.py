@@ -51,6 +51,8 @@ def test_every_operation_has_a_case(kernels: ModuleType, monkeypatch: pytest.Mon
         ("_convolution", (2, 3, 8), {}),
         ("_hadamard", (4, 8), {}),
         ("_products", ("Q8_0", 2, 64, 96), {}),
+        ("_float_products", (2, 64, 96), {}),
+        ("_experts", (2, 4, 2, 64, 32), {}),
         ("_attention", ("q8_0", 2, 16), {"xla_floats": "q8_0 is no float type"}),
     ],
 )
@@ -104,7 +106,7 @@ def test_wrong_results_and_failures_are_shown(
         ("cpu_native", "RuntimeError: ptxas fatal: too many registers"),
     ]
     kernels.print_table(results, RATE)
-    assert "refused: quant_matmul cpu_native, Q8_0 M=2" in capsys.readouterr().out
+    assert "refused: matmul.packed cpu_native, Q8_0 M=2" in capsys.readouterr().out
     ones = [np.ones(4), np.ones(4)]
     assert kernels.largest_error([np.ones(4), np.full(4, 1.5)], ones) == 0.5
     assert np.isnan(kernels.largest_error([np.full(4, np.nan), np.ones(4)], ones))
@@ -175,7 +177,7 @@ def test_what_beats_xla_wherever_it_serves_is_preferred(
 
     monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
     path, device = tuning.file_of(tuning.device_kind()), tuning.device_kind()
-    tuning.write(path, tuning.Measurements(device, (), {"rms_norm": ["cpu_native"], "quant_matmul": ["pallas_gpu"]}))
+    tuning.write(path, tuning.Measurements(device, (), {"rms_norm": ["cpu_native"], "matmul.packed": ["pallas_gpu"]}))
     kernels._prefer(results)
-    assert tuning.read(path, device).preferred == {"quant_matmul": ["pallas_gpu"], **preferred}
+    assert tuning.read(path, device).preferred == {"matmul.packed": ["pallas_gpu"], **preferred}
     assert "rms_norm: nothing beats XLA at all sizes" in capsys.readouterr().out

@@ -5,7 +5,6 @@ On CPUs a call costs as much as some hundred kilobytes of weights; the matrices 
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -17,6 +16,7 @@ from pallas_kernels.quant_matmul import cpu_native
 from pallas_kernels.quant_matmul.api import check, dims_of, quant_matmul
 from pallas_kernels.quant_matmul.implementations import QUANT_MATMUL
 from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
+from pallas_kernels.quant_matmul.swiglu import swiglu
 
 
 def quant_matmuls(
@@ -59,13 +59,11 @@ def quant_swiglu(
     Args:
         x: the activations.
         gate, up, down: matrices [F, K], [F, K] and [N, F], or stacks of them with an index, as for `quant_matmul`.
-        limit: above zero, silu is at most that, and up(x) within plus and minus that; zero is no limit.
+        limit: see `swiglu`.
         index, act, impl: see `quant_matmul`.
 
     Raises:
         ValueError: as `quant_matmul`, matrices or stacks that do not fit together, or a limit below zero.
-
-    Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
     """
     check("quant_swiglu", x, {"gate": gate, "up": up}, index, act)
     if gate.shape != up.shape or (*down.shape[:-2], down.width) != gate.shape[:-1]:
@@ -78,9 +76,7 @@ def quant_swiglu(
 
     def by_products(x: Array, gate: QTensor, up: QTensor, down: QTensor, index: Array | None) -> Array:
         gated, upper = (quant_matmul(x, weight, index=index, act=act, impl=impl) for weight in (gate, up))
-        gated = jax.nn.silu(gated)
-        hidden = jnp.minimum(gated, limit) * jnp.clip(upper, -limit, limit) if limit else gated * upper
-        return quant_matmul(hidden, down, index=index, act=act, impl=impl)
+        return quant_matmul(swiglu(gated, upper, limit), down, index=index, act=act, impl=impl)
 
     def natively(x: Array, gate: QTensor, up: QTensor, down: QTensor, index: Array | None) -> Array:
         return cpu_native.quant_swiglu(x, gate, up, down, act or gate.act, index, limit).astype(x.dtype)

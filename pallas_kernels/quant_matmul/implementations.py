@@ -52,7 +52,7 @@ def _natively(x: Array, weight: QTensor, act: Activations, index: Array | None) 
 
 
 QUANT_MATMUL = operation(
-    "quant_matmul",
+    "matmul.packed",
     cpu_native=Form(_natively, cpu_native.unfit),
     xla_dequant=Form(_by_xla),
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),

@@ -146,7 +146,7 @@ def _example(dims: Dims) -> tuple[Array, QTensor]:
 
 TUNABLE = register(
     Tunable(
-        operation="quant_matmul",
+        operation="matmul.packed",
         impl="pallas_gpu",
         Config=GpuConfig,
         heuristic=gpu_heuristic,

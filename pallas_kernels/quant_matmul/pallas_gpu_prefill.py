@@ -314,7 +314,7 @@ def _example(dims: Dims) -> tuple[Array, QTensor]:
 
 TUNABLE = register(
     Tunable(
-        operation="quant_matmul",
+        operation="matmul.packed",
         impl="pallas_gpu_prefill",
         Config=Config,
         heuristic=heuristic,

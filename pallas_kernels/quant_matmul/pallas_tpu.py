@@ -222,7 +222,7 @@ def _example(dims: Dims) -> tuple[Array, QTensor]:
 
 TUNABLE = register(
     Tunable(
-        operation="quant_matmul",
+        operation="matmul.packed",
         impl="pallas_tpu",
         Config=TpuConfig,
         heuristic=tpu_heuristic,

@@ -172,7 +172,7 @@ def _example(dims: Dims) -> tuple[Array, QTensor]:
 
 TUNABLE = register(
     Tunable(
-        operation="quant_matmul",
+        operation="matmul.packed",
         impl="triton",
         Config=Config,
         heuristic=heuristic,

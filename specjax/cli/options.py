@@ -56,7 +56,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         "--kernels",
         metavar="SPEC",
         help="auto, by device and sizes; xla, plain XLA only; or pairs such as gated_delta.verify=xla_recurrent,"
-        "quant_matmul=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
+        "matmul.packed=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
     )
 
 
@@ -218,7 +218,7 @@ def _slow_products(model: Model, kernels: str | None) -> str | None:
     if not any(map(_decoded_by_xla, kinds.values())):
         return None
     forced, platform = override.current(), override.current_platform()
-    if forced.forces("quant_matmul"):
+    if forced.forces("matmul.packed"):
         return f"{forced.source if kernels is None else f'--kernels {kernels}'} leaves no other way"
     if platform != "cpu":
         return f"on {platform} kernels run only when --kernels names them: nobody has timed them yet"

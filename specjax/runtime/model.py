@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from checkpoints import TextTokenizer
-from pallas_kernels.quant_matmul import QTensor
+from pallas_kernels.quant_matmul import leaves
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill
@@ -56,8 +56,7 @@ class Model:
     _compiled: set[tuple] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
-        size, num_bytes = sum(leaf.size for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+        size, num_bytes = (sum(getattr(leaf, name) for leaf in leaves(self.params)) for name in ("size", "nbytes"))
         drafter = f"drafted for by {type(self.drafter).__name__}" if self.drafter else "without drafter"
         c = self.config
         return (

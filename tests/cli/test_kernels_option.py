@@ -22,8 +22,8 @@ def test_the_choice_reaches_the_kernels(cli: Cli, gguf: Path) -> None:
 
 
 def test_an_unknown_kernel_is_named(cli: Cli, gguf: Path) -> None:
-    error = cli(*RUN, "--model", gguf, "--kernels", "quant_matmul=cuda").error
-    assert "quant_matmul has no implementation 'cuda'; known: cpu_native, " in error
+    error = cli(*RUN, "--model", gguf, "--kernels", "matmul.packed=cuda").error
+    assert "matmul.packed has no implementation 'cuda'; known: cpu_native, " in error
 
 
 SLOW = "quantized weights are decoded anew for every product, which is slow: "
@@ -53,7 +53,7 @@ def said(cli: Cli, tmp_path: Path) -> Callable[..., list[str]]:
 def test_products_without_kernels_are_said_to_be_slow(
     said: Callable[..., list[str]], gguf: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kernels in ("xla", "quant_matmul=xla_dequant"):
+    for kernels in ("xla", "matmul.packed=xla_dequant"):
         why = f"--kernels {kernels} leaves no other way (--packed off: once)"
         assert said(quantized, "--kernels", kernels) == [why]
     assert said(quantized) == said(gguf, "--kernels", "xla") == []

@@ -46,7 +46,7 @@ def test_kernels_for_hopper_say_so_on_another_gpu(call: Callable[[], jax.Array])
 @pytest.mark.usefixtures("blackwell")
 def test_products_of_few_rows_are_for_later_gpus_too() -> None:
     weight = pack(matrix("Q4_0", 40))
-    with using("quant_matmul=pallas_gpu"):
+    with using("matmul.packed=pallas_gpu"):
         few, many = (quant_matmul.explain(activations(rows, weight.width), weight) for rows in (16, 17))
     assert re.search(r"pallas_gpu +chosen", few)
     assert re.search(r"pallas_gpu +passed over: multiplies with wgmma", many)

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="warpgroups is 3; accepted: 1, 2"):
         Config(3, 64)
     assert re.search("pallas_gpu +passed over: by name only", explain(x, pack(blocks), platform="gpu"))
-    with using("quant_matmul=pallas_gpu"):
+    with using("matmul.packed=pallas_gpu"):
         said = explain(x, pack(blocks), platform="gpu")
     assert re.search(r"pallas_gpu +chosen \(using", said)
 

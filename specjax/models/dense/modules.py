@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed
+from specjax.layers.linear import Embedding, Linear, apply_all
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope, rope_frequencies
@@ -119,5 +119,5 @@ class Trunk(nn.Module):
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states."""
         if self.config.tied_embeddings:
-            return matmul_transposed(hidden, self.embed.weight, jnp.float32)
+            return self.embed.unembed(hidden)
         return self.lm_head(hidden)

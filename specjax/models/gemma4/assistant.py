@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Embedding, Linear, matmul_transposed
+from specjax.layers.linear import Embedding, Linear
 from specjax.layers.norm import RMSNorm
 from specjax.models.apply import apply
 from specjax.models.chain import draft_chain
@@ -70,7 +70,7 @@ class AssistantBlock(nn.Module):
 
     def logits(self, normed: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of the whole vocabulary."""
-        return matmul_transposed(normed, self.embed.weight, jnp.float32)
+        return self.embed.unembed(normed)
 
     def centroid_fit(self, normed: Float[Array, "... D"]) -> Float[Array, "... centroids"]:
         """How well each centroid fits, float32; only with a centroid head."""

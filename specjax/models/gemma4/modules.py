@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.quant_matmul import experts
 from pallas_kernels.rms_norm import rms_norm
-from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed, weight_of
-from specjax.layers.moe import apply_experts
+from specjax.layers.linear import Embedding, Linear, apply_all, weight_of
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
@@ -105,7 +105,7 @@ class Experts(nn.Module):
         probabilities = jax.nn.softmax(Linear(c.num_experts, jnp.float32, name="router")(routed_by), axis=-1)
         weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
         weight = weight / jnp.sum(weight, axis=-1, keepdims=True) * expert_scale[expert]
-        out = apply_experts(x.reshape(-1, width), expert, weight, gate, up, down, activation=geglu)
+        out = experts(x.reshape(-1, width), expert, weight, gate, up, down, activation=geglu)
         return out.reshape(x.shape)
 
 
@@ -214,10 +214,7 @@ class Trunk(nn.Module):
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states, softly capped."""
         c = self.config
-        if c.tied_embeddings:
-            logits = matmul_transposed(hidden, self.embed.weight, jnp.float32)
-        else:
-            logits = self.lm_head(hidden)
+        logits = self.embed.unembed(hidden) if c.tied_embeddings else self.lm_head(hidden)
         return logits if c.logit_cap is None else c.logit_cap * jnp.tanh(logits / c.logit_cap)
 
     def ends(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:

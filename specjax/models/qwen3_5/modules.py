@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.layers.attention import GatedAttention
 from specjax.layers.gated_delta_net import GatedDeltaNet
-from specjax.layers.linear import Embedding, Linear, matmul_transposed
+from specjax.layers.linear import Embedding, Linear
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.moe import MoE
 from specjax.layers.norm import RMSNorm
@@ -118,7 +118,7 @@ class Trunk(nn.Module):
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of final hidden states."""
         if self.config.tied_embeddings:
-            return matmul_transposed(hidden, self.embed.weight, jnp.float32)
+            return self.embed.unembed(hidden)
         return self.lm_head(hidden)
 
     def embed_tokens(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:

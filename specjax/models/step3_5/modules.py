@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.quant_matmul import experts
 from specjax.layers.linear import Embedding, Linear, apply_all, weight_of
 from specjax.layers.mlp import SwiGLU
-from specjax.layers.moe import apply_experts
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import apply_rope, rope_frequencies
 from specjax.models.step3_5.config import FULL_ATTENTION, SLIDING_ATTENTION, HeadConfig, LayerConfig, Step35Config
@@ -82,7 +82,7 @@ class MoE(nn.Module):
         weight = jnp.take_along_axis(scores, expert, axis=-1)
         if moe.normalize:
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
-        routed = apply_experts(flat, expert, weight * moe.scale, gate, up, down, limit=self.layer.expert_limit)
+        routed = experts(flat, expert, weight * moe.scale, gate, up, down, limit=self.layer.expert_limit)
         return routed.reshape(x.shape) + SwiGLU(moe.shared_expert_width, self.layer.mlp_limit, name="shared")(x)
 
 
