@@ -32,7 +32,7 @@ from machine import description
 
 from checkpoints.tree import flatten, is_matrix, unflatten
 from pallas_kernels import using
-from pallas_kernels.quant_matmul import FORMATS, from_blocks, prepare
+from pallas_kernels.matmul import FORMATS, from_blocks, prepare
 from pallas_kernels.table import TABLE
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig

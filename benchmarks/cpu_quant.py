@@ -20,7 +20,7 @@ import numpy as np
 from machine import description, read_rate
 
 from pallas_kernels import native
-from pallas_kernels.quant_matmul import FORMATS, QTensor, explain, float_matmul, from_blocks, prepare, quant_matmul
+from pallas_kernels.matmul import FORMATS, QTensor, explain, float_matmul, from_blocks, prepare, quant_matmul
 
 ROWS = (1, 2, 4, 8, 16)
 LIMIT_BYTES = 1 << 28

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from machine import description, read_rate
 
-from pallas_kernels.quant_matmul import float_matmul
+from pallas_kernels.matmul import float_matmul
 
 
 def best_seconds(run: Callable[[], jax.Array], repetitions: int) -> float:

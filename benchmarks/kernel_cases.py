@@ -18,7 +18,7 @@ from pallas_kernels import (
     causal_conv1d,
     gated_delta,
     hadamard,
-    quant_matmul,
+    matmul,
     rms_norm,
 )
 from pallas_kernels.kv_formats import KVStore
@@ -210,13 +210,13 @@ def _products(name: str, rows: int, width: int, hidden: int) -> Case:
 
     def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
         up, down = fixed
-        return quant_matmul.quant_matmul(quant_matmul.quant_matmul(x, up, impl=impl), down, impl=impl) * gain, own
+        return matmul.quant_matmul(matmul.quant_matmul(x, up, impl=impl), down, impl=impl) * gain, own
 
     def matrices(seed: int) -> Any:
         rng = np.random.default_rng(seed)
         shapes = ((hidden, width), (width, hidden))
-        blocks = (quant_matmul.from_blocks(jnp.asarray(random_blocks(rng, name, shape)), name) for shape in shapes)
-        return tuple(quant_matmul.prepare(matrix) for matrix in blocks)
+        blocks = (matmul.from_blocks(jnp.asarray(random_blocks(rng, name, shape)), name) for shape in shapes)
+        return tuple(matmul.prepare(matrix) for matrix in blocks)
 
     x = _normal(0, rows, width)
     gain = 1 / (0.02**2 * math.sqrt(width * hidden))  # values stay as large as they are
@@ -234,7 +234,7 @@ def _products(name: str, rows: int, width: int, hidden: int) -> Case:
 def _float_products(rows: int, width: int, hidden: int, dtype: Any = jnp.float32) -> Case:
     def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
         up, down = fixed
-        return quant_matmul.float_matmul(quant_matmul.float_matmul(x, up, impl=impl), down, impl=impl) * gain, own
+        return matmul.float_matmul(matmul.float_matmul(x, up, impl=impl), down, impl=impl) * gain, own
 
     def matrices(seed: int) -> Any:
         return _normal(seed, hidden, width, dtype=dtype), _normal(seed + 1, width, hidden, dtype=dtype)
@@ -258,7 +258,7 @@ def _experts(rows: int, number: int, top_k: int, width: int, hidden: int) -> Cas
     weight = jnp.full((rows, top_k), 1 / top_k)
 
     def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
-        return quant_matmul.experts(x, expert, weight, *fixed, impl=impl), own
+        return matmul.experts(x, expert, weight, *fixed, impl=impl), own
 
     x = _normal(0, rows, width)
     used = min(number, rows * top_k)

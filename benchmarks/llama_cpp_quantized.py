@@ -43,7 +43,7 @@ from rich.table import Table
 import checkpoints
 import specjax
 from checkpoints.quantization import QuantizeOptions, prepare
-from pallas_kernels.quant_matmul import Activations
+from pallas_kernels.matmul import Activations
 from specjax.runtime.loading import bundled_model
 from specjax.state import KVTypes
 from specjax.training.corpus import standard_library

@@ -23,7 +23,7 @@ from checkpoints.gguf_stream import TensorEntry, write_stream
 from checkpoints.gguf_values import typed
 from checkpoints.tokenizer_gguf import to_metadata
 from checkpoints.tree import is_matrix
-from pallas_kernels.quant_matmul import FORMATS
+from pallas_kernels.matmul import FORMATS
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.runtime.loading import bundled_model
 

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import DTypeLike
 
-from pallas_kernels.quant_matmul import FORMATS
+from pallas_kernels.matmul import FORMATS
 
 _CODES_OF_GGUF = frozenset(map(int, GGMLQuantizationType))
 _OF_FORKS = {"TQ3_1S": 45, "TQ4_1S": 46}

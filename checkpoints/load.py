@@ -21,7 +21,7 @@ from checkpoints.rule import Copy
 from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.source import TensorInfo, TensorSource
 from checkpoints.tokenizer import TextTokenizer
-from pallas_kernels.quant_matmul import Activations
+from pallas_kernels.matmul import Activations
 
 Format = Literal["gguf", "safetensors", "orbax"]
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -154,7 +154,7 @@ def load(
         dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
         progress: called with bytes done and bytes in all.
-        packed: keep matrices of the block formats of `pallas_kernels.quant_matmul` as `QTensor`; products round the
+        packed: keep matrices of the block formats of `pallas_kernels.matmul` as `QTensor`; products round the
             other factor to 16 bits ("a16") or 8 ("a8"). None: decode every matrix to `dtype`.
 
     Raises:

@@ -18,7 +18,7 @@ from checkpoints.rule import Rule
 from checkpoints.source import TensorSource
 from checkpoints.transforms import Shape
 from checkpoints.tree import flatten, is_matrix, unflatten
-from pallas_kernels.quant_matmul import FORMATS, Activations, QTensor, dequantize, from_blocks, prepare
+from pallas_kernels.matmul import FORMATS, Activations, QTensor, dequantize, from_blocks, prepare
 
 _INTEGERS = ("I32", "I64")
 _PLAIN = (*_INTEGERS, "F64", "F32", "F16", "BF16")

@@ -25,8 +25,8 @@ from checkpoints.json_file import read_object
 from checkpoints.safetensors_file import SafetensorsFiles
 from checkpoints.source import TensorInfo, TensorSource, aligned_empty
 from checkpoints.tree import unflatten
-from pallas_kernels.quant_matmul import FORMATS, QTensor
-from pallas_kernels.quant_matmul.qtensor import BLOCKS
+from pallas_kernels.matmul import FORMATS, QTensor
+from pallas_kernels.matmul.qtensor import BLOCKS
 
 MANIFEST = "specjax.json"
 GGUF_METADATA = "source/metadata.gguf"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pallas_kernels import cache_attention, causal_conv1d, gated_delta, hadamard, quant_matmul, rms_norm
+from pallas_kernels import cache_attention, causal_conv1d, gated_delta, hadamard, matmul, rms_norm
 from pallas_kernels.table import TABLE
 
 _EXPLAIN: dict[str, Callable[..., str]] = {
@@ -12,9 +12,9 @@ _EXPLAIN: dict[str, Callable[..., str]] = {
     "causal_conv1d": causal_conv1d.explain,
     **{name: partial(gated_delta.explain, name.split(".")[1]) for name in TABLE if name.startswith("gated_delta.")},
     "hadamard": hadamard.explain,
-    "matmul.experts": quant_matmul.explain_experts,
-    "matmul.float": quant_matmul.explain_float,
-    "matmul.packed": quant_matmul.explain,
+    "matmul.experts": matmul.explain_experts,
+    "matmul.float": matmul.explain_float,
+    "matmul.packed": matmul.explain,
     "rms_norm": rms_norm.explain,
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from pallas_kernels.quant_matmul import Activations, from_blocks
+from pallas_kernels.matmul import Activations, from_blocks
 from specjax.analysis.divergence import Divergence, find_divergence
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample_tokens

@@ -16,7 +16,7 @@ from checkpoints.quantization import iq4, k_quants, legacy, weights
 from checkpoints.quantization.blocks import Encode
 from checkpoints.quantization.tq import tq
 from checkpoints.quantization.weights import Importance, Weigh
-from pallas_kernels.quant_matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS
+from pallas_kernels.matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS
 
 CHUNK_VALUES = 1 << 16
 """Values that a thread encodes at a time: few enough for a core's cache."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.quant_matmul import Activations, QTensor
+from pallas_kernels.matmul import Activations, QTensor
 from specjax.decoding.random import Purpose, gumbel_at
 from specjax.decoding.sampling import SamplerConfig, warp
 from specjax.runtime.generation import GenerateOptions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
-    from pallas_kernels.quant_matmul import QTensor
+    from pallas_kernels.matmul import QTensor
     from specjax.runtime.generation import GenerateOptions
     from specjax.runtime.model import Model
 
@@ -211,7 +211,7 @@ def _slow_products(model: Model, kernels: str | None) -> str | None:
     import jax
 
     from pallas_kernels import native, override
-    from pallas_kernels.quant_matmul import QTensor
+    from pallas_kernels.matmul import QTensor
 
     leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
     kinds = {(leaf.format, leaf.layout, leaf.shape): leaf for leaf in leaves if isinstance(leaf, QTensor)}
@@ -229,8 +229,8 @@ def _decoded_by_xla(weight: QTensor) -> bool:
     import jax
 
     from pallas_kernels import dispatch
-    from pallas_kernels.quant_matmul.api import dims_of
-    from pallas_kernels.quant_matmul.implementations import QUANT_MATMUL
+    from pallas_kernels.matmul.api import dims_of
+    from pallas_kernels.matmul.implementations import QUANT_MATMUL
 
     row = jax.ShapeDtypeStruct((1,) * (weight.ndim - 1) + (weight.width,), "float32")
     try:

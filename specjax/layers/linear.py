@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.quant_matmul import Weight, as_weight, products
+from pallas_kernels.matmul import Weight, as_weight, products
 
 
 def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from pallas_kernels.quant_matmul import swiglu_products
+from pallas_kernels.matmul import swiglu_products
 from specjax.layers.linear import Linear
 
 
@@ -14,7 +14,7 @@ class SwiGLU(nn.Module):
 
     Attributes:
         hidden: F.
-        limit: see `pallas_kernels.quant_matmul.swiglu`.
+        limit: see `pallas_kernels.matmul.swiglu`.
     """
 
     hidden: int

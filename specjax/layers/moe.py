@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.quant_matmul import experts
+from pallas_kernels.matmul import experts
 from specjax.layers.linear import Linear, weight_of
 from specjax.layers.mlp import SwiGLU
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.quant_matmul import Blocks, QTensor, Weight, as_weight
+from pallas_kernels.matmul import Blocks, QTensor, Weight, as_weight
 
 Record = Callable[[str, Float[Array, "E D"], Int[Array, "E"]], None]
 """Called while a program is traced: with the parameter's path, the sums of the squares of each column of what it is

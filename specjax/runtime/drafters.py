@@ -10,7 +10,7 @@ from gguf import TokenType
 
 import checkpoints
 from checkpoints.mapping import Put, put_on_default_device
-from pallas_kernels.quant_matmul import Activations
+from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.draft_model import DraftModel

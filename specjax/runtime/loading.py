@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import checkpoints
-from pallas_kernels.quant_matmul import Activations
+from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.protocol import ModelConfig

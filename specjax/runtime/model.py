@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from checkpoints import TextTokenizer
-from pallas_kernels.quant_matmul import leaves
+from pallas_kernels.matmul import leaves
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.prefill import prefill

@@ -22,7 +22,7 @@ from checkpoints.gguf_file import GGUFFile
 from checkpoints.rules import dense
 from checkpoints.safetensors_file import SafetensorsDirectory
 from checkpoints.tree import flatten, unflatten
-from pallas_kernels.quant_matmul import QTensor
+from pallas_kernels.matmul import QTensor
 from specjax.models.dense import DenseConfig
 from specjax.runtime.loading import bundled_model
 

@@ -15,7 +15,7 @@ from tiny_checkpoints import make_config, make_params, make_tokenizer
 import checkpoints
 from checkpoints.errors import DecodedWarning
 from checkpoints.tree import flatten
-from pallas_kernels.quant_matmul import QTensor, dequantize
+from pallas_kernels.matmul import QTensor, dequantize
 
 
 def write(path: Path, moe: bool = False) -> Path:

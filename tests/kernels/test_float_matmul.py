@@ -12,9 +12,9 @@ import pytest
 from test_quant_formats import random_blocks
 from tiny_models import relative_rms
 
-from pallas_kernels.quant_matmul import dequantize, experts, explain_float, float_matmul, from_blocks, prepare, swiglu
-from pallas_kernels.quant_matmul.experts import EXPERTS
-from pallas_kernels.quant_matmul.floats import FLOAT_MATMUL
+from pallas_kernels.matmul import dequantize, experts, explain_float, float_matmul, from_blocks, prepare, swiglu
+from pallas_kernels.matmul.experts import EXPERTS
+from pallas_kernels.matmul.floats import FLOAT_MATMUL
 
 N, K, E = 24, 40, 5
 EXACT = {"float32": 1e-6, "bfloat16": 5e-3}
@@ -31,9 +31,7 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
 def test_products_are_those_of_float64(impl: str, lead: tuple[int, ...], dtype: str) -> None:
     x, weight = draw(*lead, K), jnp.asarray(draw(N, K, seed=1), dtype)
     if impl == "xla_few_rows" and np.prod(lead) > 16:
-        with pytest.raises(
-            ValueError, match=r"matmul\.float: impl='xla_few_rows' does not fit: M=33: made for"
-        ):
+        with pytest.raises(ValueError, match=r"matmul\.float: impl='xla_few_rows' does not fit: M=33: made for"):
             float_matmul(x, weight, impl=impl)
         return
     got = jax.jit(partial(float_matmul, impl=impl))(x, weight)

@@ -22,12 +22,12 @@ import test_cache_attention_prefill as of_prompts
 import test_causal_conv1d_lowering as convolutions
 import test_gated_delta_lowering as gated_delta
 import test_hadamard_lowering as hadamard
-import test_quant_pallas_lowering as quant_matmul
+import test_quant_pallas_lowering as matmul
 from gpu_compiler import compiled_for_gpu, without_mosaic_gpu_compiler
 
 from pallas_kernels.kv_formats import FORMATS
+from pallas_kernels.matmul.planes import PLANE_FORMATS
 from pallas_kernels.mosaic_gpu import SHARED_MEMORY
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS
 
 pytestmark = [
     pytest.mark.gpu_compiler,
@@ -43,7 +43,7 @@ def delta(operation: str, n_tokens: int, shape: dict[str, int], dtype: Any, head
 
 
 def product(name: str, shape: tuple[int, ...], rows: int) -> Program:
-    return quant_matmul.product("pallas_gpu"), quant_matmul.arguments(name, shape, rows)
+    return matmul.product("pallas_gpu"), matmul.arguments(name, shape, rows)
 
 
 def verification(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> Program:
@@ -74,9 +74,9 @@ PROGRAMS["cache_attention_prefill windowed"] = prompt("bf16", of_prompts.WINDOWE
 PROGRAMS["cache_attention_prefill global"] = prompt("bf16", of_prompts.GLOBAL)
 for name in PLANE_FORMATS:
     for rows in (4, 512):
-        PROGRAMS[f"quant_matmul {name}, {rows} rows"] = product(name, quant_matmul.WIDE, rows)
-PROGRAMS["quant_matmul experts"] = product("Q6_K", quant_matmul.EXPERTS, 2)
-PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", quant_matmul.EXPERTS, 64)
+        PROGRAMS[f"quant_matmul {name}, {rows} rows"] = product(name, matmul.WIDE, rows)
+PROGRAMS["quant_matmul experts"] = product("Q6_K", matmul.EXPERTS, 2)
+PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", matmul.EXPERTS, 64)
 
 CAPABILITY = int(os.environ.get("GPU_CAPABILITY", "90"))
 TENSOR_CORES = re.compile(r"prefill|quant_matmul .* (512|64) rows")

@@ -11,7 +11,7 @@ import pytest
 from test_quant_formats import random_blocks
 
 import pallas_kernels
-from pallas_kernels import dispatch, hadamard, override, quant_matmul, using
+from pallas_kernels import dispatch, hadamard, matmul, override, using
 from pallas_kernels.dispatch import Implementation, Operation, choose
 from pallas_kernels.table import ANYWHERE, TABLE
 
@@ -128,13 +128,13 @@ def test_a_program_for_another_platform_gets_that_platforms_choices(variable: py
 
 def test_plain_xla_reads_the_layout_of_the_native_kernels(variable: pytest.MonkeyPatch) -> None:
     """Weights are laid out when a model is loaded, whatever is chosen later."""
-    blocks = quant_matmul.from_blocks(jnp.asarray(random_blocks("Q8_0", 37, 4, 0)), "Q8_0")
-    weight = quant_matmul.prepare(blocks)
+    blocks = matmul.from_blocks(jnp.asarray(random_blocks("Q8_0", 37, 4, 0)), "Q8_0")
+    weight = matmul.prepare(blocks)
     x = jax.random.normal(jax.random.key(0), (2, 128))
     with using("xla"):
-        assert re.search("xla_dequant +chosen", quant_matmul.explain(x, weight))
-        got = quant_matmul.quant_matmul(x, weight)
-    expected = x @ quant_matmul.dequantize(blocks).T
+        assert re.search("xla_dequant +chosen", matmul.explain(x, weight))
+        got = matmul.quant_matmul(x, weight)
+    expected = x @ matmul.dequantize(blocks).T
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 

@@ -12,13 +12,12 @@ import pytest
 from test_quant_formats import random_blocks
 
 from pallas_kernels import native, using
-from pallas_kernels.quant_matmul import (
+from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
     dequantize,
     from_blocks,
     prepare,
-    quant_matmul,
     quant_matmuls,
     quant_swiglu,
     take_rows,

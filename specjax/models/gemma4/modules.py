@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.quant_matmul import experts
+from pallas_kernels.matmul import experts
 from pallas_kernels.rms_norm import rms_norm
 from specjax.layers.linear import Embedding, Linear, apply_all, weight_of
 from specjax.layers.norm import RMSNorm

@@ -54,7 +54,7 @@ class LayerConfig:
     Attributes:
         attention: `FULL_ATTENTION` or `SLIDING_ATTENTION`.
         sparse: experts instead of the dense MLP.
-        expert_limit: bound of the SwiGLU of routed experts, see `pallas_kernels.quant_matmul.swiglu`; 0 for none.
+        expert_limit: bound of the SwiGLU of routed experts, see `pallas_kernels.matmul.swiglu`; 0 for none.
         mlp_limit: the same for the dense MLP or the shared expert.
     """
 

@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.derivatives import with_derivatives_of
-from pallas_kernels.quant_matmul import cpu_native
-from pallas_kernels.quant_matmul.api import check, dims_of, quant_matmul
-from pallas_kernels.quant_matmul.implementations import QUANT_MATMUL
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
-from pallas_kernels.quant_matmul.swiglu import swiglu
+from pallas_kernels.matmul import cpu_native
+from pallas_kernels.matmul.api import check, dims_of, quant_matmul
+from pallas_kernels.matmul.implementations import QUANT_MATMUL
+from pallas_kernels.matmul.qtensor import Activations, QTensor
+from pallas_kernels.matmul.swiglu import swiglu
 
 
 def quant_matmuls(

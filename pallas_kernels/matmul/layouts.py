@@ -7,8 +7,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import native, override
-from pallas_kernels.quant_matmul import panels, planes
-from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
+from pallas_kernels.matmul import panels, planes
+from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
 
 
 def _decode_blocks(tensor: QTensor) -> Array:

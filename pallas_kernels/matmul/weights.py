@@ -18,12 +18,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from pallas_kernels.quant_matmul.api import quant_matmul
-from pallas_kernels.quant_matmul.floats import float_matmul
-from pallas_kernels.quant_matmul.fused import quant_matmuls, quant_swiglu
-from pallas_kernels.quant_matmul.layouts import take_rows
-from pallas_kernels.quant_matmul.qtensor import QTensor
-from pallas_kernels.quant_matmul.swiglu import swiglu
+from pallas_kernels.matmul.api import quant_matmul
+from pallas_kernels.matmul.floats import float_matmul
+from pallas_kernels.matmul.fused import quant_matmuls, quant_swiglu
+from pallas_kernels.matmul.layouts import take_rows
+from pallas_kernels.matmul.qtensor import QTensor
+from pallas_kernels.matmul.swiglu import swiglu
 
 Activation = Callable[[Array, Array], Array]
 """From gate and up, of equal shapes."""

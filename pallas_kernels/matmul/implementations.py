@@ -8,8 +8,7 @@ from jax import Array, lax
 
 from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.dispatch import Form, kernel, operation
-from pallas_kernels.mosaic_gpu import on_hopper
-from pallas_kernels.quant_matmul import (
+from pallas_kernels.matmul import (
     cpu_native,
     pallas_gpu_prefill,
     pallas_tpu,
@@ -17,7 +16,8 @@ from pallas_kernels.quant_matmul import (
     triton_planes,
     xla_dequant,
 )
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
+from pallas_kernels.matmul.qtensor import Activations, QTensor
+from pallas_kernels.mosaic_gpu import on_hopper
 
 Product = Callable[[Array, QTensor, Activations, Array | None], Array]
 

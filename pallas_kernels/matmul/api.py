@@ -11,8 +11,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
-from pallas_kernels.quant_matmul.implementations import QUANT_MATMUL
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
+from pallas_kernels.matmul.implementations import QUANT_MATMUL
+from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.table import Dims
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.quant_matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 
 Activations = Literal["a8", "a16"]
 """How a kernel that multiplies integers rounds what the matrix is multiplied with: to 8 bits per value, as llama.cpp

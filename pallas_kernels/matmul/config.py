@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pallas_kernels.quant_matmul.panels import PanelFormat
-from pallas_kernels.quant_matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS, group_size
+from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS, group_size
 from pallas_kernels.table import Dims
 
 FEW_ROWS = 16

@@ -19,11 +19,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
-from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
-from pallas_kernels.quant_matmul.config import GpuConfig, gpu_candidates, gpu_heuristic
-from pallas_kernels.quant_matmul.formats import FORMATS
-from pallas_kernels.quant_matmul.panels import PanelFormat
-from pallas_kernels.quant_matmul.planes import (
+from pallas_kernels.matmul.config import GpuConfig, gpu_candidates, gpu_heuristic
+from pallas_kernels.matmul.formats import FORMATS
+from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.planes import (
     CHUNK,
     GROUP,
     PLANE_FORMATS,
@@ -32,7 +31,8 @@ from pallas_kernels.quant_matmul.planes import (
     pack,
     plane_names,
 )
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 

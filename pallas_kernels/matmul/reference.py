@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels.quant_matmul.layouts import dequantize
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
+from pallas_kernels.matmul.layouts import dequantize
+from pallas_kernels.matmul.qtensor import Activations, QTensor
 
 GROUP = 32
 """Values that share a scale when activations are rounded to integers."""

@@ -19,11 +19,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from pallas_kernels.quant_matmul.config import FEW_ROWS
-from pallas_kernels.quant_matmul.formats import FORMATS
-from pallas_kernels.quant_matmul.panels import PanelFormat
-from pallas_kernels.quant_matmul.planes import CHUNK, GROUP, PLANE_FORMATS, PLANES, group_size, pack
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.matmul.config import FEW_ROWS
+from pallas_kernels.matmul.formats import FORMATS
+from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.planes import CHUNK, GROUP, PLANE_FORMATS, PLANES, group_size, pack
+from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
 from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing
 from pallas_kernels.tuning import Tunable, config_for, register
@@ -109,7 +109,7 @@ def quant_matmul(
     n_blocks, n_rows, _ = blocks.shape
     if blocks.size == 0:
         return jnp.zeros((*x.shape[:-1], weight.rows))
-    from pallas_kernels.quant_matmul import triton_kernels
+    from pallas_kernels.matmul import triton_kernels
 
     kind = PLANE_FORMATS[weight.format]
     parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels import native
-from pallas_kernels.quant_matmul.formats import (
+from pallas_kernels.matmul.formats import (
     FORMATS,
     IQ4_CODEBOOK,
     TQ3_CENTROIDS,
     TQ4_CENTROIDS,
     tq_rotation,
 )
-from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
+from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
 
 PANELS = "panels16"
 CODES, SCALES = "codes", "scales"

@@ -21,12 +21,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
-from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, on_hopper, tiled_memory
-from pallas_kernels.quant_matmul import pallas_gpu
-from pallas_kernels.quant_matmul.config import FEW_ROWS
-from pallas_kernels.quant_matmul.formats import FORMATS
-from pallas_kernels.quant_matmul.panels import PanelFormat
-from pallas_kernels.quant_matmul.planes import (
+from pallas_kernels.matmul import pallas_gpu
+from pallas_kernels.matmul.config import FEW_ROWS
+from pallas_kernels.matmul.formats import FORMATS
+from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.planes import (
     CHUNK,
     GROUP,
     LANES,
@@ -37,7 +36,8 @@ from pallas_kernels.quant_matmul.planes import (
     pack,
     plane_names,
 )
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, on_hopper, tiled_memory
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from pallas_kernels import dispatch
 from pallas_kernels.arguments import INTEGERS, expect_array
 from pallas_kernels.dispatch import Form
-from pallas_kernels.quant_matmul.swiglu import swiglu
-from pallas_kernels.quant_matmul.weights import Activation, Blocks, Weight, as_weight, gated, swiglu_products
+from pallas_kernels.matmul.swiglu import swiglu
+from pallas_kernels.matmul.weights import Activation, Blocks, Weight, as_weight, gated, swiglu_products
 
 BLOCK_ROWS = 32
 """Rows that share one read of an expert's weights in prompts."""

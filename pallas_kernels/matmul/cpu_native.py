@@ -14,8 +14,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import native
-from pallas_kernels.quant_matmul.panels import CODES, PANELS, SCALES
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor
+from pallas_kernels.matmul.panels import CODES, PANELS, SCALES
+from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.table import Dims
 
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
-from pallas_kernels.quant_matmul.layouts import dequantize
-from pallas_kernels.quant_matmul.planes import PLANES
-from pallas_kernels.quant_matmul.qtensor import QTensor
+from pallas_kernels.matmul.layouts import dequantize
+from pallas_kernels.matmul.planes import PLANES
+from pallas_kernels.matmul.qtensor import QTensor
 
 TILE_VALUES = 1 << 24
 """Values decoded at a time at most, so that a large matrix never stands in memory as floats."""

@@ -25,10 +25,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
-from pallas_kernels.quant_matmul.config import FEW_ROWS, TpuConfig, tpu_candidates, tpu_heuristic
-from pallas_kernels.quant_matmul.formats import FORMATS
-from pallas_kernels.quant_matmul.panels import PanelFormat
-from pallas_kernels.quant_matmul.planes import (
+from pallas_kernels.matmul.config import FEW_ROWS, TpuConfig, tpu_candidates, tpu_heuristic
+from pallas_kernels.matmul.formats import FORMATS
+from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.planes import (
     CHUNK,
     GROUP,
     LANES,
@@ -41,7 +41,7 @@ from pallas_kernels.quant_matmul.planes import (
     pack,
     plane_names,
 )
-from pallas_kernels.quant_matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 

@@ -28,9 +28,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, Shaped, UInt8
 
-from pallas_kernels.quant_matmul.formats import FORMATS, iq4_xs_scales, k_scales, q6_k_scales
-from pallas_kernels.quant_matmul.panels import PANEL_FORMATS, PanelFormat
-from pallas_kernels.quant_matmul.qtensor import BLOCKS, QTensor
+from pallas_kernels.matmul.formats import FORMATS, iq4_xs_scales, k_scales, q6_k_scales
+from pallas_kernels.matmul.panels import PANEL_FORMATS, PanelFormat
+from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
 
 PLANES = "planes"
 CHUNK = 256
