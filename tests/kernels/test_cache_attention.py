@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cache_attention_cases import CASES, LONG, SCALE
+from cache_attention_cases import CASES, LONG, SCALE, Case
 from lowering import here, needs_triton
 from tiny_models import relative_rms
 
@@ -19,7 +19,7 @@ from pallas_kernels import cache_attention, native, triton_launch, using
 from pallas_kernels.cache_attention import pallas_tpu, triton_splits
 from pallas_kernels.cache_attention.implementations import CACHE_ATTENTION
 from pallas_kernels.cache_attention.visibility import visible_tiles
-from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.kv_formats import KVStore, format_named
 
 EXACT, SPLIT, ROUNDED = 5e-6, 1e-4, 1e-2
 """Relative RMS errors: of products in float32; of products whose operands are two numbers of bfloat16, or one."""
@@ -27,14 +27,21 @@ READS_ALL = ("xla_floats", "xla_tiles", "reference")
 """What multiplies what no row sees with zero, too. The others read nothing of it."""
 
 
-def bound(impl: str, *types: str) -> float:
+def bound(impl: str, case: Case) -> float:
+    types = (case.k_type, case.v_type)
     if impl == "triton_interpret":
         return SPLIT
-    if impl == "pallas_gpu_prefill_interpret":
-        return ROUNDED
+    if impl == "pallas_gpu_prefill_interpret":  # rounded queries meet rounded keys: larger scores are off by more
+        return 3 * ROUNDED if case.width > 128 and format_named(case.k_type).quantized else ROUNDED
     if impl == "xla_floats":
         return max({"f32": EXACT, "f16": 2e-3, "bf16": 2e-2}[name] for name in types)
     return ROUNDED if impl.startswith("pallas_tpu") and not {"f32", "f16"}.issuperset(types) else EXACT
+
+
+def slowly_interpreted(name: str, impl: str) -> list[Any]:
+    """The kernel for prompts on Hopper takes up to a minute of its interpreter; for few rows there are others."""
+    few = len(CASES[name].positions[0]) < 9 and name != "capped"
+    return [pytest.mark.slow] if few and impl == "pallas_gpu_prefill_interpret" else []
 
 
 def fitting() -> list[Any]:
@@ -43,7 +50,7 @@ def fitting() -> list[Any]:
     unfit = {i.name: i.unfit for i in CACHE_ATTENTION.implementations}
     absent = triton_launch.missing(interpreted=True)
     return [
-        pytest.param(name, *impl.values, marks=impl.marks)
+        pytest.param(name, *impl.values, marks=(*impl.marks, *slowly_interpreted(name, *impl.values)))
         for name, case in CASES.items()
         for impl in names
         if (reason := unfit[impl.values[0]](case.dims)) is None or (impl.marks and reason == absent)
@@ -57,7 +64,7 @@ def test_every_implementation_follows_the_law(name: str, impl: str) -> None:
     attend = partial(cache_attention.attend, scale=SCALE, impl=impl, **case.options)
     got = np.asarray((attend if impl == "reference" else jax.jit(attend))(case.q, k, v, case.rows))
     sees = case.rows >= 0
-    assert relative_rms(got[sees], case.want[sees]) < bound(impl, case.k_type, case.v_type)
+    assert relative_rms(got[sees], case.want[sees]) < bound(impl, case)
     assert np.isfinite(got).all()
     if impl != "xla_floats":
         assert not got[~sees].any(), "rows that see nothing"
