@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pallas_kernels.matmul.panels import PanelFormat
-from pallas_kernels.matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS, group_size
+from pallas_kernels.matmul.formats import BlockFormat
+from pallas_kernels.matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS
 from pallas_kernels.table import Dims
 
 FEW_ROWS = 16
@@ -61,14 +61,14 @@ def tpu_candidates(dims: Dims) -> list[TpuConfig]:
     ]
 
 
-def _depth_unit(kind: PanelFormat) -> int:
+def _depth_unit(kind: BlockFormat) -> int:
     """Columns of which the scales fill whole tiles: 32 rows of bytes or 16 of halves."""
-    return 32 * group_size(kind) if "super" in kind.scales else 16 * GROUP
+    return 32 * kind.per_scale if "super" in kind.scales else 16 * GROUP
 
 
-def _vmem(kind: PanelFormat, config: TpuConfig, chunks: int) -> int:
+def _vmem(kind: BlockFormat, config: TpuConfig, chunks: int) -> int:
     """Bytes: two buffers of each block, scales as floats, and the values of a chunk with their bfloat16 parts."""
-    group = group_size(kind)
+    group = kind.per_scale
     rows, columns, depth = config.rows, config.columns, config.depth
     supers = 4 * chunks * columns * ("super" in kind.scales)
     moved = (

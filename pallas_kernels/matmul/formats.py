@@ -1,20 +1,30 @@
 """Block formats of quantized matrices: how many bytes hold how many values, and what the bytes mean.
 
-A row of a matrix is a sequence of blocks. `decode` maps the bytes of a block, [..., num_bytes] uint8, to its values,
-[..., values] float32, in the arithmetic of the format's definition: every other reading of a format is tested against
-it.
+A row of a matrix is a sequence of blocks. A format is described once, by where its codes and scales lie in the bytes of
+a block and by what they mean; `decode` and the layouts "panels16" and "planes" come from that. A value is what its code
+stands for, in the arithmetic of one of these rules:
+
+| scales | a block has | value of a code c |
+| --- | --- | --- |
+| one | a float16 d | d * c |
+| affine | float16 d, m | d * c + m |
+| halves | float16 d, e | d * c for the first 16, e * c for the others; then rotated by `tq_rotation` |
+| super_affine | float16 d, m; scales and minima in bytes, for 32 values each | d * scale * c - m * minimum |
+| super_signed | float16 d; signed scales for 32 values each | d * scale * c |
+| super_signed_halves | float16 d; signed scales for 16 values each | d * scale * c |
 
 Sources: ggml `src/ggml-common.h` (layouts, the IQ4 codebook) and `src/ggml-quants.c` (`dequantize_row_*`); the TQ
 formats as in the public TurboQuant forks of llama.cpp. Scales are little-endian float16.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float, Int8, UInt8
+from jaxtyping import Float, Int8, Shaped, UInt8
 
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 TQ3_CENTROIDS = (-1.996684, -1.291398, -0.740341, -0.247508, 0.230106, 0.725222, 1.277503, 1.988943)
@@ -22,6 +32,9 @@ _TQ4_POSITIVE = (0.128395, 0.388048, 0.656759, 0.942340, 1.256231, 1.618046, 2.0
 TQ4_CENTROIDS = (*(-c for c in reversed(_TQ4_POSITIVE)), *_TQ4_POSITIVE)
 TQ_SIGNS = tuple(1 if sign == "+" else -1 for sign in "+-+-++-+--+-++-+--+-+--+-++-+--+")
 """Of the rotation of a block of 32 in the TQ formats."""
+
+
+Scales = Literal["one", "affine", "halves", "super_affine", "super_signed", "super_signed_halves"]
 
 
 @dataclass(frozen=True)
@@ -32,14 +45,70 @@ class BlockFormat:
         name: as in GGUF.
         values, num_bytes: of a block.
         codes: the integers of a block, one byte each, without what its scales make of them.
-        decode: see the module.
+        planes: widths of the planes of bits in which the layouts keep codes, low bits first.
+        scales: see the module.
+        offset: what is subtracted from a code.
+        table: what codes stand for, where that is not the code itself.
+        first_half: the byte at which the float16 numbers begin.
+        byte_scales: the scales of a block, and minima if there are any, where they are bytes or fewer bits.
     """
 
     name: str
     values: int
     num_bytes: int
     codes: Callable[[UInt8[Array, "... bytes"]], UInt8[Array, "... values"]]
-    decode: Callable[[UInt8[Array, "... bytes"]], Float[Array, "... values"]]
+    planes: tuple[int, ...]
+    scales: Scales
+    offset: int = 0
+    table: tuple[float, ...] | None = None
+    first_half: int = 0
+    byte_scales: Callable[[UInt8[Array, "... bytes"]], tuple[Array, ...]] | None = None
+
+    @property
+    def affine(self) -> bool:
+        """Whether something is added to scaled codes."""
+        return self.scales in ("affine", "super_affine")
+
+    @property
+    def halves(self) -> int:
+        """How many float16 numbers a block has."""
+        return 2 if self.affine or self.scales == "halves" else 1
+
+    @property
+    def per_scale(self) -> int:
+        """How many values share a scale."""
+        return 16 if self.scales in ("halves", "super_signed_halves") else 32
+
+    def decode(self, block: UInt8[Array, "... bytes"]) -> Float[Array, "... values"]:
+        """The values of blocks, in float32."""
+        scales = () if self.byte_scales is None else self.byte_scales(block)
+        halves = [_half(block, self.first_half + 2 * i) for i in range(self.halves)]
+        return self.scaled(self.codes(block), jnp.concatenate(halves, axis=-1), scales)
+
+    def scaled(
+        self,
+        codes: UInt8[Array, "... values"],
+        halves: Float[Array, "... halves"],
+        byte_scales: Sequence[Shaped[Array, "... scales"]],
+    ) -> Float[Array, "... values"]:
+        """The values of the codes of blocks, in float32."""
+        if self.table is None:
+            values = _float(codes) - self.offset
+        else:
+            values = jnp.take(jnp.array(self.table, jnp.float32), codes.astype(jnp.int32), axis=0, mode="clip")
+        groups = values.reshape(*halves.shape[:-1], -1, self.per_scale)
+        if self.scales == "halves":
+            return jnp.matmul(
+                (groups * halves[..., None]).reshape(values.shape), jnp.asarray(tq_rotation()), precision="highest"
+            )
+        factors = [halves[..., i : i + 1] for i in range(self.halves)]
+        if byte_scales:
+            factors = [half * _float(scale) for half, scale in zip(factors, byte_scales, strict=True)]
+        groups = factors[0][..., None] * groups
+        if self.affine:  # minima in bytes are taken away, float16 ones are added
+            bias = factors[1][..., None]
+            groups = groups - bias if byte_scales else groups + bias
+        return groups.reshape(values.shape)
 
     @property
     def bits_per_value(self) -> float:
@@ -101,55 +170,28 @@ def _q8_0_codes(block: Array) -> Array:
     return block[..., 2:] ^ 128
 
 
-def _q8_0(block: Array) -> Array:
-    return _half(block, 0) * (_float(_q8_0_codes(block)) - 128)
-
-
 def _q4_0_codes(block: Array) -> Array:
     return _halves(block[..., 2:])
-
-
-def _q4_0(block: Array) -> Array:
-    return _half(block, 0) * (_float(_q4_0_codes(block)) - 8)
 
 
 def _q4_1_codes(block: Array) -> Array:
     return _halves(block[..., 4:])
 
 
-def _q4_1(block: Array) -> Array:
-    return _half(block, 0) * _float(_q4_1_codes(block)) + _half(block, 2)
-
-
 def _q5_0_codes(block: Array) -> Array:
     return _halves(block[..., 6:]) | _bits(block[..., 2:6], 1) << 4
-
-
-def _q5_0(block: Array) -> Array:
-    return _half(block, 0) * (_float(_q5_0_codes(block)) - 16)
 
 
 def _q5_1_codes(block: Array) -> Array:
     return _halves(block[..., 8:]) | _bits(block[..., 4:8], 1) << 4
 
 
-def _q5_1(block: Array) -> Array:
-    return _half(block, 0) * _float(_q5_1_codes(block)) + _half(block, 2)
-
-
-def k_scales(packed: UInt8[Array, "... 12"]) -> tuple[UInt8[Array, "... 8"], UInt8[Array, "... 8"]]:
+def _k_scales(block: UInt8[Array, "... bytes"]) -> tuple[UInt8[Array, "... 8"], UInt8[Array, "... 8"]]:
     """The eight 6-bit scales and the eight 6-bit minima of a block of Q4_K or Q5_K."""
-    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    first, second, third = block[..., 4:8], block[..., 8:12], block[..., 12:16]
     scales = jnp.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
     minima = jnp.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
     return scales, minima
-
-
-def _k_affine(block: Array, codes: Array) -> Array:
-    """Values of the codes [..., 256] of a block of Q4_K or Q5_K."""
-    scales, minima = k_scales(block[..., 4:16])
-    scaled = (_half(block, 0) * _float(scales))[..., None] * _float(codes).reshape(*block.shape[:-1], 8, 32)
-    return (scaled - (_half(block, 2) * _float(minima))[..., None]).reshape(*block.shape[:-1], 256)
 
 
 def _q4_k_codes(block: Array) -> Array:
@@ -157,18 +199,10 @@ def _q4_k_codes(block: Array) -> Array:
     return _planes(block[..., 16:].reshape(*lead, 4, 32), 4, 2).reshape(*lead, 256)
 
 
-def _q4_k(block: Array) -> Array:
-    return _k_affine(block, _q4_k_codes(block))
-
-
 def _q5_k_codes(block: Array) -> Array:
     lead = block.shape[:-1]
     low = _planes(block[..., 48:].reshape(*lead, 4, 32), 4, 2).reshape(*lead, 8, 32)
     return (low | _planes(block[..., 16:48], 1, 8) << 4).reshape(*lead, 256)
-
-
-def _q5_k(block: Array) -> Array:
-    return _k_affine(block, _q5_k_codes(block))
 
 
 def _q6_k_codes(block: Array) -> Array:
@@ -178,24 +212,8 @@ def _q6_k_codes(block: Array) -> Array:
     return (low | high << 4).reshape(*lead, 256)
 
 
-def q6_k_scales(block: UInt8[Array, "... bytes"]) -> Int8[Array, "... 16"]:
-    """The scales of a block of Q6_K that multiply its float16, for 16 values each."""
-    return lax.bitcast_convert_type(block[..., 192:208], jnp.int8)
-
-
-def _q6_k(block: Array) -> Array:
-    lead = block.shape[:-1]
-    codes = _float(_q6_k_codes(block)) - 32
-    scales = _half(block, 208) * _float(q6_k_scales(block))
-    return (scales[..., None] * codes.reshape(*lead, 16, 16)).reshape(*lead, 256)
-
-
-def _codebook(table: tuple[float, ...], codes: Array) -> Array:
-    return jnp.take(jnp.array(table, jnp.float32), codes.astype(jnp.int32), axis=0, mode="clip")
-
-
-def _iq4_nl(block: Array) -> Array:
-    return _half(block, 0) * _codebook(IQ4_CODEBOOK, _q4_0_codes(block))
+def _q6_k_scales(block: UInt8[Array, "... bytes"]) -> tuple[Int8[Array, "... 16"]]:
+    return (lax.bitcast_convert_type(block[..., 192:208], jnp.int8),)
 
 
 def _iq4_xs_codes(block: Array) -> Array:
@@ -203,20 +221,8 @@ def _iq4_xs_codes(block: Array) -> Array:
     return _halves(block[..., 8:].reshape(*lead, 8, 16)).reshape(*lead, 256)
 
 
-def iq4_xs_scales(block: UInt8[Array, "... bytes"]) -> Int8[Array, "... 8"]:
-    """The scales of a block of IQ4_XS that multiply its float16, for 32 values each."""
-    return (_bits(block[..., 4:8], 4) | _bits(block[..., 2:4], 2) << 4).astype(jnp.int8) - 32
-
-
-def _iq4_xs(block: Array) -> Array:
-    lead = block.shape[:-1]
-    scaled = (_half(block, 0) * _float(iq4_xs_scales(block)))[..., None]
-    return (scaled * _codebook(IQ4_CODEBOOK, _iq4_xs_codes(block)).reshape(*lead, 8, 32)).reshape(*lead, 256)
-
-
-def _tq(block: Array, centroids: tuple[float, ...], codes: Array) -> Array:
-    scales = jnp.repeat(jnp.concatenate([_half(block, 0), _half(block, 2)], axis=-1), 16, axis=-1)
-    return jnp.matmul(_codebook(centroids, codes) * scales, jnp.asarray(tq_rotation()), precision="highest")
+def _iq4_xs_scales(block: UInt8[Array, "... bytes"]) -> tuple[Int8[Array, "... 8"]]:
+    return ((_bits(block[..., 4:8], 4) | _bits(block[..., 2:4], 2) << 4).astype(jnp.int8) - 32,)
 
 
 def _tq3_1s_codes(block: Array) -> Array:
@@ -224,33 +230,32 @@ def _tq3_1s_codes(block: Array) -> Array:
     return bits[..., 0] | bits[..., 1] << 1 | bits[..., 2] << 2
 
 
-def _tq3_1s(block: Array) -> Array:
-    return _tq(block, TQ3_CENTROIDS, _tq3_1s_codes(block))
-
-
 def _tq4_1s_codes(block: Array) -> Array:
     return _bits(block[..., 4:], 4)
-
-
-def _tq4_1s(block: Array) -> Array:
-    return _tq(block, TQ4_CENTROIDS, _tq4_1s_codes(block))
 
 
 FORMATS = {
     format.name: format
     for format in (
-        BlockFormat("Q8_0", 32, 34, _q8_0_codes, _q8_0),
-        BlockFormat("Q4_0", 32, 18, _q4_0_codes, _q4_0),
-        BlockFormat("Q4_1", 32, 20, _q4_1_codes, _q4_1),
-        BlockFormat("Q5_0", 32, 22, _q5_0_codes, _q5_0),
-        BlockFormat("Q5_1", 32, 24, _q5_1_codes, _q5_1),
-        BlockFormat("Q4_K", 256, 144, _q4_k_codes, _q4_k),
-        BlockFormat("Q5_K", 256, 176, _q5_k_codes, _q5_k),
-        BlockFormat("Q6_K", 256, 210, _q6_k_codes, _q6_k),
-        BlockFormat("IQ4_NL", 32, 18, _q4_0_codes, _iq4_nl),
-        BlockFormat("IQ4_XS", 256, 136, _iq4_xs_codes, _iq4_xs),
-        BlockFormat("TQ3_1S", 32, 16, _tq3_1s_codes, _tq3_1s),
-        BlockFormat("TQ4_1S", 32, 20, _tq4_1s_codes, _tq4_1s),
+        BlockFormat("Q8_0", 32, 34, _q8_0_codes, (8,), "one", offset=128),
+        BlockFormat("Q4_0", 32, 18, _q4_0_codes, (4,), "one", offset=8),
+        BlockFormat("Q4_1", 32, 20, _q4_1_codes, (4,), "affine"),
+        BlockFormat("Q5_0", 32, 22, _q5_0_codes, (4, 1), "one", offset=16),
+        BlockFormat("Q5_1", 32, 24, _q5_1_codes, (4, 1), "affine"),
+        BlockFormat("Q4_K", 256, 144, _q4_k_codes, (4,), "super_affine", byte_scales=_k_scales),
+        BlockFormat("Q5_K", 256, 176, _q5_k_codes, (4, 1), "super_affine", byte_scales=_k_scales),
+        BlockFormat(
+            *("Q6_K", 256, 210, _q6_k_codes, (4, 2), "super_signed_halves"),
+            offset=32,
+            first_half=208,
+            byte_scales=_q6_k_scales,
+        ),
+        BlockFormat("IQ4_NL", 32, 18, _q4_0_codes, (4,), "one", table=IQ4_CODEBOOK),
+        BlockFormat(
+            "IQ4_XS", 256, 136, _iq4_xs_codes, (4,), "super_signed", table=IQ4_CODEBOOK, byte_scales=_iq4_xs_scales
+        ),
+        BlockFormat("TQ3_1S", 32, 16, _tq3_1s_codes, (2, 1), "halves", table=TQ3_CENTROIDS),
+        BlockFormat("TQ4_1S", 32, 20, _tq4_1s_codes, (4,), "halves", table=TQ4_CENTROIDS),
     )
 }
 """Formats that are computed with directly, by name."""

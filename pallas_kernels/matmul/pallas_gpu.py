@@ -20,14 +20,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
 from pallas_kernels.matmul.config import GpuConfig, gpu_candidates, gpu_heuristic
-from pallas_kernels.matmul.formats import FORMATS
-from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.planes import (
     CHUNK,
     GROUP,
     PLANE_FORMATS,
     code_values,
-    group_size,
     pack,
     plane_names,
 )
@@ -39,7 +37,7 @@ from pallas_kernels.tuning import Tunable, config_for, register
 
 def _body(
     index_ref: Any, x_ref: Any, *refs: Any,
-    kind: PanelFormat, names: Sequence[str], config: GpuConfig, chunks: int, interpreted: bool,
+    kind: BlockFormat, names: Sequence[str], config: GpuConfig, chunks: int, interpreted: bool,
 ) -> None:  # fmt: skip
     parts, out_ref = dict(zip(names, refs, strict=False)), refs[-1]
     block, tile, split = lax.axis_index("block"), lax.axis_index("tile"), lax.axis_index("split")
@@ -65,7 +63,7 @@ def _body(
         """Adds what some rows of the first plane's bytes come to: columns of the matrix, `span` apart."""
         chunk = split * (chunks // config.splits) + index // (span // config.unroll)
         first = index % (span // config.unroll) * config.unroll
-        group = group_size(kind)
+        group = kind.per_scale
         starts = [field * span + first for field in range(fields)]
         scales = [scaled("scales", chunk, start // group, CHUNK // group) for start in starts]
         biases = None

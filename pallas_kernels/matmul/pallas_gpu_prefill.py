@@ -23,8 +23,7 @@ from jaxtyping import Float, Int
 
 from pallas_kernels.matmul import pallas_gpu
 from pallas_kernels.matmul.config import FEW_ROWS
-from pallas_kernels.matmul.formats import FORMATS
-from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.planes import (
     CHUNK,
     GROUP,
@@ -32,7 +31,6 @@ from pallas_kernels.matmul.planes import (
     PLANE_FORMATS,
     PLANES,
     code_values,
-    group_size,
     pack,
     plane_names,
 )
@@ -125,7 +123,7 @@ class _Shared(NamedTuple):
     done: Any
 
 
-def _body(*refs: Any, kind: PanelFormat, names: Sequence[str], config: Config, interpreted: bool) -> None:
+def _body(*refs: Any, kind: BlockFormat, names: Sequence[str], config: Config, interpreted: bool) -> None:
     index, x, *parts, out = refs
     given = _Given(index, x, dict(zip(names, parts, strict=True)), out)
     chunks = x.shape[2] // CHUNK
@@ -159,7 +157,7 @@ def _body(*refs: Any, kind: PanelFormat, names: Sequence[str], config: Config, i
 
 
 def _decode(
-    given: _Given, shared: _Shared, kind: PanelFormat, config: Config, chunks: Array, interpreted: bool
+    given: _Given, shared: _Shared, kind: BlockFormat, config: Config, chunks: Array, interpreted: bool
 ) -> None:
     """Brings in the columns of the matrix and of x."""
     block, matrix = lax.axis_index("block"), jnp.maximum(given.index[lax.axis_index("block")], 0)
@@ -213,7 +211,7 @@ def _decode(
             pl.when(index >= BUFFERS)(functools.partial(plgpu.barrier_wait, shared.done.at[slot]))
             source = given.x.at[block, rows, pl.ds(index * DEPTH, DEPTH)]
             plgpu.copy_gmem_to_smem(source, shared.x.at[slot], shared.x_here.at[slot])
-            count = group_size(kind)
+            count = kind.per_scale
             for first in range(0, DEPTH, count):
                 values = group(buffer, piece * DEPTH + first, count)
                 shared.weights[slot, pl.ds(first, count)] = values.astype(jnp.bfloat16)

@@ -26,8 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
 from pallas_kernels.matmul.config import FEW_ROWS, TpuConfig, tpu_candidates, tpu_heuristic
-from pallas_kernels.matmul.formats import FORMATS
-from pallas_kernels.matmul.panels import PanelFormat
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.planes import (
     CHUNK,
     GROUP,
@@ -37,7 +36,6 @@ from pallas_kernels.matmul.planes import (
     chunk_codes,
     code_values,
     float_of_half,
-    group_size,
     pack,
     plane_names,
 )
@@ -91,7 +89,7 @@ def _group_sums(x: Array) -> Array:
     return jnp.swapaxes(sums[..., 0], 0, 1)
 
 
-def _body(index_ref, x_ref, *refs: Any, kind: PanelFormat, few: bool, names: Sequence[str], scaling: Sequence[str]):
+def _body(index_ref, x_ref, *refs: Any, kind: BlockFormat, few: bool, names: Sequence[str], scaling: Sequence[str]):
     parts = dict(zip(names, refs, strict=False))
     out_ref, *scratch = refs[len(names) :]
     floats = dict(zip(scaling, scratch, strict=True))
@@ -115,7 +113,7 @@ def _body(index_ref, x_ref, *refs: Any, kind: PanelFormat, few: bool, names: Seq
         ]
         values = code_values(kind, chunk_codes(kind, bytes_of))
         x = x_ref[:, pl.ds(pl.multiple_of(chunk * CHUNK, CHUNK), CHUNK)]
-        scale = chunk_of("scales", chunk, group_size(kind))
+        scale = chunk_of("scales", chunk, kind.per_scale)
         bias = None
         if "minima" in floats:
             bias = chunk_of("minima", chunk, GROUP)

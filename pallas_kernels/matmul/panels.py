@@ -5,22 +5,15 @@ apart. Here it is made from blocks, by a native function, and read back in XLA.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels import native
-from pallas_kernels.matmul.formats import (
-    FORMATS,
-    IQ4_CODEBOOK,
-    TQ3_CENTROIDS,
-    TQ4_CENTROIDS,
-    tq_rotation,
-)
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
 
 PANELS = "panels16"
@@ -31,49 +24,13 @@ GROUP = 32
 """Columns of a group."""
 _VECTOR = 64  # bytes: 16 rows of 4 columns
 
-Scales = Literal["one", "affine", "halves", "super_affine", "super_signed", "super_signed_halves"]
-_HALVES = {"affine": 2, "halves": 2, "super_affine": 2}
-_SUBS = {"super_affine": 16, "super_signed": 8, "super_signed_halves": 16}
-
-
-@dataclass(frozen=True)
-class PanelFormat:
-    """What the codes and scales of a format mean.
-
-    Attributes:
-        planes: widths of the planes of bits, low bits first.
-        scales: as in `panels.h`.
-        offset: what is subtracted from a code.
-        table: what codes stand for, where that is not the code itself.
-    """
-
-    planes: tuple[int, ...]
-    scales: Scales
-    offset: int = 0
-    table: tuple[float, ...] | None = None
-
-
-PANEL_FORMATS = {
-    "Q8_0": PanelFormat((8,), "one", 128),
-    "Q4_0": PanelFormat((4,), "one", 8),
-    "Q4_1": PanelFormat((4,), "affine"),
-    "Q5_0": PanelFormat((4, 1), "one", 16),
-    "Q5_1": PanelFormat((4, 1), "affine"),
-    "Q4_K": PanelFormat((4,), "super_affine"),
-    "Q5_K": PanelFormat((4, 1), "super_affine"),
-    "Q6_K": PanelFormat((4, 2), "super_signed_halves", 32),
-    "IQ4_NL": PanelFormat((4,), "one", table=IQ4_CODEBOOK),
-    "IQ4_XS": PanelFormat((4,), "super_signed", table=IQ4_CODEBOOK),
-    "TQ3_1S": PanelFormat((2, 1), "halves", table=TQ3_CENTROIDS),
-    "TQ4_1S": PanelFormat((4,), "halves", table=TQ4_CENTROIDS),
-}
-
 
 def panel_bytes(format: str, width: int) -> tuple[int, int]:
     """Bytes of the codes and of the scales of a panel of `width` columns."""
-    kind, values = PANEL_FORMATS[format], FORMATS[format].values
-    per_scale = LANES * (2 * _HALVES.get(kind.scales, 1) + _SUBS.get(kind.scales, 0))
-    return width // GROUP * sum(kind.planes) * _VECTOR, width // values * per_scale
+    kind = FORMATS[format]
+    scales = 0 if kind.byte_scales is None else kind.values // kind.per_scale * (1 + kind.affine)
+    per_block = LANES * (2 * kind.halves + scales)
+    return width // GROUP * sum(kind.planes) * _VECTOR, width // kind.values * per_block
 
 
 def pack(tensor: QTensor) -> QTensor:
@@ -125,7 +82,7 @@ def take(tensor: QTensor, rows: Array) -> Array:
 
 def _lanes(tensor: QTensor, scales: Array) -> tuple[Array, Array]:
     """Scales of panels [..., bytes], by row: the float16 ones as floats, then those of bytes, [..., 16, blocks, n]."""
-    halves = 2 * LANES * _HALVES.get(PANEL_FORMATS[tensor.format].scales, 1)
+    halves = 2 * LANES * tensor.block_format.halves
     blocks = scales.reshape(*scales.shape[:-1], tensor.width // tensor.block_format.values, -1)
     pairs = blocks[..., :halves].reshape(*blocks.shape[:-1], -1, LANES, 2)
     floats = lax.bitcast_convert_type(pairs, jnp.float16).astype(jnp.float32)
@@ -134,32 +91,16 @@ def _lanes(tensor: QTensor, scales: Array) -> tuple[Array, Array]:
 
 
 def _values(tensor: QTensor, quads: Array, floats: Array, subs: Array) -> Array:
-    """Values of rows [..., K] from their codes [..., vectors, 4] and scales, in the arithmetic of `formats`."""
-    kind, lead = PANEL_FORMATS[tensor.format], quads.shape[:-2]
-    codes = _codes(kind, quads.reshape(*lead, -1, sum(kind.planes), 4))
-    if kind.table is None:
-        values = codes.astype(jnp.float32) - kind.offset
-    else:
-        values = jnp.take(jnp.array(kind.table, jnp.float32), codes.astype(jnp.int32), axis=0, mode="clip")
-    values = values.reshape(*floats.shape[:-1], -1, GROUP)  # [..., blocks, groups of a block, 32]
-    d = floats[..., :1]
-    if kind.scales == "one":
-        values = d[..., None] * values
-    elif kind.scales == "affine":
-        values = d[..., None] * values + floats[..., 1:, None]
-    elif kind.scales == "halves":
-        scaled = values.reshape(*floats.shape, 16) * floats[..., None]
-        values = jnp.matmul(scaled.reshape(values.shape), jnp.asarray(tq_rotation()), precision="highest")
-    elif kind.scales == "super_affine":
-        scale, minimum = subs[..., ::2].astype(jnp.float32), subs[..., 1::2].astype(jnp.float32)
-        values = (d * scale)[..., None] * values - (floats[..., 1:] * minimum)[..., None]
-    else:
-        signed = d * lax.bitcast_convert_type(subs, jnp.int8).astype(jnp.float32)
-        values = signed[..., None] * values.reshape(*subs.shape, -1)
-    return values.reshape(*lead, tensor.width)
+    """Values of rows [..., K] from their codes [..., vectors, 4] and scales."""
+    kind, lead = tensor.block_format, quads.shape[:-2]
+    codes = _codes(kind, quads.reshape(*lead, -1, sum(kind.planes), 4)).reshape(*floats.shape[:-1], kind.values)
+    scales: tuple[Array, ...] = ()
+    if kind.byte_scales is not None:
+        scales = (subs[..., ::2], subs[..., 1::2]) if kind.affine else (lax.bitcast_convert_type(subs, jnp.int8),)
+    return kind.scaled(codes, floats, scales).reshape(*lead, tensor.width)
 
 
-def _codes(kind: PanelFormat, vectors: Array) -> Array:
+def _codes(kind: BlockFormat, vectors: Array) -> Array:
     """Codes [..., groups, 32] of the vectors [..., groups, planes' bits, 4] of a row."""
     codes, first, shift = jnp.zeros((), jnp.uint8), 0, 0
     for width in kind.planes:

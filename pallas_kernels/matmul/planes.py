@@ -19,7 +19,7 @@ as in files, except that the 6-bit scales of Q4_K, Q5_K and IQ4_XS take bytes: o
 d and m are the super scale and the super minimum. Products of scales and codes are exact in float32 in every format.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,8 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, Shaped, UInt8
 
-from pallas_kernels.matmul.formats import FORMATS, iq4_xs_scales, k_scales, q6_k_scales
-from pallas_kernels.matmul.panels import PANEL_FORMATS, PanelFormat
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
 
 PLANES = "planes"
@@ -38,30 +37,18 @@ CHUNK = 256
 LANES = 128
 GROUP = 32
 """Columns that share a minimum, and mostly a scale."""
-PLANE_FORMATS = {name: kind for name, kind in PANEL_FORMATS.items() if kind.scales != "halves"}
+PLANE_FORMATS = {name: kind for name, kind in FORMATS.items() if kind.scales != "halves"}
 """The formats that can be arranged so: all but those of rotated values."""
 
-_BYTE_SCALES: dict[str, Callable[[Array], tuple[Array, ...]]] = {
-    "Q4_K": lambda block: k_scales(block[..., 4:16]),
-    "Q5_K": lambda block: k_scales(block[..., 4:16]),
-    "Q6_K": lambda block: (q6_k_scales(block),),
-    "IQ4_XS": lambda block: (iq4_xs_scales(block),),
-}
 
-
-def group_size(kind: PanelFormat) -> int:
-    """Columns that share a scale."""
-    return 16 if kind.scales == "super_signed_halves" else GROUP
-
-
-def plane_names(kind: PanelFormat) -> tuple[str, ...]:
+def plane_names(kind: BlockFormat) -> tuple[str, ...]:
     """Names of the parts that hold codes, low bits first."""
     return tuple(f"plane{i}" for i in range(len(kind.planes)))
 
 
-def scale_names(kind: PanelFormat) -> tuple[str, ...]:
+def scale_names(kind: BlockFormat) -> tuple[str, ...]:
     """Names of the parts that hold what values are scaled with and, in some formats, what is added."""
-    return ("scales", "minima") if kind.scales in ("affine", "super_affine") else ("scales",)
+    return ("scales", "minima") if kind.affine else ("scales",)
 
 
 def pack(tensor: QTensor) -> QTensor:
@@ -84,9 +71,9 @@ def _pack(blocks: Array, format: str) -> dict[str, Array]:
 
 
 def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Array]:
-    kind, of = PLANE_FORMATS[format], FORMATS[format]
-    blocks = blocks.reshape(blocks.shape[0], -1, of.num_bytes)
-    width = blocks.shape[1] * of.values
+    kind = PLANE_FORMATS[format]
+    blocks = blocks.reshape(blocks.shape[0], -1, kind.num_bytes)
+    width = blocks.shape[1] * kind.values
 
     def part(fields: Array, columns: int) -> Array:
         """From [N, blocks, fields of a block], one for so many columns."""
@@ -94,20 +81,20 @@ def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Arra
         return jnp.pad(rows, ((0, -(-width // CHUNK) * CHUNK // columns - len(rows)), (0, -rows.shape[1] % LANES)))
 
     parts, shift = {}, 0
-    codes = part(of.codes(blocks), 1).reshape(-1, CHUNK, -(-blocks.shape[0] // LANES) * LANES)
+    codes = part(kind.codes(blocks), 1).reshape(-1, CHUNK, -(-blocks.shape[0] // LANES) * LANES)
     for name, bits in zip(plane_names(kind), kind.planes, strict=True):
         fields = (codes >> shift & (1 << bits) - 1).reshape(len(codes), 8 // bits, 32 * bits, -1)
         plane = sum((fields[:, i] << bits * i for i in range(8 // bits)), jnp.zeros((), jnp.uint8))
         parts[name] = plane.reshape(-1, plane.shape[-1])
         shift += bits
-    first = 208 if format == "Q6_K" else 0
+    byte_scales = () if kind.byte_scales is None else kind.byte_scales(blocks)
     for i, name in enumerate(scale_names(kind)):
-        half = lax.bitcast_convert_type(blocks[..., first + 2 * i : first + 2 * i + 2], jnp.uint16)
-        if format in _BYTE_SCALES:
-            parts[name] = part(_BYTE_SCALES[format](blocks)[i], group_size(kind))
-            parts[f"super_{name}"] = part(half, of.values)
+        first = kind.first_half + 2 * i
+        half = part(lax.bitcast_convert_type(blocks[..., first : first + 2], jnp.uint16), kind.values)
+        if byte_scales:
+            parts[name], parts[f"super_{name}"] = part(byte_scales[i], kind.per_scale), half
         else:
-            parts[name] = part(half, of.values)
+            parts[name] = half
     return parts
 
 
@@ -119,7 +106,7 @@ def decode(tensor: QTensor) -> Array:
     chunks = [plane.reshape(*lead, -1, 32 * bits, lanes) for plane, bits in zip(planes, kind.planes, strict=True)]
     values = code_values(kind, chunk_codes(kind, chunks))
     scale, bias = _scales(parts)
-    groups = values.reshape(*scale.shape[:-1], group_size(kind), lanes) * scale[..., None, :]
+    groups = values.reshape(*scale.shape[:-1], kind.per_scale, lanes) * scale[..., None, :]
     if bias is not None:
         groups = groups + bias[..., None, :]
     return jnp.swapaxes(groups.reshape(*lead, -1, lanes), -1, -2)[..., : tensor.rows, : tensor.width]
@@ -170,7 +157,7 @@ def _scales(parts: dict[str, Array]) -> tuple[Array, Array | None]:
     return scale, -scaled("minima") if "super_minima" in parts else scaled("minima")
 
 
-def chunk_codes(kind: PanelFormat, planes: Sequence[Shaped[Array, "... bytes N"]]) -> Int[Array, "... 256 N"]:
+def chunk_codes(kind: BlockFormat, planes: Sequence[Shaped[Array, "... bytes N"]]) -> Int[Array, "... 256 N"]:
     """Codes of chunks from their bytes in each plane, as integers of the type that the bytes come in."""
     codes, shift = jnp.zeros((), planes[0].dtype), 0
     for plane, bits in zip(planes, kind.planes, strict=True):
@@ -180,7 +167,7 @@ def chunk_codes(kind: PanelFormat, planes: Sequence[Shaped[Array, "... bytes N"]
     return codes
 
 
-def code_values(kind: PanelFormat, codes: Int[Array, "..."]) -> Float[Array, "..."]:
+def code_values(kind: BlockFormat, codes: Int[Array, "..."]) -> Float[Array, "..."]:
     """What codes stand for before they are scaled, float32: integers, all of which bfloat16 can hold too."""
     if kind.table is None:
         return codes.astype(jnp.float32) - kind.offset

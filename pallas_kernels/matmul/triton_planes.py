@@ -20,9 +20,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels.matmul.config import FEW_ROWS
-from pallas_kernels.matmul.formats import FORMATS
-from pallas_kernels.matmul.panels import PanelFormat
-from pallas_kernels.matmul.planes import CHUNK, GROUP, PLANE_FORMATS, PLANES, group_size, pack
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.planes import CHUNK, GROUP, PLANE_FORMATS, PLANES, pack
 from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
 from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing
@@ -150,13 +149,13 @@ def quant_matmul(
 PARTS = ("plane0", "plane1", "scales", "super_scales", "minima", "super_minima")
 
 
-def _meaning(kind: PanelFormat, parts: dict[str, Any]) -> dict[str, Any]:
+def _meaning(kind: BlockFormat, parts: dict[str, Any]) -> dict[str, Any]:
     """What codes and scales of a format mean, as constants of the kernel."""
     table = np.zeros(16, np.int8) if kind.table is None else np.array(kind.table, np.int8)
     return {
         "BITS0": kind.planes[0],
         "BITS1": kind.planes[1] if len(kind.planes) > 1 else 0,
-        "GROUP": group_size(kind),
+        "GROUP": kind.per_scale,
         "SUPER": "super_scales" in parts,
         "MINIMA": "minima" in parts,
         "OFFSET": kind.offset,
