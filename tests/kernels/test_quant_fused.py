@@ -18,6 +18,7 @@ from pallas_kernels.matmul import (
     dequantize,
     from_blocks,
     prepare,
+    quant_matmul,
     quant_matmuls,
     quant_swiglu,
     take_rows,

@@ -16,6 +16,7 @@ from pallas_kernels.matmul import (
     explain,
     from_blocks,
     prepare,
+    quant_matmul,
     reference,
     take_rows,
 )

@@ -16,6 +16,7 @@ from pallas_kernels.matmul import (
     dequantize,
     from_blocks,
     pallas_gpu,
+    quant_matmul,
     triton_planes,
 )
 from pallas_kernels.matmul.config import GpuConfig
