@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.matmul import FORMATS, dequantize, explain, from_blocks, quant_matmul, take_rows
+from pallas_kernels.matmul import (
+    FORMATS,
+    dequantize,
+    explain,
+    from_blocks,
+    native_tables,
+    quant_matmul,
+    take_rows,
+)
 from pallas_kernels.matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS, TQ_SIGNS
 
 GGML = [name for name in FORMATS if not name.startswith("TQ")]
@@ -126,3 +134,8 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="'Q9' cannot be computed with"):
         from_blocks(jnp.zeros((4, 70), jnp.uint8), "Q9")
     assert "format=Q8_0" in explain(jnp.zeros((2, 64)), weight)
+
+
+def test_the_tables_of_the_native_kernels_are_those_of_the_formats() -> None:
+    """After a change of a format: `python -m pallas_kernels.matmul.native_tables`."""
+    assert native_tables.HEADER.read_text(encoding="utf-8") == native_tables.header()
