@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from argparse import _SubParsersAction
+from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ FILES = {
 
 def name_of(page: Page) -> str:
     return str(page.path.relative_to(ROOT))
+
+
+@cache
+def commands() -> dict[str, ArgumentParser]:
+    """The parser of each command of `specjax`."""
+    (choices,) = [action.choices for action in build_parser()._actions if isinstance(action, _SubParsersAction)]
+    return choices
 
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -73,14 +81,23 @@ def test_commands_are_understood(page: Page) -> None:
                 check_targets(words[1:])
 
 
+@pytest.mark.parametrize("command", [None, *commands()])
+def test_examples_of_the_help_are_understood(command: str | None) -> None:
+    parser = build_parser() if command is None else commands()[command]
+    examples = re.findall(r"^  (specjax .*?)(?:   *[^ -].*)?$", parser.epilog or "", re.MULTILINE)
+    assert examples
+    for words in Block("", "\n".join(examples), 0, "").commands():
+        if words[0] == "specjax":
+            build_parser().parse_args(words[1:])
+
+
 @each_page
 def test_commands_in_the_text_have_the_flags_that_are_named(page: Page) -> None:
-    (commands,) = [action.choices for action in build_parser()._actions if isinstance(action, _SubParsersAction)]
     for span in page.spans():
         words = span.split()
         if re.match(r"specjax [a-z]+\b", span):
             flags = {word.partition("=")[0] for word in words if re.match("--[a-z]", word)}
-            assert flags <= commands[words[1]]._option_string_actions.keys(), span
+            assert flags <= commands()[words[1]]._option_string_actions.keys(), span
         elif re.match(r"python \S", span):
             check_script(words[1:])
         elif re.match(r"make \S", span):
