@@ -34,7 +34,7 @@ def test_every_operation_has_a_form_in_plain_xla_for_all_platforms_and_sizes(ope
 
 @pytest.mark.parametrize("operation", TABLES)
 def test_kernels_for_accelerators_run_when_named_and_native_ones_on_cpus(operation: str) -> None:
-    """Until they have been timed on a device, see docs/kernels.md."""
+    """Until they have been timed on a device, see the README."""
     for implementation in TABLES[operation]:
         if re.match("pallas|triton|reference", implementation.name):
             assert not implementation.platforms
