@@ -103,7 +103,7 @@ def from_backend(
         tokens=tuple(tokens),
         types=tuple(types),
         merges=tuple(tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]),
-        pre=_pre_tokenizer_name(document) if kind == "gpt2" else None,
+        pre=_pre_tokenizer_name(document, len(start) == 1) if kind == "gpt2" else None,
         special_ids=dict(special_ids),
         add_bos=len(start) == 1,
         chat_template=chat_template,
@@ -147,8 +147,11 @@ def _kind(document: Mapping[str, Any], where: str) -> Model:
     )
 
 
-def _pre_tokenizer_name(document: Mapping[str, Any]) -> str | None:
-    """The name of cuts by known patterns followed by the byte alphabet; None for anything else."""
+def _pre_tokenizer_name(document: Mapping[str, Any], add_bos: bool) -> str | None:
+    """The name of cuts by known patterns followed by the byte alphabet; None for anything else.
+
+    Of names with the same patterns it is the one whose texts start with the bos token or do not, as these do.
+    """
     parts = document["pre_tokenizer"].get("pretokenizers", [])
     patterns = []
     for part in parts[:-1]:
@@ -160,9 +163,8 @@ def _pre_tokenizer_name(document: Mapping[str, Any]) -> str | None:
     match parts[-1:]:
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]:
             found = (tuple(patterns), bool(document["model"].get("ignore_merges")))
-            return next(
-                (name for name, pre in PRE_TOKENIZERS.items() if (pre.patterns, pre.ignore_merges) == found), None
-            )
+            names = [name for name, pre in PRE_TOKENIZERS.items() if (pre.patterns, pre.ignore_merges) == found]
+            return min(names, key=lambda name: PRE_TOKENIZERS[name].add_bos != add_bos, default=None)
     return None
 
 

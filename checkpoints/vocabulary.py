@@ -40,6 +40,7 @@ class PreTokenizer:
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES,)
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "qwen2": PreTokenizer(
@@ -48,11 +49,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "qwen35": PreTokenizer(
         (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES,),
     ),
-    "llama-bpe": PreTokenizer(
-        (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES,),
-        ignore_merges=True,
-        add_bos=True,
-    ),
+    "llama-bpe": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "glm4": PreTokenizer(_LLAMA3, ignore_merges=True),
     "deepseek-v3": PreTokenizer(
         (
             r"\p{N}{1,3}",
