@@ -191,6 +191,7 @@ def test_a_damaged_tensor_leaves_nothing_behind(tmp_path: Path) -> None:
     values = GGUFFile(good).read(name, np.float32)
     values[3, 5] = np.nan
     bad = edit_gguf(good, tmp_path / "bad.gguf", retype={name: (values, GGMLQuantizationType.F32)})
+    (tmp_path / "out").mkdir()
     with pytest.raises(EncodingError, match=r"blk\.2\.ffn_down\.weight: the value at row 3, column 5 is nan"):
         quantize(bad, tmp_path / "out" / "q.gguf", "Q4_0")
     assert list((tmp_path / "out").iterdir()) == []
