@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV ?= .venv
 TPU_VENV ?= .venv-tpu
 GPU_VENV ?= .venv-gpu
+DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-tpu test-gpu lint format bench notebook clean
+.PHONY: help demo test test-slow test-tpu test-gpu lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
@@ -19,7 +20,8 @@ help:
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
 	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"
 	@echo "make lint       ruff and mypy"
-	@echo "make bench      the decoding benchmark of the README"
+	@echo "make docs       build the documentation into site/, strictly: a broken link is an error"
+	@echo "make bench      the decoding benchmark of docs/speed.md"
 	@echo "make notebook   open the notebooks in Jupyter"
 
 # pip comes last into an environment: one without it was left half-made, and is completed. Its version is Python's own,
@@ -73,6 +75,17 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# In an environment of its own, with nothing of specjax: the reference is read from the sources.
+$(DOCS_VENV)/.docs: pyproject.toml | $(DOCS_VENV)/bin/pip
+	$(DOCS_VENV)/bin/python -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
+	  > $(DOCS_VENV)/requirements.txt
+	$(DOCS_VENV)/bin/python -m pip install --quiet --requirement $(DOCS_VENV)/requirements.txt
+	@touch $@
+
+docs: $(DOCS_VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(DOCS_VENV))/bin:$$PATH" $(DOCS_VENV)/bin/mkdocs build --strict
+
 bench: $(VENV)/.run
 	$(BIN)/python benchmarks/decode.py
 
@@ -81,4 +94,4 @@ notebook: $(BIN)/pip
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -88,6 +89,14 @@ class BuildKernels(build_ext):
         self.compiler.link_shared_object(objects, str(target), target_lang="c++", extra_postargs=["-pthread"])
 
 
+class BuildWheel(bdist_wheel):
+    """Makes wheels for every Python: the library in them is called through jax.ffi and links to none."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The platform of the library, without a version of Python and its ABI."""
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     ext_modules=[
         Extension(
@@ -98,5 +107,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": BuildWheel},
 )

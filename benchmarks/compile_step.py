@@ -30,14 +30,14 @@ import jax
 import jax.numpy as jnp
 from machine import description
 
-from checkpoints.tree import flatten, is_matrix, unflatten
+from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from pallas_kernels import using
-from pallas_kernels.operations import tables
-from pallas_kernels.quant_matmul import FORMATS, from_blocks, prepare
+from pallas_kernels.matmul import FORMATS, from_blocks, prepare
+from pallas_kernels.table import TABLE
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.prefill import start_decoding
+from specjax.decoding.seats import idle_state
+from specjax.decoding.settings import Settings
 from specjax.models import registry
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
@@ -76,10 +76,12 @@ def shape_of_27b(layers: int) -> Qwen35Config:
 
 
 def kernels_of(platform: str) -> str:
-    """What `using` takes to have the Pallas kernel of "gpu" or "tpu" wherever there is one; elsewhere "auto"."""
-    name = PALLAS.get(platform)
-    pairs = [f"{operation}={name}" for operation, table in tables().items() if name in {each.name for each in table}]
-    return ",".join(pairs) or "auto"
+    """What `using` takes to have the Pallas kernels of "gpu" or "tpu" wherever there are some; elsewhere "auto"."""
+    if platform not in PALLAS:
+        return "auto"
+    kernels = (PALLAS[platform], f"{PALLAS[platform]}_prefill")
+    named = {operation: [name for name in kernels if name in table] for operation, table in TABLE.items()}
+    return ",".join(f"{operation}={'+'.join(names)}" for operation, names in named.items() if names)
 
 
 def packed_shapes(config: Qwen35Config, kind: str = "Q4_K") -> Params:
@@ -97,12 +99,7 @@ def packed_shapes(config: Qwen35Config, kind: str = "Q4_K") -> Params:
 def state_shapes(decoder: Decoder, batch: int, capacity: int) -> Any:
     """Shapes of a `DecodeState` of so many sequences, with room for `capacity` tokens each."""
 
-    def start() -> Any:
-        counts = jnp.ones((batch,), jnp.int32)
-        logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
-        return start_decoding(decoder, decoder.init_state(batch, capacity), logits, counts, counts, jnp.uint32(0))
-
-    return jax.eval_shape(start)
+    return jax.eval_shape(lambda: idle_state(decoder, decoder.settings([Settings()] * batch), capacity))
 
 
 def lowered_step(
@@ -185,7 +182,7 @@ def report(target: str, layers: Sequence[int]) -> None:
     for count in layers:
         jax.clear_caches()  # so that no line finds what the one before has traced
         config = shape_of_27b(count)
-        decoder = Decoder(*registry.build(config), draft=DraftConfig(n_max=DRAFTS))
+        decoder = Decoder(*registry.build(config), max_drafts=DRAFTS)
         with using(platform=platform):
             params = packed_shapes(config)
         begin = time.process_time()

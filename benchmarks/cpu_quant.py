@@ -20,8 +20,7 @@ import numpy as np
 from machine import description, read_rate
 
 from pallas_kernels import native
-from pallas_kernels.quant_matmul import FORMATS, QTensor, explain, from_blocks, prepare, quant_matmul
-from specjax.layers.linear import matmul_transposed
+from pallas_kernels.matmul import FORMATS, QTensor, explain, float_matmul, from_blocks, prepare, quant_matmul
 
 ROWS = (1, 2, 4, 8, 16)
 LIMIT_BYTES = 1 << 28
@@ -89,7 +88,7 @@ def main() -> None:
     print(native.reason() or f"native kernels: {native.instruction_set()}")
     limit = Limit()
     floats = [jnp.ones((args.size, args.size), jnp.float32) / args.size for _ in range(args.matrices)]
-    xla = chain_times(matmul_transposed, floats, args.size, args.repetitions // 4 + 1, limit)
+    xla = chain_times(float_matmul, floats, args.size, args.repetitions // 4 + 1, limit)
     del floats
     results = []
     for name in args.formats.split(","):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from machine import description, read_rate
 
-from pallas_kernels import native, verify_attention
+from pallas_kernels import cache_attention, native
 from pallas_kernels.kv_formats import FORMATS, KVStore
 
 ROWS = (1, 4)
@@ -48,7 +48,7 @@ def attend_all(q: jax.Array, layers: list[tuple[KVStore, KVStore]], positions: j
     for stores in layers:
         k, v = (KVStore.of(store.values(), "f32") for store in stores) if impl == DECODED else stores
         named = "xla_floats" if impl == DECODED else impl
-        q = q + verify_attention.attend(q, k, v, positions, scale=q.shape[-1] ** -0.5, impl=named)
+        q = q + cache_attention.attend(q, k, v, positions, scale=q.shape[-1] ** -0.5, impl=named)
     return q
 
 

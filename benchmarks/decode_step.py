@@ -25,8 +25,8 @@ from verify_cost import shape_of_0_8b
 import specjax
 from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.runtime.batch import warm_up_prefill
+from specjax.decoding.seats import idle_state
+from specjax.decoding.settings import DraftConfig, Settings
 from specjax.runtime.model import Model
 
 ROWS = (1, 4)
@@ -38,8 +38,8 @@ def ours(model: Model, context: int) -> dict[int, float]:
     """Seconds of a step by rows."""
     seconds = {}
     for rows in ROWS:
-        decoder = Decoder(model.target, model.drafter if rows > 1 else None, draft=DraftConfig(n_max=rows - 1))
-        state = warm_up_prefill(decoder, model.params, 1, context, [])
+        decoder = Decoder(model.target, model.drafter if rows > 1 else None, max_drafts=rows - 1)
+        state = idle_state(decoder, decoder.settings([Settings(draft=DraftConfig(n_max=0))]), context)
         seconds[rows] = round_cost(decoder, model.params, state).verify
     return seconds
 

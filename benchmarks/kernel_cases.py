@@ -14,13 +14,12 @@ from jax import Array
 from random_model import random_blocks
 
 from pallas_kernels import (
+    cache_attention,
     causal_conv1d,
     gated_delta,
     hadamard,
-    prefill_attention,
-    quant_matmul,
+    matmul,
     rms_norm,
-    verify_attention,
 )
 from pallas_kernels.kv_formats import KVStore
 
@@ -62,10 +61,13 @@ def cases(*, small: bool) -> Iterator[Case]:
     for name in ("Q8_0", "Q4_K"):
         for rows in (4, 64 if small else 512):
             yield _products(name, rows, *widths)
+    for rows in (4, 64 if small else 512):
+        yield _float_products(rows, *widths, dtype=jnp.float32 if small else jnp.bfloat16)
+        yield _experts(rows, 16 if small else 64, 2, *((256, 512) if small else (2048, 1024)))
     for kind in ("f32" if small else "bf16", "q8_0"):
-        yield _attention("verify_attention", verify_attention.attend, kind, 4, 2048 if small else 32768)
+        yield _attention(kind, 4, 2048 if small else 32768)
     rows, slots = (64, 1024) if small else (512, 32768)
-    yield _attention("prefill_attention", prefill_attention.attend, "f32" if small else "bf16", rows, slots)
+    yield _attention("f32" if small else "bf16", rows, slots)
 
 
 def _normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> Array:
@@ -208,19 +210,19 @@ def _products(name: str, rows: int, width: int, hidden: int) -> Case:
 
     def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
         up, down = fixed
-        return quant_matmul.quant_matmul(quant_matmul.quant_matmul(x, up, impl=impl), down, impl=impl) * gain, own
+        return matmul.quant_matmul(matmul.quant_matmul(x, up, impl=impl), down, impl=impl) * gain, own
 
     def matrices(seed: int) -> Any:
         rng = np.random.default_rng(seed)
         shapes = ((hidden, width), (width, hidden))
-        blocks = (quant_matmul.from_blocks(jnp.asarray(random_blocks(rng, name, shape)), name) for shape in shapes)
-        return tuple(quant_matmul.prepare(matrix) for matrix in blocks)
+        blocks = (matmul.from_blocks(jnp.asarray(random_blocks(rng, name, shape)), name) for shape in shapes)
+        return tuple(matmul.prepare(matrix) for matrix in blocks)
 
     x = _normal(0, rows, width)
     gain = 1 / (0.02**2 * math.sqrt(width * hidden))  # values stay as large as they are
     between = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
     return Case(
-        "quant_matmul",
+        "matmul.packed",
         f"{name} M={rows}, {width}x{hidden} there and back",
         sum(matrix.nbytes for matrix in matrices(0)) + _nbytes(x, between, between, x),
         lambda seed: ((), matrices(seed)),
@@ -229,20 +231,61 @@ def _products(name: str, rows: int, width: int, hidden: int) -> Case:
     )
 
 
-def _attention(operation: str, attend: Callable[..., Array], kind: str, rows: int, slots: int) -> Case:
+def _float_products(rows: int, width: int, hidden: int, dtype: Any = jnp.float32) -> Case:
+    def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
+        up, down = fixed
+        return matmul.float_matmul(matmul.float_matmul(x, up, impl=impl), down, impl=impl) * gain, own
+
+    def matrices(seed: int) -> Any:
+        return _normal(seed, hidden, width, dtype=dtype), _normal(seed + 1, width, hidden, dtype=dtype)
+
+    x = _normal(0, rows, width)
+    gain = 1 / math.sqrt(width * hidden)  # values stay as large as they are
+    between = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
+    return Case(
+        "matmul.float",
+        f"{jnp.dtype(dtype).name} M={rows}, {width}x{hidden} there and back",
+        _nbytes(jax.eval_shape(lambda: matrices(0)), x, between, between, x),
+        lambda seed: ((), matrices(seed)),
+        x,
+        step,
+    )
+
+
+def _experts(rows: int, number: int, top_k: int, width: int, hidden: int) -> Case:
+    shapes = ((number, hidden, width), (number, hidden, width), (number, width, hidden))
+    expert = jnp.arange(rows * top_k, dtype=jnp.int32).reshape(rows, top_k) % number
+    weight = jnp.full((rows, top_k), 1 / top_k)
+
+    def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
+        return matmul.experts(x, expert, weight, *fixed, impl=impl), own
+
+    x = _normal(0, rows, width)
+    used = min(number, rows * top_k)
+    return Case(
+        "matmul.experts",
+        f"M={rows}, {top_k} of {number} experts of {width}x{hidden}",
+        3 * used * hidden * width * 4 + 2 * _nbytes(x),
+        lambda seed: ((), tuple(_normal(seed + i, *shape) / math.sqrt(shape[-1]) for i, shape in enumerate(shapes))),
+        x,
+        step,
+    )
+
+
+def _attention(kind: str, rows: int, slots: int) -> Case:
     heads, groups, width = 24, 4, 256
     positions = jnp.arange(slots - rows, slots, dtype=jnp.int32)[None]
 
     def step(impl: str, q: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
         k, v = fixed
-        return attend(q, k, v, positions, scale=width**-0.5, impl=impl), own
+        return cache_attention.attend(q, k, v, positions, scale=width**-0.5, impl=impl), own
 
     def caches(seed: int) -> Any:
         return tuple(KVStore.of(_normal(seed + i, 1, slots, groups, width), kind) for i in range(2))
 
     q = _normal(0, 1, rows, heads, width)
     return Case(
-        operation,
+        "cache_attention",
         f"{kind} B=1 T={rows} S={slots}, {heads}/{groups} heads of {width}",
         _nbytes(jax.eval_shape(lambda: caches(0)), q, q),
         lambda seed: ((), caches(seed)),

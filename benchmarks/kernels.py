@@ -1,7 +1,7 @@
 """Every kernel that runs on this device: time, bytes, and the share of the rate at which memory can be copied.
 
     python benchmarks/kernels.py
-    python benchmarks/kernels.py --operation quant_matmul --operation hadamard --json kernels.json
+    python benchmarks/kernels.py --operation matmul.packed --operation hadamard --json kernels.json
     python benchmarks/kernels.py --prefer    # from then on programs take what was fastest on this kind of device
 
 Calls are chained inside one program, each over memory of its own, and the best of several runs counts. Columns:
@@ -45,7 +45,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pallas_kernels import operations, tuning
+from pallas_kernels import tuning
+from pallas_kernels.table import TABLE
 
 PASSES = 2
 """Times that a loop's body visits each copy. A state goes from a buffer into another and back: no copy in between."""
@@ -156,7 +157,7 @@ def largest_error(got: list[np.ndarray], want: list[np.ndarray]) -> float:
 def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
     """All implementations that run here, those in plain XLA first, then what others have for the same call."""
     platform = jax.default_backend()
-    names = [each.name for each in operations.tables()[case.operation] if runs_here(each.name, platform)]
+    names = [name for name in TABLE[case.operation] if runs_here(name, platform)]
     copies = max(1, min(effort.copies, math.ceil(effort.cache_bytes / case.num_bytes)))
     material = [case.make(seed) for seed in range(copies)]
     xla: tuple[float, list[np.ndarray]] | None = None
@@ -212,19 +213,26 @@ def print_table(results: list[Result], rate: float) -> None:
             print(f"refused: {result.operation} {result.impl}, {result.sizes}: {result.refused}")
 
 
-def preferences(results: list[Result]) -> dict[str, str]:
-    """By operation the implementation that is fastest on the whole, of those that beat XLA at all sizes they take."""
-    chosen: dict[str, str] = {}
+def preferences(results: list[Result]) -> dict[str, list[str]]:
+    """By operation the implementation that is fastest on the whole, of those that beat XLA at all sizes they take.
+
+    Others follow for the sizes that those before do not take: some are made for few rows, some for many.
+    """
+    chosen: dict[str, list[str]] = {}
     for operation in dict.fromkeys(result.operation for result in results):
         gains: dict[str, float] = {}
-        known = {each.name for each in operations.tables()[operation]}
-        for impl in known & {result.impl for result in results if result.operation == operation}:
+        sizes: dict[str, set[str]] = {}
+        for impl in TABLE[operation].keys() & {result.impl for result in results if result.operation == operation}:
             own = [result for result in results if (result.operation, result.impl) == (operation, impl)]
             ran = [result for result in own if not (result.refused and NOT_FOR_THESE_SIZES in result.refused)]
             if ran and all(_is_better(result) for result in ran):
                 gains[impl] = math.prod(result.times_as_fast_as_xla or 0 for result in ran) ** (1 / len(ran))
-        if gains:
-            chosen[operation] = max(gains, key=lambda impl: gains[impl])
+                sizes[impl] = {result.sizes for result in ran}
+        served: set[str] = set()
+        for impl in sorted(gains, key=lambda impl: -gains[impl]):
+            if not sizes[impl] <= served:
+                chosen.setdefault(operation, []).append(impl)
+                served |= sizes[impl]
     return chosen
 
 
@@ -242,14 +250,14 @@ def _prefer(results: list[Result]) -> None:
     kept = {operation: impl for operation, impl in known.preferred.items() if operation not in measured}
     tuning.write(path, replace(known, preferred=kept | chosen))
     for operation in sorted(measured):
-        print(f"{operation}: {chosen.get(operation, 'nothing beats XLA at all sizes')}")
+        print(f"{operation}: {', '.join(chosen.get(operation, ['nothing beats XLA at all sizes']))}")
     print(f"written to {path}")
 
 
 def main() -> None:
     """Print the table, and write JSON and preferences if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = tuple(operations.tables())
+    known = tuple(TABLE)
     parser.add_argument("--operation", action="append", choices=known, help="only this one; can be repeated")
     parser.add_argument(
         "--small", action=argparse.BooleanOptionalAction, default=jax.default_backend() == "cpu", help="smaller sizes"

@@ -26,7 +26,7 @@ def peers(operation: str, chained: Array, own: Any, fixed: Any) -> Iterator[tupl
     """Names, and functions from a number of copies to the seconds of a call; nothing but on an NVIDIA GPU."""
     if jax.default_backend() != "gpu" or importlib.util.find_spec("torch") is None:
         return
-    if operation in ("verify_attention", "prefill_attention") and fixed[0].format == "bf16":
+    if operation == "cache_attention" and fixed[0].format == "bf16":
         yield "torch_sdpa", partial(graph_seconds, partial(attention_calls, chained.shape, fixed[0], device="cuda"))
     if importlib.util.find_spec("fla") is None:
         return

@@ -31,6 +31,7 @@ from typing import Any
 import checkpoints
 import specjax
 from specjax.analysis.divergence import find_divergence
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
@@ -135,7 +136,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         f32 = Path(folder) / "model-f32.gguf"
-        checkpoints.write_gguf(f32, model.config, model.params, model.tokenizer)
+        checkpoints.write_gguf(f32, FAMILIES, model.config, model.params, model.tokenizer)
         with running_server(args.server, f32, args.draft, args.threads, Path(folder) / "server.log") as url:
             for index, mine in enumerate(ours):
                 answer = complete(url, mine.prompt_tokens, args.max_tokens)

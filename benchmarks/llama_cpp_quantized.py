@@ -43,7 +43,8 @@ from rich.table import Table
 import checkpoints
 import specjax
 from checkpoints.quantization import QuantizeOptions, prepare
-from pallas_kernels.quant_matmul import Activations
+from pallas_kernels.matmul import Activations
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 from specjax.state import KVTypes
 from specjax.training.corpus import standard_library
@@ -221,7 +222,7 @@ def files(binary: Path, f32: Path, types: list[str], threads: int) -> Iterator[t
             yield kind, f32, f32
             continue
         run(binary, f32, theirs, kind, str(threads))
-        yield kind, theirs, prepare(f32, ours, QuantizeOptions(kind)).run()
+        yield kind, theirs, prepare(f32, ours, FAMILIES, QuantizeOptions(kind)).run()
 
 
 def compared(kind: str, theirs: Path, ours: Path, prompts: list[list[int]], text: Path, args: Any) -> dict[str, Any]:
@@ -276,7 +277,7 @@ def main() -> int:
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         f32, text = Path(folder) / "F32.gguf", Path(folder) / "text.txt"
-        checkpoints.write_gguf(f32, original.config, original.params, original.tokenizer)
+        checkpoints.write_gguf(f32, FAMILIES, original.config, original.params, original.tokenizer)
         text.write_text("\n".join(document.text[:CHARACTERS] for document in standard_library().held_out), "utf-8")
         types = args.types.split(",")
         each_file = files(args.binaries / "llama-quantize", f32, types, args.threads)

@@ -43,13 +43,14 @@ from rich.progress import track
 from rich.table import Table
 
 import specjax
-from checkpoints.ggml_types import GGML_TYPES
+from checkpoints.gguf.ggml_types import GGML_TYPES
 from checkpoints.quantization import ENCODERS, Quantization, QuantizeOptions, prepare
 from checkpoints.quantization.mixes import MIXES
 from pallas_kernels import native
 from pallas_kernels.kv_formats import FORMATS
 from specjax.analysis.divergence import find_divergence
 from specjax.models.protocol import Params, Target
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 from specjax.state import KV_TYPES, KVTypes, SequenceState
 from specjax.training.corpus import standard_library
@@ -202,7 +203,7 @@ def load(source: Path, weights: str, packed: Any, folder: Path) -> tuple[specjax
     """The model with its matrices in a type or a mix of types, by way of a file, and the shares of the types."""
     if weights == ORIGINAL:
         return specjax.load(source, packed=None), {ORIGINAL: 1.0}
-    plan = prepare(source, folder / f"{weights}.gguf", QuantizeOptions(weights, pure=weights not in MIXES))
+    plan = prepare(source, folder / f"{weights}.gguf", FAMILIES, QuantizeOptions(weights, pure=weights not in MIXES))
     if not plan.destination.exists():
         plan.run()
     return specjax.load(plan.destination, dtype=DTYPES.get(weights, "float32"), packed=packed), shares(plan)

@@ -17,14 +17,14 @@ import numpy as np
 from verify_cost import shape_of_0_8b
 
 import checkpoints
-from checkpoints.families import family_of_config
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import typed
-from checkpoints.tokenizer_gguf import to_metadata
-from checkpoints.tree import is_matrix
-from pallas_kernels.quant_matmul import FORMATS
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import typed
+from checkpoints.mapping.tree import is_matrix
+from checkpoints.tokenizers.gguf import to_metadata
+from pallas_kernels.matmul import FORMATS
 from specjax.models.qwen3_5.config import Qwen35Config
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 
 DEVIATION = 0.02
@@ -59,8 +59,8 @@ def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | 
         head: block format of the embedding table and the output head, if it is another.
     """
     rng = np.random.default_rng(0)
-    family = family_of_config(config)
-    table = family.gguf_rules(config, ())
+    family = FAMILIES.of_config(config)
+    table = family.gguf.rules(config, ())
     entries: list[TensorEntry] = []
     for rule in table.rules:
         matrix = all(is_matrix(path, table.shapes[path]) for path in rule.paths)
@@ -81,12 +81,12 @@ def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | 
             else:
                 yield (DEVIATION * rng.standard_normal(entry.shape)).astype(np.float32)
 
-    tokenizer = checkpoints.open_checkpoint(bundled_model()).tokenizer(required=True)
+    tokenizer = checkpoints.open_checkpoint(bundled_model(), FAMILIES).tokenizer(required=True)
     assert tokenizer is not None
     keys = {
         "general.architecture": config.architecture,
         "general.name": f"random weights, {kind}",
-        **family.config_to_gguf(config),
+        **family.gguf.write_config(config),
         **to_metadata(tokenizer, config.vocab_size),
     }
     write_stream(path, {key: typed(key, value) for key, value in keys.items()}, entries, data())

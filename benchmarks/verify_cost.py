@@ -20,11 +20,11 @@ from machine import description, read_rate
 
 from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.seats import idle_state
+from specjax.decoding.settings import DraftConfig, Settings
 from specjax.models import registry
 from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types
 from specjax.models.qwen3_5.parameters import init_params
-from specjax.runtime.batch import warm_up_prefill
 
 
 def shape_of_0_8b(layers: int, vocab_size: int) -> Qwen35Config:
@@ -64,11 +64,12 @@ def main() -> None:
     target, drafter = registry.build(config)
     trunk_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params["target"]))
     rate = read_rate([leaf for leaf in jax.tree.leaves(params) if leaf.size > 1 << 18])
-    decoders = {k: Decoder(target, drafter if k else None, draft=DraftConfig(n_max=k)) for k in [0, *args.drafts]}
+    decoders = {k: Decoder(target, drafter if k else None, max_drafts=k) for k in [0, *args.drafts]}
     costs = {k: [] for k in decoders}
     for _ in range(args.turns):
         for k, decoder in decoders.items():
-            costs[k].append(round_cost(decoder, params, warm_up_prefill(decoder, params, 1, args.context, [])))
+            state = idle_state(decoder, decoder.settings([Settings(draft=DraftConfig(n_max=0))]), args.context)
+            costs[k].append(round_cost(decoder, params, state))
     one = [cost.verify for cost in costs[0]]
 
     print(

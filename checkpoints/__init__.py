@@ -9,12 +9,12 @@ from checkpoints.errors import (
     TokenizerError,
     UnknownArchitectureError,
 )
-from checkpoints.gguf_writer import write_gguf
-from checkpoints.hf_writer import write_hf
+from checkpoints.gguf.writer import write_gguf
 from checkpoints.load import Checkpoint, Description, OpenedCheckpoint, describe, load, open_checkpoint
+from checkpoints.safetensors.writer import write_hf
 from checkpoints.source import TensorInfo
-from checkpoints.tokenizer import StreamDecoder, TextTokenizer
-from checkpoints.vocabulary import Vocabulary
+from checkpoints.tokenizers.tokenizer import StreamDecoder, TextTokenizer
+from checkpoints.tokenizers.vocabulary import Vocabulary
 
 __all__ = [
     "Checkpoint",

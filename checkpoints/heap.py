@@ -7,6 +7,8 @@ import sys
 
 
 def release() -> None:
-    """Give the heap's free pages back, where the C library can: glibc keeps freed arrays of megabytes for later use."""
+    """Return free memory to the system, if the C library can do it. glibc keeps freed arrays of megabytes for later
+    use.
+    """
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)

@@ -11,17 +11,21 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from checkpoints import heap, tokenizer_gguf, tokenizer_hf
-from checkpoints.errors import CheckpointError, FormatError, TensorMismatchError, TokenizerError
-from checkpoints.families import Config, model_of_gguf, model_of_hf
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.mapping import Progress, Put, RuleTable, put_on_default_device
-from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder
-from checkpoints.rule import Copy
-from checkpoints.safetensors_file import SafetensorsDirectory
+from checkpoints import heap
+from checkpoints.errors import CheckpointError, TensorMismatchError, TokenizerError
+from checkpoints.family import Config, Families, Family
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.locate import locate
+from checkpoints.mapping.digest import WeightDigest
+from checkpoints.mapping.rule import Copy
+from checkpoints.mapping.table import Progress, Put, RuleTable, put_on_default_device
+from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
+from checkpoints.safetensors.file import SafetensorsDirectory
 from checkpoints.source import TensorInfo, TensorSource
-from checkpoints.tokenizer import TextTokenizer
-from pallas_kernels.quant_matmul import Activations
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.tokenizer import TextTokenizer
+from pallas_kernels.matmul import Activations
 
 Format = Literal["gguf", "safetensors", "orbax"]
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -37,6 +41,7 @@ class Checkpoint:
         tokenizer: its tokenizer; None only if `load` was told that it may be absent.
         path, format: where it came from.
         metadata: everything else that the file says about the model: the keys of the GGUF, or config.json.
+        digest: tells its weights from others, see `checkpoints.mapping.digest`.
     """
 
     config: Config
@@ -45,6 +50,7 @@ class Checkpoint:
     path: Path
     format: Format
     metadata: Mapping[str, Any] = field(repr=False)
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,13 @@ class OpenedCheckpoint:
     """A checkpoint whose metadata are read and whose weights are not. Made by `open_checkpoint`.
 
     Attributes:
+        family: the family of the model.
         config, path, format, metadata: as in `Checkpoint`.
         source: the open file.
         rules: what becomes of its tensors.
     """
 
+    family: Family = field(repr=False)
     config: Config
     source: TensorSource = field(repr=False)
     rules: RuleTable = field(repr=False)
@@ -132,14 +140,16 @@ class OpenedCheckpoint:
         """
         kind = _matrix_dtype(dtype)
         tokenizer = self.tokenizer(required=need_tokenizer)
-        params = self.rules.load(self.source, str(self.path), kind, progress, put, packed)
+        digest = WeightDigest()
+        params = self.rules.load(self.source, str(self.path), kind, progress, put, packed, digest)
         jax.block_until_ready(params)
         heap.release()
-        return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata)
+        return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata, str(digest))
 
 
 def load(
     path: str | Path,
+    families: Families,
     dtype: DTypeLike = np.float32,
     *,
     need_tokenizer: bool = True,
@@ -150,11 +160,13 @@ def load(
 
     Args:
         path: a GGUF file (any part of a split one), a directory with config.json and safetensors, or an Orbax
-            checkpoint that `specjax convert` made.
+            checkpoint that `specjax convert` made. A name such as "Qwen/Qwen3.5-4B" that is no path is one of the
+            Hugging Face hub, from which the model is downloaded; see `checkpoints.locate`.
+        families: the known ones, such as `specjax.FAMILIES`.
         dtype: of the matrices: float32, bfloat16 or float16; norms, convolutions and other vectors are float32 always.
         need_tokenizer: whether an absent or unusable tokenizer is an error; otherwise `tokenizer` is None then.
         progress: called with bytes done and bytes in all.
-        packed: keep matrices of the block formats of `pallas_kernels.quant_matmul` as `QTensor`; products round the
+        packed: keep matrices of the block formats of `pallas_kernels.matmul` as `QTensor`; products round the
             other factor to 16 bits ("a16") or 8 ("a8"). None: decode every matrix to `dtype`.
 
     Raises:
@@ -169,10 +181,10 @@ def load(
         MissingMTPWarning: the MTP head is declared and absent; the trunk is loaded without it.
         DecodedWarning: some types cannot stay packed, and are decoded.
     """
-    return open_checkpoint(path).load(dtype, need_tokenizer=need_tokenizer, progress=progress, packed=packed)
+    return open_checkpoint(path, families).load(dtype, need_tokenizer=need_tokenizer, progress=progress, packed=packed)
 
 
-def describe(path: str | Path) -> Description:
+def describe(path: str | Path, families: Families) -> Description:
     """What a checkpoint contains. Reads no weights, and reports mismatched tensors instead of raising.
 
     Raises:
@@ -181,7 +193,7 @@ def describe(path: str | Path) -> Description:
     Warns:
         MissingMTPWarning: as `load`.
     """
-    opened = open_checkpoint(path)
+    opened = open_checkpoint(path, families)
     tokenizer = opened.tokenizer(required=False)
     problems = None
     try:
@@ -211,11 +223,13 @@ def _matrix_dtype(asked: DTypeLike) -> np.dtype:
     return dtype
 
 
-def open_checkpoint(path: str | Path, type_codes: Mapping[int, str] | None = None) -> OpenedCheckpoint:
+def open_checkpoint(
+    path: str | Path, families: Families, type_codes: Mapping[int, str] | None = None
+) -> OpenedCheckpoint:
     """Read what a checkpoint says of itself, and none of its weights.
 
     Args:
-        path: as in `load`.
+        path, families: as in `load`.
         type_codes: of a GGUF, see `GGUFFile`.
 
     Raises:
@@ -224,20 +238,23 @@ def open_checkpoint(path: str | Path, type_codes: Mapping[int, str] | None = Non
     Warns:
         MissingMTPWarning: as `load`.
     """
-    path = Path(path)
+    path = locate(path)
     if (path / MANIFEST).is_file():
         folder = OrbaxFolder(path)
-        model_of = model_of_gguf if folder.origin == "gguf" else model_of_hf
-        config, origin = model_of(folder.metadata, folder.origin_tensors, str(path))
-        # Each parameter is a tensor by its own name there.
-        rules = RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)
-        return OpenedCheckpoint(config, folder, rules, path, "orbax", folder.metadata)
+        model = families.read(folder.origin, folder.metadata, folder.origin_tensors, str(path))
+        rules = own_names(model.rules)
+        return OpenedCheckpoint(model.family, model.config, folder, rules, path, "orbax", folder.metadata)
     if path.is_dir():
         directory = SafetensorsDirectory(path)
-        config, rules = model_of_hf(directory.document, directory.tensors, str(path))
-        return OpenedCheckpoint(config, directory, rules, path, "safetensors", directory.document)
-    if not path.exists():
-        raise FormatError(f"{path}: no such file or directory")
+        model = families.read("safetensors", directory.document, directory.tensors, str(path))
+        return OpenedCheckpoint(
+            model.family, model.config, directory, model.rules, path, "safetensors", directory.document
+        )
     file = GGUFFile(path, type_codes)
-    config, rules = model_of_gguf(file.metadata, file.tensors, str(path))
-    return OpenedCheckpoint(config, file, rules, path, "gguf", file.metadata)
+    model = families.read("gguf", file.metadata, file.tensors, str(path))
+    return OpenedCheckpoint(model.family, model.config, file, model.rules, path, "gguf", file.metadata)
+
+
+def own_names(origin: RuleTable) -> RuleTable:
+    """The rules of an Orbax folder: each parameter is a tensor by its own name there."""
+    return RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)

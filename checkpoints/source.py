@@ -40,7 +40,7 @@ class TensorSource(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The tensor table."""
+        """All tensors by name, in the order of the file."""
         ...
 
     def can_read(self, name: str) -> bool:

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 
 WARPGROUP = 128
 """Threads of a warpgroup, which is what a kernel's program runs on."""

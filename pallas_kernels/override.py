@@ -17,12 +17,14 @@ from functools import cache
 
 import jax
 
-from pallas_kernels import operations
+from pallas_kernels.table import TABLE
 
 VARIABLE = "SPECJAX_KERNELS"
 AUTO, XLA = "auto", "xla"
 PLATFORMS = ("cpu", "gpu", "tpu")
-"""As `jax.default_backend()` names them; an NVIDIA GPU, which `jax.export` calls "cuda", is a "gpu"."""
+"""The platforms by the names of `jax.default_backend()`. An NVIDIA GPU is a "gpu", though `jax.export` calls it
+"cuda".
+"""
 
 _using = jax.make_user_context(default_value=None)
 _platform = jax.make_user_context(default_value=None)
@@ -30,25 +32,25 @@ _platform = jax.make_user_context(default_value=None)
 
 @dataclass(frozen=True)
 class Override:
-    """A specification that was understood.
+    """A specification that was read and checked.
 
     Attributes:
-        source: what to tell of it.
+        source: where the specification comes from, for messages.
         only_xla: implementations in plain XLA and no others.
-        named: implementations by operation.
+        named: by operation its implementations, of which the first that fits a call is taken.
     """
 
     source: str
     only_xla: bool = False
-    named: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def forces(self, operation: str) -> bool:
-        """Whether it has a say in an operation."""
+        """Whether it names an implementation for an operation."""
         return self.only_xla or operation in self.named
 
     def refusal(self, operation: str, impl: str) -> str | None:
         """Why an implementation may not be chosen, or None."""
-        allowed = impl.startswith("xla_") if self.only_xla else impl == self.named.get(operation, impl)
+        allowed = impl.startswith("xla_") if self.only_xla else impl in self.named.get(operation, (impl,))
         return None if allowed else self.source
 
 
@@ -58,8 +60,9 @@ def using(spec: str | None = None, *, platform: str | None = None) -> Iterator[N
 
     Args:
         spec: "auto", by platform and arguments; "xla", only those in plain XLA; or pairs of an operation and an
-            implementation, such as "gated_delta.verify=pallas_tpu,quant_matmul=xla_dequant". An `impl` that a call
-            names goes before all of them. None leaves what holds outside.
+            implementation, such as "gated_delta.verify=pallas_tpu,matmul.packed=xla_dequant", or several of which the
+            first that fits a call is taken, such as "cache_attention=pallas_tpu+pallas_tpu_prefill". An `impl` that a
+            call names goes before all of them. None leaves what holds outside.
         platform: "cpu", "gpu" or "tpu": choose implementations and layouts as on that platform, for a program that is
             lowered for it. None leaves what holds outside; outside all contexts that is the default device's.
 
@@ -96,17 +99,17 @@ def current() -> Override:
 def _parsed(spec: str, source: str) -> Override:
     if spec in (AUTO, XLA):
         return Override(source, only_xla=spec == XLA)
-    named: dict[str, str] = {}
+    named: dict[str, tuple[str, ...]] = {}
     for pair in spec.split(","):
-        operation, equals, impl = (part.strip() for part in pair.partition("="))
-        if not (operation and equals and impl):
+        operation, _, names = (part.strip() for part in pair.partition("="))
+        impls = tuple(impl.strip() for impl in names.split("+"))
+        if not (operation and all(impls)):
             raise ValueError(f"{source}: {pair!r} is not understood; accepted: {AUTO}, {XLA}, or OPERATION=IMPL,...")
-        known = operations.tables()
-        if operation not in known:
-            raise ValueError(f"{source}: operation {operation!r} is not known; known: {', '.join(known)}")
-        names = [implementation.name for implementation in known[operation]]
-        if impl not in names:
-            raise ValueError(f"{source}: {operation} has no implementation {impl!r}; known: {', '.join(names)}")
-        if named.setdefault(operation, impl) != impl:
-            raise ValueError(f"{source}: {operation} is given twice, {named[operation]} and {impl}")
+        if operation not in TABLE:
+            raise ValueError(f"{source}: operation {operation!r} is not known; known: {', '.join(TABLE)}")
+        if unknown := [impl for impl in impls if impl not in TABLE[operation]]:
+            known = ", ".join(TABLE[operation])
+            raise ValueError(f"{source}: {operation} has no implementation {unknown[0]!r}; known: {known}")
+        if named.setdefault(operation, impls) != impls:
+            raise ValueError(f"{source}: {operation} is given twice, {'+'.join(named[operation])} and {names}")
     return Override(source, named=named)

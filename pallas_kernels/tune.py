@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import (
     FOLDER_VARIABLE,
     Tunable,

@@ -17,14 +17,11 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import jax
 
-from pallas_kernels import operations
-
-if TYPE_CHECKING:
-    from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import TABLE, Dims
 
 FOLDER_VARIABLE = "SPECJAX_TUNED"
 PACKAGE_FOLDER = Path(__file__).parent / "tuned"
@@ -71,8 +68,7 @@ def register(tunable: Tunable[C]) -> Tunable[C]:
 
 
 def tunables() -> dict[tuple[str, str], Tunable[Any]]:
-    """All that are registered, by operation and implementation."""
-    operations.tables()  # imports the kernels, which register
+    """All that are registered, by operation and implementation: kernels register when the package is imported."""
     return dict(_TUNABLES)
 
 
@@ -112,16 +108,16 @@ class Measurements:
     Attributes:
         device: the kind of device.
         winners: one for each kernel and sizes, see `same_call`.
-        preferred: by operation the implementation to take where it fits and none is asked for.
+        preferred: by operation the implementations to take, the first that fits a call, where none is asked for.
     """
 
     device: str
     winners: Sequence[Winner] = ()
-    preferred: Mapping[str, str] = field(default_factory=dict)
+    preferred: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def preferred(platform: str) -> Mapping[str, str]:
-    """By operation, what was found fastest on the default device; nothing for another platform than its own.
+def preferred(platform: str) -> Mapping[str, Sequence[str]]:
+    """By operation, in order, what was found fastest on the default device; nothing for another platform than its own.
 
     Raises:
         ValueError: a file of measurements is broken.
@@ -209,15 +205,15 @@ def _winner(path: Path, key: str, entry: Any) -> Winner:
         raise ValueError(f"{path}: {key}.config: {error}") from error
 
 
-def _preferred(path: Path, content: Any) -> dict[str, str]:
+def _preferred(path: Path, content: Any) -> dict[str, list[str]]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: preferred is {content!r}; accepted: an object")
-    for operation, impl in content.items():
-        known = {name: [each.name for each in table] for name, table in operations.tables().items()}
-        if operation not in known:
-            raise ValueError(f"{path}: preferred names the operation {operation!r}; known: {', '.join(known)}")
-        if impl not in known[operation]:
-            raise ValueError(f"{path}: preferred.{operation} is {impl!r}; known: {', '.join(known[operation])}")
+    for operation, impls in content.items():
+        if operation not in TABLE:
+            raise ValueError(f"{path}: preferred names the operation {operation!r}; known: {', '.join(TABLE)}")
+        if not isinstance(impls, list) or not all(impl in list(TABLE[operation]) for impl in impls):
+            known = ", ".join(TABLE[operation])
+            raise ValueError(f"{path}: preferred.{operation} is {impls!r}; accepted: a list of some of {known}")
     return content
 
 
@@ -228,9 +224,9 @@ def _expect_keys(path: Path, key: str, value: Any, names: set[str]) -> None:
 
 
 @cache
-def _measured(kind: str, folders: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+def _measured(kind: str, folders: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, Sequence[str]]]:
     configs: dict[str, Any] = {}
-    chosen: dict[str, str] = {}
+    chosen: dict[str, Sequence[str]] = {}
     for folder in reversed(folders):
         found = read(folder / _file_name(kind), kind)
         configs |= {same_call(winner): winner.config for winner in found.winners}

@@ -7,32 +7,84 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specjax.errors import PromptError, SpecjaxError
-    from specjax.models.ngram import NGram
-    from specjax.runtime.generation import GenerateOptions, Generation
+    from specjax.analysis.divergence import find_divergence
+    from specjax.decoding.settings import DraftConfig
+    from specjax.errors import NonFiniteWarning, PromptError, SpecjaxError
+    from specjax.evaluation import Evaluation
+    from specjax.models.drafters.ngram import NGram
+    from specjax.models.parts.drafter import BaseDrafter
+    from specjax.models.protocol import Proposal
+    from specjax.models.registry import FAMILIES
+    from specjax.runtime.generation import Generation
     from specjax.runtime.loading import load
     from specjax.runtime.model import Model
+    from specjax.runtime.options import GenerateOptions
+    from specjax.sessions.session import Session
 
 __version__ = "0.1.0"
 
-__all__ = ["GenerateOptions", "Generation", "Model", "NGram", "PromptError", "SpecjaxError", "load"]
+__all__ = [
+    "FAMILIES",
+    "BaseDrafter",
+    "DraftConfig",
+    "Evaluation",
+    "GenerateOptions",
+    "Generation",
+    "Model",
+    "NGram",
+    "NonFiniteWarning",
+    "PromptError",
+    "Proposal",
+    "Session",
+    "SpecjaxError",
+    "find_divergence",
+    "load",
+]
 
 _HOMES = {
-    "GenerateOptions": "specjax.runtime.generation",
+    "BaseDrafter": "specjax.models.parts.drafter",
+    "DraftConfig": "specjax.decoding.settings",
+    "Evaluation": "specjax.evaluation",
+    "FAMILIES": "specjax.models.registry",
+    "GenerateOptions": "specjax.runtime.options",
     "Generation": "specjax.runtime.generation",
     "Model": "specjax.runtime.model",
-    "NGram": "specjax.models.ngram",
+    "NGram": "specjax.models.drafters.ngram",
+    "NonFiniteWarning": "specjax.errors",
     "PromptError": "specjax.errors",
+    "Proposal": "specjax.models.protocol",
+    "Session": "specjax.sessions.session",
     "SpecjaxError": "specjax.errors",
+    "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
 }
 
 
+def _check_neighbours() -> None:
+    """
+    Raises:
+        ImportError: a module of the user's own hides a package that is installed with this one.
+    """
+    for name in ("checkpoints", "pallas_kernels"):
+        spec = find_spec(name)
+        found = None if spec is None or spec.origin is None else Path(spec.origin)
+        if found is not None and found.resolve() != Path(__file__).resolve().parents[1] / name / "__init__.py":
+            raise ImportError(
+                f"specjax is installed with a package {name}, but Python finds {found} by that name: rename that, or"
+                " start from another folder"
+            )
+
+
+_check_neighbours()
+
+
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use: `checkpoints` imports model configs from this package in turn."""
+    """Import the public names on first use: JAX and the models take over a second, which `specjax --help` can spare."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specjax' has no attribute {name!r}")
     from importlib import import_module

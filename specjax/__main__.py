@@ -1,4 +1,4 @@
-"""`python -m specjax`."""
+"""Runs the program as `python -m specjax`."""
 
 import sys
 

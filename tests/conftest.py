@@ -1,6 +1,9 @@
 """What holds for all tests."""
 
+import ctypes
+import gc
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +18,11 @@ _FLAG = "--xla_backend_optimization_level"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=0".strip()
 
-_MAPS = Path("/proc/self/maps")
+os.environ["SPECJAX_CACHE"] = ""  # tests that count compilations find nothing on disk, and none leaves anything there
+
+_MAPS, _STATM = Path("/proc/self/maps"), Path("/proc/self/statm")
 _MANY_MAPS = 30_000
+_MUCH_MEMORY = 1.5 * 2**30
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,10 +30,16 @@ def _release_programs() -> Iterator[None]:
     """Forget compiled programs before they are too many.
 
     XLA's CPU backend maps every program into memory of its own, and Linux allows a process 65530 mappings: a worker
-    that runs half of the suite needs more.
+    that runs half of the suite needs more. And a worker is to stay below 3 GB.
     """
     yield
-    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+    if _MAPS.exists() and (_MAPS.read_bytes().count(b"\n") > _MANY_MAPS or _resident_bytes() > _MUCH_MEMORY):
         import jax
 
         jax.clear_caches()
+        gc.collect()
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what is freed in small pieces
+
+
+def _resident_bytes() -> int:
+    return int(_STATM.read_text().split()[1]) * resource.getpagesize()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.loop import ChunkRecord, decode
-from specjax.decoding.prefill import prefill_chunk, start_decoding
-from specjax.decoding.round import RoundRecord
-from specjax.models.protocol import Choice, ChooseDraft, Params, Proposal
+from specjax.decoding.loop import ChunkRecord, decode_chunk
+from specjax.decoding.record import RoundRecord
+from specjax.decoding.seats import Newcomers, feed_rows, start_rows
+from specjax.decoding.settings import DraftConfig, RowSettings, Settings
+from specjax.models.protocol import Choice, ChooseDraft, KeepGoing, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP
 from specjax.state import SequenceState
 
@@ -37,7 +39,7 @@ class Scripted:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[jax.Array], jax.Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         rows, length = jnp.arange(pending.shape[0]), state.length
         correct = params["script"]["correct"][rows, length]
@@ -80,8 +82,27 @@ def feed(
         for row, prompt in enumerate(prompts):
             piece = prompt[start : start + PIECE]
             tokens[row, : len(piece)], n_valid[row] = piece, len(piece)
-        state, logits = prefill_chunk(decoder.target, decoder.active_drafter, params, state, tokens, n_valid, logits)
+        state, new = feed_rows(decoder.target, decoder.active_drafter, params, state, None, tokens, n_valid)
+        logits = jnp.where((n_valid > 0)[:, None], new, logits)
     return state, logits
+
+
+def start(
+    decoder: Decoder,
+    sequences: SequenceState,
+    logits: jax.Array,
+    budget: jax.Array,
+    settings: RowSettings,
+    sequence: jax.Array,
+    dropped: jax.Array | int = 0,
+) -> tuple[DecodeState, RoundRecord]:
+    """Let every row decode after its prompt; the record is that of the first tokens, which `budget` counts."""
+    batch = len(budget)
+    pending, budgets, streak, skip, stream, none = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
+    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, settings, none)
+    new = Newcomers(jnp.arange(batch), jax.tree.map(jnp.copy, settings), sequence, budget - 1, none + dropped)
+    state, record = start_rows(decoder, idle, logits, new)
+    return state, jax.tree.map(lambda x: x[0], record.rounds)
 
 
 @dataclass
@@ -100,36 +121,38 @@ def run(
     prompts: Sequence[Sequence[int]],
     budgets: int | Sequence[int],
     *,
-    seed: int = 0,
     sequence: Sequence[int] | None = None,
     rounds_per_chunk: int = 8,
+    rows: Sequence[Settings] | None = None,
+    **wants: Any,
 ) -> Run:
-    """Prefill and decode until every row is finished; `budgets` counts the tokens that each row may emit."""
+    """Prefill and decode until every row is finished; `budgets` counts the tokens that each row may emit.
+
+    `rows` says what each row wants; or all rows want the same, given as fields of `Settings`. As many drafts are made
+    as the program has room for unless something else is said.
+    """
     batch = len(prompts)
+    same = Settings(**({"draft": DraftConfig(n_max=decoder.max_drafts)} | wants))
     state, logits = feed(decoder, params, prompts)
-    started = start_decoding(
+    started, _ = start(
         decoder,
         state,
         logits,
         jnp.asarray(np.broadcast_to(budgets, batch), jnp.int32),
+        decoder.settings([same] * batch if rows is None else rows),
         jnp.asarray(range(batch) if sequence is None else sequence, jnp.int32),
-        jnp.uint32(seed),
     )
     first = np.asarray(started.pending)
     chunks: list[ChunkRecord] = []
-    steps = decode(decoder, params, started, rounds_per_chunk=rounds_per_chunk)
-    while True:
-        try:
-            chunks.append(next(steps))
-        except StopIteration as finished:
-            last = finished.value
-            break
+    while not chunks or int(chunks[-1].n_rounds) == rounds_per_chunk:
+        started, chunk = decode_chunk(decoder, params, started, rounds_per_chunk)
+        chunks.append(jax.device_get(chunk))
     rounds = jax.tree.map(lambda *x: np.concatenate(x), *(cut(chunk) for chunk in chunks))
     tokens = [[int(first[row])] for row in range(batch)]
     for emitted, count in zip(rounds.tokens, rounds.n_emitted, strict=True):
         for row in range(batch):
             tokens[row] += emitted[row, : count[row]].tolist()
-    return Run(tokens, rounds, chunks, last)
+    return Run(tokens, rounds, chunks, started)
 
 
 def cut(chunk: ChunkRecord) -> RoundRecord:

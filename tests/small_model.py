@@ -11,10 +11,12 @@ from gguf import TokenType
 from tiny_models import make_config, make_params
 
 import checkpoints
-from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
-from checkpoints.vocabulary import BYTE_ALPHABET
+from checkpoints import TextTokenizer, Vocabulary
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers.vocabulary import BYTE_ALPHABET
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Config
+from specjax.models.registry import FAMILIES
 
 END = 257
 CONFIG = make_config(vocab_size=272, context_length=128, linear_value_width=16)
@@ -46,5 +48,5 @@ def agreeing_params(config: Qwen35Config) -> Params:
 def write_small_model(path: Path, *, mtp: bool = True) -> Path:
     """Write the model as an F32 GGUF."""
     config, params = replace(CONFIG, mtp_layers=int(mtp)), agreeing_params(CONFIG)
-    checkpoints.write_gguf(path, config, params if mtp else {"target": params["target"]}, byte_tokenizer())
+    checkpoints.write_gguf(path, FAMILIES, config, params if mtp else {"target": params["target"]}, byte_tokenizer())
     return path

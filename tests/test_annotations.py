@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from annotated import checked
 from jaxtyping import Array, Float, Int, TypeCheckError, jaxtyped
+from wants import drafting
 
 from specjax import dims
-from specjax.decoding.draft_control import DraftConfig, effective_drafts
+from specjax.decoding.draft_control import effective_drafts
 from specjax.state import KVCache, KVTypes
 
 PACKAGE = Path(dims.__file__).parent
@@ -32,11 +33,11 @@ def test_every_module_is_imported_with_its_annotations_checked() -> None:
 
 
 def test_a_call_with_axes_that_disagree_is_refused() -> None:
-    confidence, budget, skipping = jnp.ones((2, 3)), jnp.ones(2, jnp.int32), jnp.zeros(2, bool)
-    assert effective_drafts(confidence, DraftConfig(), budget, skipping).shape == (2,)
-    for wrong in ((confidence[0], budget), (confidence, jnp.ones(3, jnp.int32)), (confidence, jnp.ones(2))):
+    confidence, settings, wanted = jnp.ones((2, 3)), drafting(2), jnp.ones(2, jnp.int32)
+    assert effective_drafts(confidence, settings, wanted).shape == (2,)
+    for wrong in ((confidence[0], wanted), (confidence, jnp.ones(3, jnp.int32)), (confidence, jnp.ones(2))):
         with pytest.raises(TypeCheckError):
-            effective_drafts(wrong[0], DraftConfig(), wrong[1], skipping)
+            effective_drafts(wrong[0], settings, wrong[1], wanted)
 
 
 def test_methods_are_checked_too() -> None:

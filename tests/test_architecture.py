@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.models.protocol import FeatureRequest
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, Qwen35MTP, Qwen35Target, hybrid_layer_types
-from specjax.runtime.generation import GenerateOptions
+from specjax.runtime.options import GenerateOptions
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pallas_kernels", "checkpoints", "specjax")
@@ -31,9 +30,9 @@ MAY_IMPORT = {
     "specjax.dims": set(),
     "specjax.state": {"specjax.state", "pallas_kernels"},
     "specjax.layers": {"specjax.layers", "specjax.state", "pallas_kernels"},
-    "specjax.models": {"specjax.models", "specjax.layers", "specjax.state", "pallas_kernels"},
+    "specjax.models": {"specjax.models", "specjax.layers", "specjax.state", "checkpoints", "pallas_kernels"},
     "specjax.decoding": {"specjax.decoding", "specjax.models.protocol", "specjax.state", "pallas_kernels"},
-    "checkpoints": {"checkpoints", "specjax.models", "pallas_kernels"},
+    "checkpoints": {"checkpoints", "pallas_kernels"},
 }
 KERNELS_NEED = {"jax", "jaxtyping", "numpy", "jax_triton", "triton"}
 
@@ -88,6 +87,34 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def run_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything below a node, in functions too, but not what is there for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from run_statements(child)
+
+
+def loaded_with(name: str) -> set[str]:
+    """Modules that a module imports at any time, and the packages that Python runs on the way to them."""
+    others = {other for node in run_statements(modules()[name]) for other in imported(node) if other in modules()}
+    parents = {other.rsplit(".", depth)[0] for other in others for depth in range(1, other.count(".") + 1)}
+    return (others | {parent for parent in parents if not below(name, {parent})}) - {name}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """What is taken away is imported by nothing, or imports nothing, of what is left; a circle stays."""
+    left = {name: loaded_with(name) for name in modules()}
+    while leaves := [name for name, others in left.items() if not others & left.keys()]:
+        for name in leaves:
+            del left[name]
+    while roots := left.keys() - set().union(*left.values()):
+        for name in roots:
+            del left[name]
+    assert not left, "\n".join(f"{name} imports {sorted(others & left.keys())}" for name, others in left.items())
+
+
 def test_lower_parts_exist() -> None:
     """A part that was renamed would be checked no more."""
     assert all(part in modules() for part in MAY_IMPORT)
@@ -131,24 +158,62 @@ def definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[t
                 yield from definitions(node, f"{prefix}{node.name}.")
 
 
-def explained_by_protocols(tree: ast.Module) -> set[str]:
-    """Methods of the module's protocols, which explain those of the classes that implement them."""
-    protocols = [
-        node for node in tree.body if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
-    ]
-    return {node.name for protocol in protocols for _, node in definitions(protocol) if ast.get_docstring(node)}
+def inherited_methods() -> set[str]:
+    """Methods of all protocols and base classes: what these explain, other classes need not explain again."""
+    classes = [node for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {ast.unparse(base).rpartition(".")[2] for node in classes for base in node.bases}
+    return {
+        method.name
+        for node in classes
+        if node.name in bases or "Protocol" in map(ast.unparse, node.bases)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and ast.get_docstring(method)
+    }
+
+
+def is_property(node: Definition) -> bool:
+    return any(ast.unparse(decorator) in ("property", "cached_property") for decorator in node.decorator_list)
 
 
 def test_public_names_have_docstrings() -> None:
+    """Properties may go without one where the name says it all."""
+    explained = inherited_methods()
     missing = [name for name, tree in modules().items() if tree.body and not ast.get_docstring(tree)]
-    for name, tree in modules().items():
-        explained = explained_by_protocols(tree)
-        missing += [
-            f"{name}.{inner}"
-            for inner, node in definitions(tree)
-            if not ast.get_docstring(node) and not ("." in inner and node.name in explained)
-        ]
+    missing += [
+        f"{name}.{inner}"
+        for name, tree in modules().items()
+        for inner, node in definitions(tree)
+        if not ast.get_docstring(node) and not is_property(node) and not ("." in inner and node.name in explained)
+    ]
     assert not missing, "\n".join(missing)
+
+
+FEWEST_WORDS = 5
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every docstring of a module with its line, private ones and those of constants and attributes included."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        explains = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+        for before, statement in zip([None, *body], body, strict=False):
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                follows = isinstance(before, ast.Assign | ast.AnnAssign) or (explains and before is None)
+                if follows and isinstance(statement.value.value, str):
+                    yield statement.lineno, statement.value.value
+
+
+def test_docstrings_are_sentences() -> None:
+    """Fewer words say what the name has said, or are a riddle: write what is meant, or leave the docstring out."""
+    short = [
+        f"{name}:{line}: {text!r}"
+        for name, tree in modules().items()
+        for line, text in docstrings(tree)
+        if len(text.split()) < FEWEST_WORDS
+    ]
+    assert not short, "\n".join(short)
 
 
 CONFIG = Qwen35Config(

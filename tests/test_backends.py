@@ -4,38 +4,58 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import jax
 import pytest
 from small_model import write_small_model
+from wants import alike
 
+import pallas_kernels
 import specjax
-from pallas_kernels import native, operations
-from pallas_kernels.dispatch import ANYWHERE, Implementation
+from pallas_kernels import explanation, native
+from pallas_kernels.dispatch import Implementation, Operation
+from pallas_kernels.table import ANYWHERE, TABLE
 from specjax.decoding.loop import decode_chunk
+from specjax.decoding.seats import idle_state
 
-PACKAGE = Path(operations.__file__).parent
-TABLES = operations.tables()
-APPLE = ("METAL", "mps")
-"""What jax-metal calls its platform, and its successor."""
+PACKAGE = Path(pallas_kernels.__file__).parent
+APPLE = ("METAL", "metal", "mps")
+"""What jax-metal calls its platform, and what metaljax and jax-mps do."""
 
 
-@pytest.mark.parametrize("operation", TABLES)
+def operations() -> dict[str, Operation]:
+    """Those that the folders of the package declare, by name."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("pallas_kernels.")]
+    values = [value for module in modules for value in vars(module).values()]
+    nested = [each for value in values if isinstance(value, dict) for each in value.values()]
+    return {value.name: value for value in (*values, *nested) if isinstance(value, Operation)}
+
+
+OPERATIONS = operations()
+
+
+def test_the_table_is_what_the_folders_declare() -> None:
+    assert OPERATIONS.keys() == TABLE.keys()
+    assert explanation._EXPLAIN.keys() == TABLE.keys()
+
+
+@pytest.mark.parametrize("operation", TABLE)
 def test_every_operation_has_a_form_in_plain_xla_for_all_platforms_and_sizes(operation: str) -> None:
     always = Implementation("any", max).unfit
     general = [
         implementation
-        for implementation in TABLES[operation]
+        for implementation in OPERATIONS[operation].implementations
         if implementation.name.startswith("xla_") and implementation.unfit is always
     ]
     assert frozenset().union(*(implementation.platforms for implementation in general)) >= {*ANYWHERE, *APPLE}
 
 
-@pytest.mark.parametrize("operation", TABLES)
+@pytest.mark.parametrize("operation", TABLE)
 def test_kernels_for_accelerators_run_when_named_and_native_ones_on_cpus(operation: str) -> None:
-    """Until they have been timed on a device, see the README."""
-    for implementation in TABLES[operation]:
+    """Until they have been timed on a device, see docs/kernels.md."""
+    for implementation in OPERATIONS[operation].implementations:
         if re.match("pallas|triton|reference", implementation.name):
             assert not implementation.platforms
         if implementation.name == "cpu_native":
@@ -56,8 +76,8 @@ def kernels_of_a_round(path: Path, platform: str, monkeypatch: pytest.MonkeyPatc
     jax.clear_caches()
     model = specjax.load(path)
     stream = model.stream("def f(", draft=2, max_tokens=12, ignore_eos=True, kv_type_k="q8_0", kv_type_v="turbo3")
-    state, _ = stream.batch.start()
-    program = decode_chunk.lower(stream.batch.decoder, model.params, state, 2).as_text()
+    decoder = stream.engine.decoder
+    program = decode_chunk.lower(decoder, model.params, idle_state(decoder, alike(1), 64), 2).as_text()
     jax.clear_caches()
     return [
         name for name in re.findall(r"custom_call @([\w.]+)", program) if re.search("specjax_|triton|mosaic|tpu", name)

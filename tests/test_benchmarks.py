@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from checkpoints.quantization import QuantizeOptions, prepare
-from specjax.runtime.generation import GenerateOptions
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
+from specjax.runtime.options import GenerateOptions
 
 LOGITS = np.array([4, 4 - 1e-5, 2, 0, -1], np.float32)
 END = 3
@@ -94,7 +95,7 @@ def test_shares_tell_of_matrices_that_get_another_type(benchmark: Any, tmp_path:
     """Rows of 640 values are no super-blocks of 256."""
     shares = {
         kind: benchmark("quality").shares(
-            prepare(bundled_model(), tmp_path / "x.gguf", QuantizeOptions(kind, pure=True))
+            prepare(bundled_model(), tmp_path / "x.gguf", FAMILIES, QuantizeOptions(kind, pure=True))
         )
         for kind in ("Q4_0", "Q4_K")
     }

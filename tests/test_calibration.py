@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import read_imatrix
 from specjax.analysis.calibration import collect_importance
 from specjax.errors import PromptError

@@ -13,8 +13,10 @@ import pytest
 
 import specjax
 from specjax.decoding.random import Purpose, gumbel
-from specjax.sessions.context_shift import Cut, Reach, junction
+from specjax.runtime.memory import CutLimits
+from specjax.sessions.context_shift import contiguous_from
 from specjax.sessions.session import Reuse, Session
+from specjax.state import Cut, Ring
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SLOTS, KEEP = 512, 6
@@ -104,8 +106,8 @@ def test_shifting_by_hand_makes_room_and_leaves_the_old_session(drafter: str, dr
     _, chat = chat.generate(said(6, 400))
     shorter = chat.shift(keep=2, drop=100).shift(keep=30, drop=50)
     assert shorter.tokens == Cut(30, 50).of(Cut(2, 100).of(chat.tokens))
-    assert shorter.state is not None
-    assert int(shorter.state.length[0]) == len(chat.tokens) - 150
+    assert shorter.memory is not None
+    assert int(shorter.memory.state.length[0]) == len(chat.tokens) - 150
     grown = [*chat.conversation, *said(7, 90)]
     with pytest.raises(specjax.PromptError, match="room for 512"):
         chat.generate(grown)
@@ -213,14 +215,14 @@ def test_settings_out_of_range_are_refused() -> None:
 
 
 def test_rings_limit_what_can_be_dropped_and_gone_back_to() -> None:
-    reach = Reach(rows=4, rings=((280, 24),))
-    assert reach.written(276).floor == 0, "it has not gone round"
-    assert reach.written(300).floor == 300 + 4 - 280 + 24 + 1
-    assert reach.written(300).written(100).floor == reach.written(300).floor
-    assert reach.written(276).oldest(276, 6) == Cut(6, 135)
-    assert reach.written(300).oldest(300, 6, at_least=300 - 6 - 28) == Cut(6, 266)
-    assert reach.written(300).oldest(300, 6, at_least=300 - 6 - 27) is None
-    assert reach.written(300).shifted(Cut(6, 100)).floor == 6 + 24
-    assert reach.written(900).shifted(Cut(6, 100)).floor == reach.written(900).floor - 100
-    assert junction([Cut(4, 10), Cut(0, 3)]) == 1
-    assert junction([Cut(4, 10), Cut(9, 3)]) == 9
+    limits = CutLimits(rows=4, rings=(Ring(280, 24),))
+    assert limits.after_writing(276).shortest == 0, "it has not gone round"
+    assert limits.after_writing(300).shortest == 300 + 4 - 280 + 24 + 1
+    assert limits.after_writing(300).after_writing(100).shortest == limits.after_writing(300).shortest
+    assert limits.after_writing(276).cut_of_oldest(276, 6) == Cut(6, 135)
+    assert limits.after_writing(300).cut_of_oldest(300, 6, at_least=300 - 6 - 28) == Cut(6, 266)
+    assert limits.after_writing(300).cut_of_oldest(300, 6, at_least=300 - 6 - 27) is None
+    assert limits.after_writing(300).after_cut(Cut(6, 100)).shortest == 6 + 24
+    assert limits.after_writing(900).after_cut(Cut(6, 100)).shortest == limits.after_writing(900).shortest - 100
+    assert contiguous_from([Cut(4, 10), Cut(0, 3)]) == 1
+    assert contiguous_from([Cut(4, 10), Cut(9, 3)]) == 9

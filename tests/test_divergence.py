@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import softmax
+from wants import alike
 
-from pallas_kernels.quant_matmul import Activations, from_blocks
+from pallas_kernels.matmul import Activations, from_blocks
 from specjax.analysis.divergence import Divergence, find_divergence
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample_tokens
-from specjax.runtime.generation import GenerateOptions
+from specjax.runtime.options import GenerateOptions
 
 LOGITS = np.array([4, 2.9, 2.5, 2.5 - 1e-4, -1], np.float32)
 LAST = 3  # the token at the edge of the filters below
@@ -35,7 +36,8 @@ def find(options: GenerateOptions, here: int, there: int, sequence: int = 0) -> 
 
 def draw(options: GenerateOptions, sequence: int = 0) -> int:
     where = {"sequence": jnp.array([sequence]), "position": jnp.array([len(PROMPT)])}
-    return int(sample_tokens(jnp.asarray(LOGITS[None]), config=options.sampler, seed=options.seed, **where)[0])
+    wants = alike(1, options.sampler, seed=options.seed)
+    return int(sample_tokens(jnp.asarray(LOGITS[None]), settings=wants, **where)[0])
 
 
 def draws_of_last() -> GenerateOptions:
@@ -80,14 +82,23 @@ def test_a_token_at_the_edge_of_a_filter_must_also_have_won() -> None:
     assert find(options, kept, LAST).margin == pytest.approx(scores[kept] - scores[LAST], rel=1e-5)
 
 
-def test_the_margin_of_a_draw_has_the_noise_of_its_sequence() -> None:
-    options = GenerateOptions(temperature=T, accept="coupled", seed=5)
+@pytest.mark.parametrize("seed", [5, 2**31, 2**32 - 1])
+def test_the_margin_of_a_draw_has_the_noise_of_its_seed_and_sequence(seed: int) -> None:
+    options = GenerateOptions(temperature=T, accept="coupled", seed=seed)
     for sequence in (0, 7):
         where = jnp.array([sequence]), jnp.array([len(PROMPT)])
-        scores = LOGITS + T * np.asarray(gumbel(5, *where, Purpose.TOKEN, len(LOGITS))[0])
+        scores = LOGITS + T * np.asarray(gumbel(jnp.uint32(seed), *where, Purpose.TOKEN, len(LOGITS))[0])
         found = find(options, 0, 1, sequence)
         assert not found.filtered
         assert found.margin == pytest.approx(abs(scores[0] - scores[1]), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", [2**31 - 1, 2**31, 2**32 - 1])
+def test_the_noise_of_any_seed_can_be_looked_up(seed: int) -> None:
+    options = GenerateOptions(temperature=T, accept="coupled", seed=seed)
+    where = jnp.array([0]), jnp.array([len(PROMPT)])
+    scores = LOGITS + T * np.asarray(gumbel(jnp.uint32(seed), *where, Purpose.TOKEN, len(LOGITS))[0])
+    assert find(options, 0, 1).margin == pytest.approx(abs(scores[0] - scores[1]), rel=1e-5)
 
 
 @pytest.mark.parametrize(("act", "near_tie"), [("a8", True), ("a16", False)])

@@ -11,7 +11,7 @@ import pytest
 from small_model import write_small_model
 
 import specjax
-from specjax.models.ngram import NGram
+from specjax.models.drafters.ngram import NGram
 
 PROMPT = "def add(a, b):\n"
 OTHER_VOCABULARY = Path(__file__).parent / "fixtures" / "qwen3_5" / "dense" / "model.gguf"

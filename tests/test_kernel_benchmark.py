@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import native, operations, tuning
+from pallas_kernels import native, tuning
+from pallas_kernels.table import TABLE
 
 RATE = 1e9
 MISSING = () if native.available() else ("cpu_native",)
@@ -37,7 +38,7 @@ def effort(kernels: ModuleType) -> object:
 def test_every_operation_has_a_case(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernel_cases._normal", lambda seed, *shape, dtype=jnp.float32: jnp.zeros(shape, dtype))
     small = list(kernels.cases(small=True))
-    assert {case.operation for case in small} == set(operations.tables())
+    assert {case.operation for case in small} == set(TABLE)
     commit = next(case for case in small if case.operation == "gated_delta.commit")
     state, records = 2 * 48 * 128 * 128 * 4, 2 * 4 * (16 * 128 + 48 * 128 + 48) * 4
     assert commit.num_bytes == 2 * state + records
@@ -50,7 +51,9 @@ def test_every_operation_has_a_case(kernels: ModuleType, monkeypatch: pytest.Mon
         ("_convolution", (2, 3, 8), {}),
         ("_hadamard", (4, 8), {}),
         ("_products", ("Q8_0", 2, 64, 96), {}),
-        ("_attention", ("verify_attention", "q8_0", 2, 16), {"xla_floats": "q8_0 is no float type"}),
+        ("_float_products", (2, 64, 96), {}),
+        ("_experts", (2, 4, 2, 64, 32), {}),
+        ("_attention", ("q8_0", 2, 16), {"xla_floats": "q8_0 is no float type"}),
     ],
 )
 def test_implementations_agree_and_are_timed(
@@ -58,14 +61,9 @@ def test_implementations_agree_and_are_timed(
 ) -> None:
     import kernel_cases
 
-    from pallas_kernels import verify_attention
-
-    if name == "_attention":
-        arguments = (arguments[0], verify_attention.attend, *arguments[1:])
     case = getattr(kernel_cases, name)(*arguments)
     results = {result.impl: result for result in kernels.measure(case, RATE, effort)}
-    table = [implementation.name for implementation in operations.tables()[case.operation]]
-    here = {impl for impl in table if impl.startswith(("xla_", "cpu_"))}
+    here = {impl for impl in TABLE[case.operation] if impl.startswith(("xla_", "cpu_"))}
     assert set(results) == here
     for impl, result in results.items():
         if impl in MISSING:
@@ -108,7 +106,7 @@ def test_wrong_results_and_failures_are_shown(
         ("cpu_native", "RuntimeError: ptxas fatal: too many registers"),
     ]
     kernels.print_table(results, RATE)
-    assert "refused: quant_matmul cpu_native, Q8_0 M=2" in capsys.readouterr().out
+    assert "refused: matmul.packed cpu_native, Q8_0 M=2" in capsys.readouterr().out
     ones = [np.ones(4), np.ones(4)]
     assert kernels.largest_error([np.ones(4), np.full(4, 1.5)], ones) == 0.5
     assert np.isnan(kernels.largest_error([np.full(4, np.nan), np.ones(4)], ones))
@@ -118,13 +116,12 @@ def test_wrong_results_and_failures_are_shown(
     ("platform", "here"),
     [
         ("cpu", {"cpu_native", "xla_floats", "xla_tiles"}),
-        ("gpu", {"pallas_gpu", "triton", "xla_floats", "xla_tiles"}),
-        ("tpu", {"pallas_tpu", "xla_floats", "xla_tiles"}),
+        ("gpu", {"pallas_gpu", "pallas_gpu_prefill", "triton", "xla_floats", "xla_tiles"}),
+        ("tpu", {"pallas_tpu", "pallas_tpu_prefill", "xla_floats", "xla_tiles"}),
     ],
 )
 def test_interpreters_and_references_are_left_out(kernels: ModuleType, platform: str, here: set[str]) -> None:
-    names = {implementation.name for implementation in operations.tables()["verify_attention"]}
-    assert {name for name in names if kernels.runs_here(name, platform)} == here
+    assert {name for name in TABLE["cache_attention"] if kernels.runs_here(name, platform)} == here
 
 
 def test_the_figures_as_json(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,8 +137,15 @@ def test_the_figures_as_json(kernels: ModuleType, monkeypatch: pytest.MonkeyPatc
 def test_what_beats_xla_wherever_it_serves_is_preferred(
     kernels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def result(operation: str, impl: str, gain: float | None, error: float | None = 1e-6, refused: str | None = None):
-        return kernels.Result(operation, "", impl, 1, 1.0, 0.5, gain, error, refused)
+    def result(
+        operation: str,
+        impl: str,
+        gain: float | None,
+        error: float | None = 1e-6,
+        refused: str | None = None,
+        sizes: str = "",
+    ):
+        return kernels.Result(operation, sizes, impl, 1, 1.0, 0.5, gain, error, refused)
 
     results = [
         result("hadamard", "pallas_gpu", 2.0),
@@ -155,14 +159,25 @@ def test_what_beats_xla_wherever_it_serves_is_preferred(
         result("gated_delta.verify", "triton", None, None, "ValueError: impl='triton' does not fit: Dk=24"),
         result("gated_delta.commit", "pallas_gpu", 2.0),
         result("gated_delta.commit", "pallas_gpu", None, None, "XlaRuntimeError: RESOURCE_EXHAUSTED"),  # would break
-        result("verify_attention", "torch_sdpa", 9.0, None),  # of others
+        result("cache_attention", "torch_sdpa", 9.0, None),  # of others
+        result("cache_attention", "pallas_gpu", 2.0, sizes="T=4"),
+        result(
+            "cache_attention", "pallas_gpu", None, None, "ValueError: impl='pallas_gpu' does not fit: T=512", "T=512"
+        ),
+        result("cache_attention", "pallas_gpu_prefill", 1.5, sizes="T=512"),
+        result("cache_attention", "pallas_gpu_prefill", 1.2, sizes="T=4"),
+        result("cache_attention", "triton", 1.9, sizes="T=4"),  # serves nothing that those before do not
     ]
-    assert kernels.preferences(results) == {"hadamard": "pallas_gpu", "gated_delta.verify": "triton"}
+    preferred = {
+        "hadamard": ["pallas_gpu"],
+        "gated_delta.verify": ["triton"],
+        "cache_attention": ["pallas_gpu", "pallas_gpu_prefill"],
+    }
+    assert kernels.preferences(results) == preferred
 
     monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
     path, device = tuning.file_of(tuning.device_kind()), tuning.device_kind()
-    tuning.write(path, tuning.Measurements(device, (), {"rms_norm": "cpu_native", "quant_matmul": "pallas_gpu"}))
+    tuning.write(path, tuning.Measurements(device, (), {"rms_norm": ["cpu_native"], "matmul.packed": ["pallas_gpu"]}))
     kernels._prefer(results)
-    left = {"quant_matmul": "pallas_gpu", "hadamard": "pallas_gpu", "gated_delta.verify": "triton"}
-    assert tuning.read(path, device).preferred == left
+    assert tuning.read(path, device).preferred == {"matmul.packed": ["pallas_gpu"], **preferred}
     assert "rms_norm: nothing beats XLA at all sizes" in capsys.readouterr().out

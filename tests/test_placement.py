@@ -12,11 +12,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from wants import alike
 
 import specjax
-from checkpoints.tree import flatten
+from checkpoints.mapping.tree import flatten
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.prefill import prefill_chunk
+from specjax.decoding.seats import feed_rows, idle_state
 from specjax.runtime.placement import Placement, summary
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -77,7 +78,7 @@ def test_a_rule_that_places_nothing_is_refused(rules: list[str], message: str) -
 
 
 def test_a_rule_is_checked_before_any_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints.mapping.RuleTable.load", None)
+    monkeypatch.setattr("checkpoints.mapping.table.RuleTable.load", None)
     with pytest.raises(specjax.SpecjaxError, match="matches none"):
         specjax.load(GEMMA, drafter=ASSISTANT, place=["experts=cpu:0"])
 
@@ -119,9 +120,8 @@ def test_drafters_in_host_memory_draft_the_same(target: Path, drafter: Path) -> 
 
 def test_host_memory_is_read_within_the_loop(placed: specjax.Model) -> None:
     """Before it, all of it would lie in device memory while the loop runs."""
-    stream = placed.stream(PROMPT, OPTIONS)
-    state, _ = stream.batch.start()
-    program = decode_chunk.trace(stream.batch.decoder, placed.params, state, 2).jaxpr
+    decoder = placed.stream(PROMPT, OPTIONS).engine.decoder
+    program = decode_chunk.trace(decoder, placed.params, idle_state(decoder, alike(1), 64), 2).jaxpr
     (loop,) = (equation for equation in program.eqns if equation.primitive.name == "while")
     spaces = [variable.aval.memory_space for variable in loop.invars]
     assert spaces.count(jax.memory.Space.Host) == len(in_host_memory(placed))
@@ -129,10 +129,10 @@ def test_host_memory_is_read_within_the_loop(placed: specjax.Model) -> None:
 
 def test_placed_parameters_need_no_second_compilation(placed: specjax.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """All chunks of a prompt but the first begin from a state that has been through a program."""
-    monkeypatch.setattr("specjax.decoding.prefill.CHUNK_SIZES", (4,))
-    before = prefill_chunk._cache_size(), decode_chunk._cache_size()
+    monkeypatch.setattr("specjax.runtime.pieces.PIECE_SIZES", (4,))
+    before = feed_rows._cache_size(), decode_chunk._cache_size()
     placed.generate(PROMPT, OPTIONS, draft=1)
-    assert (prefill_chunk._cache_size() - before[0], decode_chunk._cache_size() - before[1]) == (1, 1)
+    assert (feed_rows._cache_size() - before[0], decode_chunk._cache_size() - before[1]) == (1, 1)
 
 
 def test_the_summary_counts_parameters_where_they_lie() -> None:
@@ -163,12 +163,12 @@ for rules in (["^mtp=cpu:1"], ["mtp=pinned_host", ".=cpu:1"]):
         found["errors"].append(str(error))
 model = specjax.load(path, place=["^mtp=cpu:1/pinned_host", ".=cpu:1"])
 stream = model.stream(prompt, options)
-for _ in stream.emissions():
+for _ in stream.updates():
     pass
 devices = lambda tree: sorted({leaf.device.id for leaf in jax.tree.leaves(tree)})
-found["devices"] = [devices(model.params), devices(stream.batch.state)]
+found["devices"] = [devices(model.params), devices(stream.engine.state)]
 found["generate"] = stream.result.tokens
-lines = [PromptLine(i, i, prompt[i:], None, "") for i in range(2)]
+lines = [PromptLine(i, i, prompt[i:], {}, "") for i in range(2)]
 found["eval"] = [result.tokens for result in Evaluation(model, lines, options, 1).run()]
 reply, chat = model.session(options).generate(prompt)
 found["session"] = [reply.tokens, chat.generate([*prompt, *reply.tokens, 7, 8])[0].tokens]

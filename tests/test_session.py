@@ -93,9 +93,10 @@ def test_a_session_can_be_forked_wherever_one_likes_and_as_often(
 
 def test_without_a_budget_for_snapshots_everything_is_computed_again(hybrid: specjax.Model) -> None:
     options = specjax.GenerateOptions(max_tokens=8, draft=3, ignore_eos=True)
-    chat = replace(hybrid.session(options, slots=256), snapshot_bytes=0)
+    chat = replace(hybrid.session(options, slots=256), point_bytes=0)
     _, chat = chat.generate(said(0))
-    assert chat.snapshots == ()
+    assert chat.memory is not None
+    assert chat.memory.points == ()
     prompt = [*said(0), *said(1)]
     reply, chat = chat.generate(prompt)
     assert reply.tokens == hybrid.generate(prompt, options).tokens

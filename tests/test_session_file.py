@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.settings import DraftConfig
 from specjax.sessions.session import Session
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -41,8 +42,9 @@ def saved_and_loaded(chat: Session, path: Path, **drafter: Any) -> Session:
     """The session through a file, with a model that has been loaded anew."""
     chat.save(path)
     again = specjax.load(chat.model.path, **drafter).load_session(path)
-    for name in ("options", "slots", "reach", "when_full", "keep", "conversation", "cuts", "tokens", "reuse"):
+    for name in ("options", "slots", "when_full", "keep", "conversation", "cuts", "tokens", "reuse"):
         assert getattr(again, name) == getattr(chat, name), name
+    assert (again.memory and again.memory.limits) == (chat.memory and chat.memory.limits)
     return again
 
 
@@ -92,7 +94,7 @@ def test_slots_that_are_not_in_use_take_no_room(tmp_path: Path) -> None:
 def test_a_session_before_its_first_turn_can_be_saved(tmp_path: Path) -> None:
     chat = model(DENSE).session(replace(OPTIONS, draft=0), slots=256)
     again = saved_and_loaded(chat, tmp_path / "chat")
-    assert again.state is None
+    assert again.memory is None
     assert again.generate(said(0))[0].tokens == chat.generate(said(0))[0].tokens
 
 
@@ -110,13 +112,31 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
         model(DENSE).load_session(path)
 
 
+def test_a_session_of_a_model_with_other_matrices_is_refused(tmp_path: Path) -> None:
+    """Also where all vectors are equal, as in a fine-tune with frozen norms, and rows have only changed places."""
+    chat = talk(model(DENSE).session(replace(OPTIONS, draft=0), slots=256), (10,))
+    chat.save(tmp_path / "chat")
+    folder = tmp_path / "tuned"
+    shutil.copytree(FIXTURES / DENSE, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("up_proj.weight"))
+    save_file(weights | {name: weights[name][::-1].copy()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(specjax.SpecjaxError, match=r"another model: \S+ has a digest of the weights of its own"):
+        specjax.load(folder).load_session(tmp_path / "chat")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    again = specjax.load(folder, dtype="bfloat16").load_session(tmp_path / "chat")
+    assert again.tokens == chat.tokens
+
+
 def test_sessions_of_other_models_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "chat"
     model(HYBRID).session(replace(OPTIONS, draft=3), slots=256).save(path)
     with pytest.raises(specjax.SpecjaxError, match="has no MTP head"):
         model(DENSE).load_session(path)
     model(HYBRID).session(replace(OPTIONS, draft=0), slots=256).save(path)
-    with pytest.raises(specjax.SpecjaxError, match=r"another model: .* a config, norms and biases of its own"):
+    with pytest.raises(
+        specjax.SpecjaxError, match=r"another model: .* a config, digest of the weights, norms and .*own"
+    ):
         model(DENSE).load_session(path)
     model(DENSE, "ngram").session(OPTIONS, slots=256).save(path)
     with pytest.raises(specjax.SpecjaxError, match=r"another model: \S+ has a drafter of its own"):

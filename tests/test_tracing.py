@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,23 @@ import pytest
 
 from specjax.analysis.tracing import TraceWriter, read_events, summarize_trace
 from specjax.decoding.loop import ChunkRecord
-from specjax.decoding.round import RoundRecord
+from specjax.decoding.record import RoundRecord
+from specjax.decoding.settings import Settings
 from specjax.errors import SpecjaxError
-from specjax.runtime.batch import Emission
+from specjax.runtime.request import Job, Request, Update
 
 DRAFT_FIELDS = ["evt", "iter", "path", "seq_id", "id_last", "h_idx", "attn_pos", "n_steps", "h_l2", "drafts"]
 ACCEPT_FIELDS = ["evt", "iter", "n_accepted", "n_drafted_prev"]
 
 
-def emission(*rounds: list[tuple[list[int], int, list[int], bool]]) -> Emission:
-    """A chunk of rounds; a round has (drafts, accepted, emitted, skipped) of each row. One more round was not run."""
-    rows = len(rounds[0])
-    shape = (len(rounds) + 1, rows)
+def job(sequence: int, prompt_length: int) -> Job:
+    request = Request((1,) * prompt_length, 9, Settings(), sequence)
+    return Job(request, limit=9, room=99)
+
+
+def updates(jobs: list[Job], *rounds: list[tuple[list[int], int, list[int], bool]]) -> Iterator[Update]:
+    """A chunk of rounds; a round has (drafts, accepted, emitted, skipped) of each job. One more round was not run."""
+    shape = (len(rounds) + 1, len(jobs))
     tokens, drafts = np.full((*shape, 3), -1), np.full((*shape, 2), 99)
     counts = {name: np.full(shape, 2) for name in ("n_emitted", "n_drafted", "n_accepted")}
     skipped, norms = np.zeros(shape, bool), np.full(shape, 1.25)
@@ -31,19 +37,28 @@ def emission(*rounds: list[tuple[list[int], int, list[int], bool]]) -> Emission:
             for name, value in zip(counts, (len(emitted), len(drafted), accepted), strict=True):
                 counts[name][i, row] = value
             skipped[i, row] = skip
-    record = RoundRecord(tokens=tokens, drafts=drafts, skipped=skipped, hidden_norm=norms, margin=None, **counts)
-    return Emission([], None, ChunkRecord(np.int32(len(rounds)), record))
+    nothing = dict.fromkeys(("margin", "logprob", "top_logprobs"))
+    record = RoundRecord(
+        tokens=tokens, drafts=drafts, skipped=skipped, hidden_norm=norms, finite=~skipped, **counts, **nothing
+    )
+    for row, each in enumerate(jobs):
+        yield Update(each, [], ChunkRecord(np.int32(len(rounds)), record), row)
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.ndjson"
+    path, jobs = tmp_path / "trace.ndjson", [job(4, 10), job(7, 20)]
     with path.open("w") as file:
-        writer = TraceWriter(file, prompt_lengths=[10, 20], sequence=[4, 7])
-        writer.add(Emission([[50], [60]], None, None))
-        writer.add(emission([([1, 2], 1, [1, 51], False), ([3, 4], 2, [3, 4, 61], False)]))
-        writer.add(emission([([5], 0, [52], False), ([], 0, [], False)], [([], 0, [53], True), ([], 0, [], False)]))
-        writer.add(emission([([], 0, [54], False), ([], 0, [], False)]))
+        writer = TraceWriter(file)
+        for each, token in zip(jobs, (50, 60), strict=True):
+            writer.add(Update(each, [token], None, 0))
+        for chunk in (
+            [[([1, 2], 1, [1, 51], False), ([3, 4], 2, [3, 4, 61], False)]],
+            [[([5], 0, [52], False), ([], 0, [], False)], [([], 0, [53], True), ([], 0, [], False)]],
+            [[([], 0, [54], False), ([], 0, [], False)]],
+        ):
+            for update in updates(jobs, *chunk):
+                writer.add(update)
     return path
 
 
@@ -86,6 +101,6 @@ def test_a_trace_that_was_cut_off_is_read_to_its_last_whole_line(trace: Path, tm
 
 def test_an_empty_trace_has_no_acceptance(tmp_path: Path) -> None:
     path = tmp_path / "trace.ndjson"
-    TraceWriter(io.StringIO(), [1]).add(Emission([[5]], None, None))
+    TraceWriter(io.StringIO()).add(Update(job(0, 1), [5], None, 0))
     path.write_text("")
     assert summarize_trace(path).acceptance_by_position == []

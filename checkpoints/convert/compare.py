@@ -1,4 +1,4 @@
-"""Comparing a converted model with its source: the parameters that both give, read by the loader's own rules.
+"""Comparing a converted model with its source. The loader's rules read the parameters of both.
 
 One parameter of each model is in memory at a time, and nothing else of that size.
 """
@@ -14,8 +14,9 @@ import numpy as np
 
 from checkpoints.convert.plan import tensor_bytes
 from checkpoints.convert.source_model import SourceModel, Stored
-from checkpoints.families import Config
-from checkpoints.mapping import Progress
+from checkpoints.family import Config
+from checkpoints.mapping.rope_formula import FORMULA
+from checkpoints.mapping.table import Progress
 
 _VALUES_PER_STEP = 1 << 18
 _BYTES_PER_STEP = 1 << 20
@@ -27,7 +28,7 @@ _COMPUTED = (2.0**-16, 0.0)
 
 @dataclass
 class Comparison:
-    """What was found.
+    """The result of a comparison.
 
     Attributes:
         equal: parameters of which no value differs.
@@ -67,11 +68,11 @@ def compare(source: SourceModel, written: SourceModel, progress: Progress | None
 
 def _numbers(config: Config) -> dict[str, Any]:
     """The config, without the formula of its rotary factors, which a GGUF does not have: they are a parameter."""
-    return {name: value for name, value in asdict(config).items() if name != "rope_formula"}
+    return {name: value for name, value in asdict(config).items() if name != FORMULA}
 
 
 def _compare(path: str, source: SourceModel, written: SourceModel) -> str | None:
-    """See `_difference`."""
+    """Compare one parameter of the two models; returns what `_difference` returns."""
     exact = source.type_of(path) == written.type_of(path) and source.is_moved(path) and written.is_moved(path)
     written.forget_all_but(path)  # not three parameters at once
     before, after = source.parameter(path), written.parameter(path)

@@ -8,19 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from checkpoints.atomic import check_room
+from checkpoints.atomic import check_room, is_empty_folder
 from checkpoints.convert import targets
 from checkpoints.convert.compare import Comparison, compare
-from checkpoints.convert.destination import check_files
+from checkpoints.convert.destination import check_files, check_folder
 from checkpoints.convert.plan import PlannedTensor
 from checkpoints.convert.source_model import SourceModel, open_model
 from checkpoints.convert.targets import Types
 from checkpoints.convert.writers import gguf_paths, write_gguf_file, write_hf_folder, write_orbax_folder
 from checkpoints.errors import CheckpointError
+from checkpoints.family import Families
 from checkpoints.load import open_checkpoint
-from checkpoints.mapping import Progress
-from checkpoints.orbax_folder import MANIFEST
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.locate import locate
+from checkpoints.mapping.table import Progress
+from checkpoints.orbax.folder import MANIFEST, check_path
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 Kind = Literal["gguf", "hf", "orbax"]
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -76,6 +78,7 @@ class Conversion:
         tensors: every tensor of the destination: of an Orbax folder the parameters.
         kept: tensors that an Orbax folder keeps beside the parameters, to give the source back bit by bit.
         left_out: tensors of the source without a place in the destination, with the reason.
+        without_tokenizer: why the destination gets no tokenizer; None if it gets one.
         options: see `ConvertOptions`.
     """
 
@@ -85,7 +88,9 @@ class Conversion:
     tensors: tuple[PlannedTensor, ...] = field(repr=False)
     kept: tuple[PlannedTensor, ...] = field(repr=False)
     left_out: Mapping[str, str] = field(repr=False)
+    without_tokenizer: str | None
     options: ConvertOptions
+    _families: Families = field(repr=False)
     _model: SourceModel = field(repr=False)
     _beside: Any = field(repr=False)
     _tokenizer: TextTokenizer | None = field(repr=False)
@@ -119,8 +124,9 @@ class Conversion:
         """
         self.check_destination()
         check_room(self.destination, self.num_bytes)
+        force, split_bytes = self.options.force, self.options.split_bytes
         if self.kind == "gguf":
-            return write_gguf_file(self.destination, self._beside, self.tensors, self.options.split_bytes, progress)
+            return write_gguf_file(self.destination, self._beside, self.tensors, split_bytes, progress, force=force)
         if self.kind == "hf":
             write_hf_folder(
                 self.destination,
@@ -128,12 +134,13 @@ class Conversion:
                 self.tensors,
                 self._model.folder if self._model.origin == "safetensors" else None,
                 self._tokenizer,
-                self.options.split_bytes,
+                split_bytes,
                 progress,
+                force=force,
             )
         else:
             table = targets.origin_table(self._model, self.options.types)
-            write_orbax_folder(self.destination, self._model, table, self.tensors, self.kept, progress)
+            write_orbax_folder(self.destination, self._model, table, self.tensors, self.kept, progress, force=force)
         return [self.destination]
 
     def compare(self, written: list[Path], progress: Progress | None = None) -> Comparison:
@@ -143,38 +150,48 @@ class Conversion:
             written: what `run` returned.
             progress: called with bytes read and bytes in all.
         """
-        return compare(self._model, open_model(written[0], drop_mtp=False), progress)
+        return compare(self._model, open_model(written[0], self._families, drop_mtp=False), progress)
 
     def check_destination(self) -> None:
         """
         Raises:
-            CheckpointError: the destination exists and is not to be replaced, or is no model, or is the source.
+            CheckpointError: the destination exists and is not to be replaced, or is no model, or is the source; its
+                format cannot be written at such a path, or there is no folder to write it in.
         """
         if self.kind == "gguf":
             files = gguf_paths(self.destination, self._beside, self.tensors, self.options.split_bytes)
             check_files(self.source, self.destination, files, force=self.options.force)
             return
-        if not self.destination.exists() or self._is_empty_folder():
+        check_folder(self.destination)
+        if self.kind == "orbax":
+            check_path(self.destination)
+        if not self.destination.exists() or is_empty_folder(self.destination):
             return
         if self.destination.samefile(self.source):
             raise CheckpointError(f"{self.destination} is the source itself; give another destination")
         if not self.options.force:
             raise CheckpointError(f"{self.destination}: exists; give --force to replace it")
         if self.destination.is_file():
-            raise CheckpointError(f"{self.destination}: a file; no folder replaces it, even by --force")
+            raise CheckpointError(
+                f"{self.destination} is a file, and the result is a folder; --force does not replace a file by a"
+                " folder: give another destination"
+            )
         if not _kind_of_folder(self.destination):
-            raise CheckpointError(f"{self.destination}: a folder that holds no model; even --force keeps it")
+            raise CheckpointError(
+                f"{self.destination} is a folder that holds no model; --force replaces only models: give another"
+                " destination"
+            )
 
-    def _is_empty_folder(self) -> bool:
-        return self.destination.is_dir() and not any(self.destination.iterdir())
 
-
-def prepare(source: str | Path, destination: str | Path, options: ConvertOptions | None = None) -> Conversion:
+def prepare(
+    source: str | Path, destination: str | Path, families: Families, options: ConvertOptions | None = None
+) -> Conversion:
     """Plan a conversion. Reads no more than metadata and a few vectors, and writes nothing.
 
     Args:
         source: a GGUF file (any part of a split one), a Hugging Face folder, or an Orbax folder made here.
         destination: the file or folder to make.
+        families: the known ones, such as `specjax.FAMILIES`.
         options: see `ConvertOptions`.
 
     Raises:
@@ -182,23 +199,36 @@ def prepare(source: str | Path, destination: str | Path, options: ConvertOptions
             cannot express the model, or its format cannot be told.
     """
     options = options or ConvertOptions()
-    source, destination = Path(source), Path(destination)
+    source, destination = locate(source), Path(destination).expanduser()
     kind = options.to or _kind_of(destination)
-    model = open_model(source, drop_mtp=options.drop_mtp)
+    model = open_model(source, families, drop_mtp=options.drop_mtp)
     types, tokenizer = options.types, model.tokenizer()
     if options.tokenizer is not None:
-        tokenizer = open_checkpoint(options.tokenizer).tokenizer(required=True)
+        tokenizer = open_checkpoint(options.tokenizer, families).tokenizer(required=True)
+    without_tokenizer = model.tokenizer_problem() if tokenizer is None and kind == "hf" else None
     beside: Any = None
     kept: list[PlannedTensor] = []
     if kind == "gguf":
-        beside, tensors = targets.gguf_values(model, types, tokenizer), list(targets.gguf_tensors(model, types))
+        beside = targets.gguf_values(model, types, tokenizer, options.tokenizer)
+        tensors = list(targets.gguf_tensors(model, types))
     elif kind == "hf":
         beside, tensors = targets.hf_document(model, types), list(targets.hf_tensors(model, types))
     else:
         tensors, kept = targets.orbax_tensors(model, types)
     left_out = targets.left_out(model, [*tensors, *kept])
     conversion = Conversion(
-        source, destination, kind, tuple(tensors), tuple(kept), left_out, options, model, beside, tokenizer
+        source,
+        destination,
+        kind,
+        tuple(tensors),
+        tuple(kept),
+        left_out,
+        without_tokenizer,
+        options,
+        families,
+        model,
+        beside,
+        tokenizer,
     )
     conversion.check_destination()
     return conversion
@@ -221,8 +251,8 @@ def _kind_of(destination: Path) -> Kind:
     if kind := _kind_of_folder(destination):
         return kind
     raise CheckpointError(
-        f"{destination}: of which format shall it be? Give --to gguf, --to hf or --to orbax; names that end in .gguf or"
-        " .orbax say it themselves"
+        f"{destination}: of which format shall it be? The name does not tell it; give --to gguf, --to hf or --to orbax,"
+        " or a name that ends in .gguf or .orbax"
     )
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from checkpoints.convert.source_model import FLOATS, SourceModel, Stored, moves_values
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Rule
-from checkpoints.safetensors_file import DTYPES, TYPE_OF_DTYPE
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.table import RuleTable
+from checkpoints.safetensors.file import DTYPES, TYPE_OF_DTYPE
 from checkpoints.source import TensorInfo
 
 Shape = tuple[int, ...]

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints.convert.dropped_head import without_mtp_in_document, without_mtp_in_values
-from checkpoints.errors import CheckpointError, MissingMTPWarning
-from checkpoints.families import family_of_config, model_of_gguf, model_of_hf
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.gguf_values import GGUFValue
-from checkpoints.load import OpenedCheckpoint, open_checkpoint
-from checkpoints.mapping import RuleTable
-from checkpoints.orbax_folder import HF_FOLDER, MANIFEST, OrbaxFolder, Origin
-from checkpoints.rule import Copy, Rule, Split, Stack
-from checkpoints.safetensors_file import DTYPES
+from checkpoints.errors import CheckpointError, MissingMTPWarning, TokenizerError
+from checkpoints.family import Families, FileKind
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
+from checkpoints.gguf.values import GGUFValue
+from checkpoints.load import OpenedCheckpoint, open_checkpoint, own_names
+from checkpoints.mapping.rule import Copy, Rule, Split, Stack
+from checkpoints.mapping.table import RuleTable
+from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
+from checkpoints.safetensors.file import DTYPES
 from checkpoints.source import TensorInfo, TensorSource
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 FLOATS = ("F32", "F16", "BF16")
 _VALUES_PER_STEP = 1 << 18
@@ -48,7 +48,7 @@ class Stored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the values."""
+        """The shape of the values, also where rows are packed."""
         if not self.packed:
             return self.array.shape
         kind = GGML_TYPES[self.type]
@@ -100,21 +100,18 @@ class Subset:
     tensors: Mapping[str, TensorInfo]
 
     def can_read(self, name: str) -> bool:
-        """See `TensorSource`."""
         return self.source.can_read(name)
 
     def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
-        """See `TensorSource`."""
         return self.source.read(name, dtype)
 
     def read_blocks(self, name: str) -> np.ndarray:
-        """See `TensorSource`."""
         return self.source.read_blocks(name)
 
 
 @dataclass(frozen=True)
 class _Remembered(Subset):
-    """Tensors of a file that may be gone."""
+    """The tensor table of a file that may no longer exist."""
 
     readable: frozenset[str]
 
@@ -139,7 +136,7 @@ class SourceModel:
     def __init__(self, opened: OpenedCheckpoint) -> None:
         self.opened = opened
         source = opened.source
-        self.origin: Origin
+        self.origin: FileKind
         if isinstance(source, OrbaxFolder):
             self.origin, self.kept = source.origin, source.kept
             self.origin_tensors: Mapping[str, TensorInfo] = source.origin_tensors
@@ -161,6 +158,14 @@ class SourceModel:
         """The tokenizer, None if it is absent or not usable."""
         return self._whole.tokenizer(required=False)
 
+    def tokenizer_problem(self) -> str | None:
+        """Why there is none that can be used; None if there is one."""
+        try:
+            self._whole.tokenizer(required=True)
+        except TokenizerError as error:
+            return str(error)
+        return None
+
     def _use(self, opened: OpenedCheckpoint) -> None:
         self.opened = opened
         self._rule_of = {path: rule for rule in opened.rules.rules for path in rule.paths}
@@ -169,9 +174,8 @@ class SourceModel:
     @property
     def origin_rules(self) -> RuleTable:
         """How the tensors of the origin make up the parameters."""
-        family, config = family_of_config(self.opened.config), self.opened.config
-        rules = family.gguf_rules if self.origin == "gguf" else family.hf_rules
-        return rules(config, self.origin_tensors.keys())
+        opened = self.opened
+        return opened.family.format(self.origin).rules(opened.config, self.origin_tensors.keys())
 
     def check_origin(self) -> None:
         """Check the tensors that an Orbax folder remembers of its origin: they must be made of its parameters again.
@@ -205,7 +209,7 @@ class SourceModel:
         return self._cached[1][path]
 
     def forget_all_but(self, path: str) -> None:
-        """Let go of what `parameter` has read and keeps, unless a parameter is part of it."""
+        """Free what `parameter` has read, except what a parameter still needs."""
         if self._cached[0] is not self._rule_of[path]:
             self._cached = (None, {})
 
@@ -215,33 +219,30 @@ class SourceModel:
         Raises:
             CheckpointError: there is nothing but the head.
         """
-        rules = self.origin_rules.rules
-        head = {name for rule in rules if _of_head(rule) for name in rule.sources}
-        if not any(path.startswith("target.") for rule in rules for path in rule.paths):
+        whole = self.origin_rules.rules
+        head = {name for rule in whole if _of_head(rule) for name in rule.sources}
+        if not any(path.startswith("target.") for rule in whole for path in rule.paths):
             raise CheckpointError(f"{self.opened.path}: --drop-mtp: an assistant is nothing but a head")
         self.origin_tensors = {name: info for name, info in self.origin_tensors.items() if name not in head}
         self.kept = Subset(self.kept, {n: info for n, info in self.kept.tensors.items() if n not in head})
         where, metadata = str(self.opened.path), self._metadata_without_mtp()
-        model_of = model_of_gguf if self.origin == "gguf" else model_of_hf
-        config, origin = model_of(metadata, self.origin_tensors, where)
+        _, config, origin = self.opened.family.read(self.origin, metadata, self.origin_tensors, where)
         old = self.opened.source
         if self.opened.format == "orbax":
             tensors = {name: info for name, info in old.tensors.items() if not name.startswith("mtp.")}
+            rules = own_names(origin)
         else:
-            tensors = dict(self.origin_tensors)
-        chosen = origin
-        if self.opened.format == "orbax":
-            copies = tuple(Copy(path, path) for path in origin.shapes)
-            chosen = RuleTable(copies, {}, origin.shapes, origin.integers)
+            tensors, rules = dict(self.origin_tensors), origin
         source = Subset(old, tensors)
-        self._use(replace(self.opened, config=config, metadata=metadata, source=source, rules=chosen))
+        self._use(replace(self.opened, config=config, metadata=metadata, source=source, rules=rules))
 
     def _metadata_without_mtp(self) -> Mapping[str, Any]:
+        count = self.opened.family.format(self.origin).head_count
         if self.values is not None:
-            self.values = without_mtp_in_values(self.values)
+            self.values = without_mtp_in_values(self.values, count)
             return {key: value.value for key, value in self.values.items()}
         assert self.document is not None
-        self.document = without_mtp_in_document(self.document)
+        self.document = without_mtp_in_document(self.document, count)
         return self.document
 
     def _type(self, rule: Rule) -> str:
@@ -273,11 +274,14 @@ class SourceModel:
         return read
 
 
-def open_model(path: Path, *, drop_mtp: bool, type_codes: Mapping[int, str] | None = None) -> SourceModel:
+def open_model(
+    path: Path, families: Families, *, drop_mtp: bool, type_codes: Mapping[int, str] | None = None
+) -> SourceModel:
     """Open a checkpoint for conversion, and check that it is whole.
 
     Args:
         path: the checkpoint.
+        families: the known ones.
         drop_mtp: leave the head out.
         type_codes: of a GGUF, see `GGUFFile`.
 
@@ -286,7 +290,7 @@ def open_model(path: Path, *, drop_mtp: bool, type_codes: Mapping[int, str] | No
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        opened = open_checkpoint(path, type_codes)
+        opened = open_checkpoint(path, families, type_codes)
     head_is_missing = None
     for warning in caught:
         if issubclass(warning.category, MissingMTPWarning):

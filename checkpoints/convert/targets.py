@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,15 @@ from gguf import LlamaFileType
 
 from checkpoints.convert.plan import DECODED, PlannedTensor, Shape, as_it_is, from_rules, parameter, tensor_bytes
 from checkpoints.convert.source_model import FLOATS, SourceModel, moves_values
-from checkpoints.errors import CheckpointError
-from checkpoints.families import Config, family_of_config
-from checkpoints.gguf_values import GGUFValue, typed
-from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
-from checkpoints.mapping import RuleTable
-from checkpoints.rope_formula import with_formula
-from checkpoints.safetensors_file import DTYPES
-from checkpoints.tokenizer import TextTokenizer
-from checkpoints.tree import is_matrix
+from checkpoints.errors import CheckpointError, TokenizerError
+from checkpoints.family import Config
+from checkpoints.gguf.values import GGUFValue, typed
+from checkpoints.gguf.writer import FILE_TYPES, gguf_metadata, stays_f32
+from checkpoints.mapping.rope_formula import with_formula
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.tree import is_matrix
+from checkpoints.safetensors.file import DTYPES
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
@@ -48,7 +49,7 @@ class Types:
         return "F32" if stored in (*FLOATS, DECODED) and stays_f32(name, shape) else self.of_matrix(stored)
 
     def in_hf(self, name: str, shape: Shape, stored: str) -> str:
-        """The type in safetensors."""
+        """The type that a tensor of this type gets in safetensors."""
         del name
         if stored not in DTYPES:
             return self.decoded
@@ -62,8 +63,7 @@ def gguf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
     if model.origin == "gguf":
         yield from _as_in_origin(model, types)
     else:
-        family = family_of_config(model.opened.config)
-        yield from from_rules(model, family.gguf_rules(model.opened.config, ()), types.in_gguf)
+        yield from from_rules(model, model.opened.family.gguf.rules(model.opened.config, ()), types.in_gguf)
 
 
 def hf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
@@ -76,7 +76,7 @@ def hf_tensors(model: SourceModel, types: Types) -> Iterator[PlannedTensor]:
         yield from _as_in_origin(model, types)
         return
     config, kind = _config_for_hf(model), _dtype_of(model, types)
-    for tensor in from_rules(model, family_of_config(config).hf_rules(config, ()), types.in_hf):
+    for tensor in from_rules(model, model.opened.family.hf.rules(config, ()), types.in_hf):
         yield _narrowed(tensor, kind)
 
 
@@ -99,11 +99,19 @@ def origin_table(model: SourceModel, types: Types) -> list[PlannedTensor]:
     return list(_as_in_origin(model, types))
 
 
-def gguf_values(model: SourceModel, types: Types, tokenizer: TextTokenizer | None) -> dict[str, GGUFValue]:
+def gguf_values(
+    model: SourceModel, types: Types, tokenizer: TextTokenizer | None, tokenizer_path: Path | None = None
+) -> dict[str, GGUFValue]:
     """The metadata of a GGUF: those of the origin if that is one, else what llama.cpp needs.
 
+    Args:
+        model, types: what is converted, and how.
+        tokenizer: its tokenizer, or the one to take instead.
+        tokenizer_path: where that one comes from, for messages; None for the model's own.
+
     Raises:
-        ConfigError, TokenizerError: GGUF cannot express the model.
+        ConfigError: GGUF cannot express the model.
+        TokenizerError: it cannot express the tokenizer.
         CheckpointError: there is no tokenizer.
     """
     file_type = next((FILE_TYPES[name] for name in FILE_TYPES if name == types.matrices), None)
@@ -115,10 +123,16 @@ def gguf_values(model: SourceModel, types: Types, tokenizer: TextTokenizer | Non
         return values
     if tokenizer is None:
         raise CheckpointError(
-            f"{model.opened.path}: no tokenizer, without which a GGUF is of no use; give --tokenizer with a folder"
-            " or file that has the right one (for an assistant that of its target)"
+            f"{model.opened.path} has no tokenizer, and a GGUF needs one; give --tokenizer with a folder or file"
+            " that has the right one (for an assistant that of its target)"
         )
-    keys = gguf_metadata(model.opened.config, tokenizer, file_type or _majority(model))
+    try:
+        keys = gguf_metadata(model.opened.family, model.opened.config, tokenizer, file_type or _majority(model))
+    except TokenizerError as error:
+        raise TokenizerError(
+            f"{tokenizer_path or model.opened.path}: {error}; specjax convert --tokenizer takes that of another folder"
+            " or file, such as a GGUF of the same family"
+        ) from error
     if name := model.opened.path.absolute().name:
         keys = {**dict(list(keys.items())[:2]), "general.name": name, **dict(list(keys.items())[2:])}
     return {key: typed(key, value) for key, value in keys.items()}
@@ -134,7 +148,7 @@ def hf_document(model: SourceModel, types: Types) -> dict[str, Any]:
     if model.document is not None:
         return _with_dtype(model.document, names[types.matrices]) if types.matrices else dict(model.document)
     config = _config_for_hf(model)
-    return {**family_of_config(config).config_to_hf(config), "dtype": names[_dtype_of(model, types)]}
+    return {**model.opened.family.hf.write_config(config), "dtype": names[_dtype_of(model, types)]}
 
 
 def left_out(model: SourceModel, planned: list[PlannedTensor]) -> dict[str, str]:
@@ -182,7 +196,7 @@ def _reason(rules: RuleTable, name: str) -> str:
 
 
 def _config_for_hf(model: SourceModel) -> Config:
-    return with_formula(model.opened.config, lambda path: model.parameter(path).array)
+    return with_formula(model.opened.family, model.opened.config, lambda path: model.parameter(path).array)
 
 
 def _dtype_of(model: SourceModel, types: Types) -> str:

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints import tokenizer_hf
 from checkpoints.atomic import replaced_folder, write_text
 from checkpoints.convert.plan import PlannedTensor, tensor_bytes
 from checkpoints.convert.source_model import SourceModel
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_stream import TensorEntry, paths_written, write_stream
-from checkpoints.gguf_values import GGUFValue
-from checkpoints.mapping import Progress
-from checkpoints.orbax_folder import GGUF_METADATA, HF_FOLDER, HF_KEPT, MANIFEST, PACKED
-from checkpoints.safetensors_file import DTYPES
-from checkpoints.safetensors_stream import INDEX, write_file, write_shards
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, paths_written, write_stream
+from checkpoints.gguf.values import GGUFValue
+from checkpoints.mapping.table import Progress
+from checkpoints.orbax.folder import GGUF_METADATA, HF_FOLDER, HF_KEPT, MANIFEST, PACKED
+from checkpoints.safetensors.file import DTYPES
+from checkpoints.safetensors.stream import INDEX, write_file, write_shards
 from checkpoints.source import TensorInfo
-from checkpoints.tokenizer import TextTokenizer
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 SHARD_BYTES = 5 * 10**9
 """Files of Hugging Face models are not larger, by habit."""
@@ -36,9 +36,12 @@ def write_gguf_file(
     tensors: Sequence[PlannedTensor],
     part_bytes: int | None,
     progress: Progress | None,
+    *,
+    force: bool,
 ) -> list[Path]:
     """Write a GGUF, whole or in parts; see `write_stream`."""
-    return write_stream(path, values, _entries(tensors), _made(tensors), part_bytes=part_bytes, progress=progress)
+    entries, made = _entries(tensors), _made(tensors)
+    return write_stream(path, values, entries, made, part_bytes=part_bytes, force=force, progress=progress)
 
 
 def gguf_paths(
@@ -56,6 +59,8 @@ def write_hf_folder(
     tokenizer: TextTokenizer | None,
     shard_bytes: int | None,
     progress: Progress | None,
+    *,
+    force: bool,
 ) -> None:
     """Write a Hugging Face folder.
 
@@ -67,8 +72,9 @@ def write_hf_folder(
         tokenizer: see above.
         shard_bytes: largest size of a file.
         progress: called with bytes written and bytes in all.
+        force: whether a folder that is there already is replaced.
     """
-    with replaced_folder(path) as new:
+    with replaced_folder(path, force=force) as new:
         new.mkdir()
         infos = [tensor.info for tensor in tensors]
         write_shards(new, infos, _made(tensors), shard_bytes=shard_bytes or SHARD_BYTES, progress=progress)
@@ -86,8 +92,10 @@ def write_orbax_folder(
     parameters: Sequence[PlannedTensor],
     kept: Sequence[PlannedTensor],
     progress: Progress | None,
+    *,
+    force: bool,
 ) -> None:
-    """Write an Orbax folder; see `checkpoints.orbax_folder`.
+    """Write an Orbax folder; see `checkpoints.orbax.folder`.
 
     Args:
         path: the folder.
@@ -96,10 +104,11 @@ def write_orbax_folder(
         parameters: the tree's arrays.
         kept: tensors of the origin that are not made of them.
         progress: called with bytes written and bytes in all.
+        force: whether a folder that is there already is replaced.
     """
-    from checkpoints.orbax_writer import write_tree
+    from checkpoints.orbax.writer import write_tree
 
-    with replaced_folder(path) as new:
+    with replaced_folder(path, force=force) as new:
         try:
             write_tree(new, dict(map(_leaf, parameters)), progress)
         except ValueError as error:  # of TensorStore, which knows no other
@@ -108,7 +117,7 @@ def write_orbax_folder(
             raise
         infos = [tensor.info for tensor in kept]
         if model.values is not None:
-            write_gguf_file(new / GGUF_METADATA, model.values, kept, None, None)
+            write_gguf_file(new / GGUF_METADATA, model.values, kept, None, None, force=False)
         else:
             assert model.folder is not None
             (new / HF_FOLDER).mkdir()
@@ -134,7 +143,7 @@ def _made(tensors: Sequence[PlannedTensor]) -> Iterator[np.ndarray]:
 
 
 def _leaf(tensor: PlannedTensor) -> tuple[str, Any]:
-    from checkpoints.orbax_writer import LazyArray
+    from checkpoints.orbax.writer import LazyArray
 
     kind, shape = tensor.info.type, tensor.info.shape
     if kind in DTYPES:

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from checkpoints.errors import CheckpointError
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType, decode_rows
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, GGMLType, decode_rows
 from checkpoints.quantization import iq4, k_quants, legacy, weights
 from checkpoints.quantization.blocks import Encode
 from checkpoints.quantization.tq import tq
 from checkpoints.quantization.weights import Importance, Weigh
-from pallas_kernels.quant_matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS
+from pallas_kernels.matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS
 
 CHUNK_VALUES = 1 << 16
 """Values that a thread encodes at a time: few enough for a core's cache."""
@@ -45,7 +45,7 @@ class Encoder:
     halves: tuple[int, ...] = (0,)
 
     def __call__(self, x: Float[np.ndarray, "N K"], importance: Importance) -> UInt8[np.ndarray, "N bytes"]:
-        """Encode finite float32 rows."""
+        """Encode rows of finite float32 values into the bytes of blocks."""
         if self.rule is not None and (importance is None or self.search is None):
             return self.rule(x)
         assert self.search is not None

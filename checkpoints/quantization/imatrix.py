@@ -17,10 +17,10 @@ from gguf import GGUFValueType
 from jaxtyping import Float
 
 from checkpoints.errors import CheckpointError, FormatError
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import GGUFValue, typed
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import GGUFValue, typed
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
@@ -74,7 +74,7 @@ class ImportanceMatrix:
         """
         where = self.path or "the importance matrix"
         if not self.entries.keys() & shapes.keys():
-            raise CheckpointError(f"{where}: is about none of the model's tensors: it belongs to another model")
+            raise CheckpointError(f"{where} has entries for none of the model's tensors: it belongs to another model")
         for name in self.entries.keys() & shapes.keys():
             experts, width = self.entries[name].sums.shape
             shape = shapes[name]

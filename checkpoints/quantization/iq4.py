@@ -12,7 +12,7 @@ from checkpoints.quantization.blocks import columns
 from checkpoints.quantization.packing import fields, halves, stored_half
 from checkpoints.quantization.scales import fit_scale, inverse, outermost
 from checkpoints.quantization.superblocks import best_neighbours, signed_multiples
-from pallas_kernels.quant_matmul.formats import IQ4_CODEBOOK
+from pallas_kernels.matmul.formats import IQ4_CODEBOOK
 
 _CODEBOOK = np.array(IQ4_CODEBOOK, np.float32)
 # The middles between neighbouring entries are multiples of 1/2, so a table over those finds the nearest entry.
@@ -45,7 +45,7 @@ def _codes(
 
 
 def iq4_nl(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
-    """Blocks of 32."""
+    """Encode rows in blocks of 32 values with one float16 scale each."""
     values, relative, largest = columns(x, weights, 32)
     stored, scale = stored_half(_fit(values, relative) * largest)
     return np.concatenate([stored, halves(_codes(values, scale / largest))], axis=-1).reshape(len(x), -1)

@@ -72,7 +72,7 @@ def q6_k(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt
 def _pack_scales(
     scales: UInt8[np.ndarray, "blocks 8"], minima: UInt8[np.ndarray, "blocks 8"]
 ) -> UInt8[np.ndarray, "blocks 12"]:
-    """The inverse of `pallas_kernels.quant_matmul.formats.k_scales`."""
+    """What `byte_scales` of Q4_K in `pallas_kernels.matmul.formats` reads."""
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = minima[:, :4] | minima[:, 4:] >> 4 << 6
     return np.concatenate([first, second, (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4], axis=-1)

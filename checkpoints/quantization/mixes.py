@@ -102,5 +102,5 @@ def _type_of_down(block: int, mix: str, facts: Facts) -> str | None:
 
 
 def _more_bits(index: int, count: int) -> bool:
-    """The first and the last eighth, and every third in between."""
+    """Whether a layer gets more bits: the first eighth, the last eighth, and every third layer in between."""
     return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2

@@ -1,4 +1,4 @@
-"""Fields of a few bits into bytes: the inverse of the readings in `pallas_kernels.quant_matmul.formats`."""
+"""Fields of a few bits into bytes: the inverse of the readings in `pallas_kernels.matmul.formats`."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from checkpoints.errors import CheckpointError
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_writer import stays_f32
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.writer import stays_f32
 from checkpoints.quantization.encode import ENCODERS
 from checkpoints.quantization.mixes import ALIASES, FALLBACKS, MIXES, Facts, block_of, holds_values, type_in_mix
 from checkpoints.source import TensorInfo
@@ -158,7 +158,7 @@ def _fitting(tensor: TensorInfo, kind: str, note: str) -> TensorPlan:
 
 
 def _is_kept(tensor: TensorInfo) -> bool:
-    """Vectors, integers, and small matrices on which much depends."""
+    """Whether a tensor is not quantized: vectors, integers, and small but important matrices."""
     integers = tensor.type.startswith("I") and tensor.type[1:].isdigit()
     unfit = not tensor.name.endswith(".weight") or _KEPT.search(tensor.name) is not None
     return integers or unfit or stays_f32(tensor.name, tensor.shape)

@@ -13,11 +13,12 @@ from checkpoints.convert.destination import check_files
 from checkpoints.convert.plan import PlannedTensor
 from checkpoints.convert.source_model import SourceModel, open_model
 from checkpoints.convert.targets import Types, gguf_tensors, gguf_values
-from checkpoints.families import family_of_config
-from checkpoints.ggml_types import GGML_TYPES, PLAIN_TYPES
-from checkpoints.gguf_stream import TensorEntry, paths_written, write_stream
-from checkpoints.gguf_values import GGUFValue
-from checkpoints.mapping import Progress
+from checkpoints.family import Families
+from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES
+from checkpoints.gguf.stream import TensorEntry, paths_written, write_stream
+from checkpoints.gguf.values import GGUFValue
+from checkpoints.locate import locate
+from checkpoints.mapping.table import Progress
 from checkpoints.quantization.encode import IMPORTANCE_MATTERS, encode
 from checkpoints.quantization.imatrix import ImportanceMatrix
 from checkpoints.quantization.mixes import file_type
@@ -80,9 +81,14 @@ class Quantization:
                 behind then.
         """
         check_files(self.source, self.destination, self.files, force=self.options.force)
-        part_bytes, data = self.options.split_bytes, self._data()
         written = write_stream(
-            self.destination, self._values, self._entries, data, part_bytes=part_bytes, progress=progress
+            self.destination,
+            self._values,
+            self._entries,
+            self._data(),
+            part_bytes=self.options.split_bytes,
+            force=self.options.force,
+            progress=progress,
         )
         return written[0]
 
@@ -105,13 +111,18 @@ class Quantization:
 
 
 def prepare(
-    source: str | Path, destination: str | Path, options: QuantizeOptions, importance: ImportanceMatrix | None = None
+    source: str | Path,
+    destination: str | Path,
+    families: Families,
+    options: QuantizeOptions,
+    importance: ImportanceMatrix | None = None,
 ) -> Quantization:
     """Plan a quantization. Reads no more than metadata, and writes nothing.
 
     Args:
         source: a GGUF file (any part of a split one), a Hugging Face folder, or an Orbax folder.
         destination: the GGUF file to make; of a split one the name without the numbers of the parts.
+        families: the known ones, such as `specjax.FAMILIES`.
         options: what is asked for.
         importance: how much the columns of the matrices count.
 
@@ -119,8 +130,8 @@ def prepare(
         CheckpointError: the source is damaged, incomplete or of an unknown kind, or is the destination, which exists
             or cannot be made; the importance is that of another model.
     """
-    source, destination = Path(source), Path(destination)
-    model = open_model(source, drop_mtp=options.drop_mtp, type_codes=dict(options.type_codes))
+    source, destination = locate(source), Path(destination).expanduser()
+    model = open_model(source, families, drop_mtp=options.drop_mtp, type_codes=dict(options.type_codes))
     made = tuple(gguf_tensors(model, Types()))
     values = dict(gguf_values(model, Types(), model.tokenizer()))
     plan = choose_types(
@@ -145,7 +156,7 @@ def _head(model: SourceModel) -> frozenset[str]:
     """Names, in a GGUF, of the tensors that draft: those that make no parameter of the target."""
     rules = model.origin_rules if model.origin == "gguf" else None
     if rules is None:
-        rules = family_of_config(model.opened.config).gguf_rules(model.opened.config, ())
+        rules = model.opened.family.gguf.rules(model.opened.config, ())
     of_head = (rule for rule in rules.rules if rule.paths and all(path.startswith("mtp.") for path in rule.paths))
     return frozenset(name for rule in of_head for name in rule.sources)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from checkpoints.quantization.blocks import Encode, columns
 from checkpoints.quantization.packing import fields, stored_half
 from checkpoints.quantization.scales import fit_scale, inverse, ratio
-from pallas_kernels.quant_matmul.formats import tq_rotation
+from pallas_kernels.matmul.formats import tq_rotation
 
 _STARTS = np.arange(0.6, 1.55, 0.1, dtype=np.float32)
 _REFITS = 6

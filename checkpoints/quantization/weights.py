@@ -19,24 +19,24 @@ Weigh = Callable[[Float[np.ndarray, "N K"], Importance], Float[np.ndarray, "N K"
 
 
 def by_row(x: Float[np.ndarray, "N K"], importance: Importance) -> Float[np.ndarray, "N K"]:
-    """Of Q4_0 to Q5_1, which search with importance only."""
+    """The weights for Q4_0 to Q5_1. These formats search only with importance."""
     return (1 if importance is None else importance) * np.sqrt(_mean_square(x, x.shape[-1]) + _square(x))
 
 
 def of_affine_k(x: Float[np.ndarray, "N K"], importance: Importance) -> Float[np.ndarray, "N K"]:
-    """Of Q4_K and Q5_K."""
+    """The weights for Q4_K and Q5_K."""
     if importance is None:
         return np.sqrt(_mean_square(x, 32)) + np.abs(x)
     return importance * np.sqrt(2 * _mean_square(x, 256) + _square(x))
 
 
 def of_q6_k(x: Float[np.ndarray, "N K"], importance: Importance) -> Float[np.ndarray, "N K"]:
-    """Of Q6_K."""
+    """The weights for Q6_K: the importance alone, or the squares without it."""
     return _square(x) if importance is None else np.broadcast_to(importance.astype(np.float64), x.shape)
 
 
 def of_iq4(block: int) -> Weigh:
-    """Of IQ4_NL and IQ4_XS, whose blocks have 32 and 256 values."""
+    """The weights for IQ4_NL and IQ4_XS, whose blocks have 32 and 256 values."""
 
     def weigh(x: Float[np.ndarray, "N K"], importance: Importance) -> Float[np.ndarray, "N K"]:
         return _square(x) if importance is None else importance * np.sqrt(2 * _mean_square(x, block) + _square(x))
@@ -45,7 +45,7 @@ def of_iq4(block: int) -> Weigh:
 
 
 def all_alike(x: Float[np.ndarray, "N K"], importance: Importance) -> Float[np.ndarray, "N K"]:
-    """Of the TQ formats: every value of a rotated block is made of all 32 columns, and none counts more."""
+    """The weights for the TQ formats. All are equal: each value of a rotated block is made of all 32 columns."""
     del importance
     return np.ones(x.shape)
 

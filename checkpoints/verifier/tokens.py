@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from checkpoints.errors import TokenizerError
+from checkpoints.findings import Report
 from checkpoints.load import OpenedCheckpoint
-from checkpoints.verifier.findings import Report
-from specjax.models.gemma4 import Gemma4AssistantConfig
 
 
 def check(opened: OpenedCheckpoint, report: Report) -> None:
-    """Add what is wrong with it to the report."""
+    """Check the tokenizer, and add what is wrong to the report."""
     size = opened.config.vocab_size
     _end_ids_are_rows(opened, size, report)
     try:
         tokenizer = opened.tokenizer(required=True)
     except TokenizerError as error:
-        if isinstance(opened.config, Gemma4AssistantConfig):
-            report.checked.append("an assistant needs no tokenizer of its own")
+        if opened.family.role != "target":
+            report.checked.append(f"an {opened.family.role} needs no tokenizer of its own")
         else:
             report.note(str(error), "prompts must be token ids; or convert again with `specjax convert --tokenizer`")
         return

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from checkpoints.convert.source_model import SourceModel
 from checkpoints.errors import CheckpointError
+from checkpoints.findings import Report
 from checkpoints.load import OpenedCheckpoint
-from checkpoints.mapping import Progress
-from checkpoints.rope_formula import DIVISORS
-from checkpoints.tree import is_matrix
-from checkpoints.verifier.findings import Report
+from checkpoints.mapping.table import Progress
+from checkpoints.mapping.tree import is_matrix
 
 _HEAD = "lm_head.weight"
 
@@ -62,16 +63,10 @@ def _values(model: SourceModel, path: str, report: Report) -> None:
             f"{names}: every value is zero",
             "so look files whose download was interrupted after the space was reserved: download it again",
         )
-    elif path.endswith(".delta_net.a") and not (stored.array < 0).all():
-        report.error(
-            f"{names}: decay rates must be negative, -exp(A_log); the largest is {stored.array.max():.3g}",
-            "the converter left A_log as it was, or changed it twice: convert the original again",
-        )
-    elif path == DIVISORS and not ((stored.array >= 1).all() and (np.diff(stored.array) >= 0).all()):
-        report.error(
-            f"{names}: divisors of rotary frequencies begin at 1 and do not fall; these are {stored.array[:4]}, ...",
-            "the tensor is damaged or of another model: convert the original again",
-        )
+    else:
+        for check in model.opened.family.value_checks:
+            if re.fullmatch(check.paths, path) and (wrong := check.wrong(stored.array)) is not None:
+                report.error(f"{names}: {wrong}", check.fix)
 
 
 def _is_a_permutation(ids: np.ndarray, name: str, report: Report) -> None:
@@ -88,10 +83,10 @@ def _is_a_permutation(ids: np.ndarray, name: str, report: Report) -> None:
 
 def _tied_head_is_equal(opened: OpenedCheckpoint, report: Report) -> None:
     """A second copy of a tied table is ignored when the model is loaded; one that differs is a contradiction."""
-    source = opened.source
-    if not getattr(opened.config, "tied_embeddings", False) or _HEAD not in source.tensors:
+    source, rules = opened.source, opened.rules.rules
+    if _HEAD not in source.tensors or any(_HEAD in rule.sources for rule in rules):
         return
-    (embedding,) = [rule.sources[0] for rule in opened.rules.rules if rule.paths == ("target.embed.weight",)]
+    embedding = next(rule.sources[0] for rule in rules if rule.paths and rule.paths[0].endswith(".embed.weight"))
     if np.array_equal(source.read_blocks(_HEAD), source.read_blocks(embedding)):
         report.checked.append(f"{_HEAD} repeats the tied embedding table")
     else:

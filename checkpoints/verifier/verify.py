@@ -7,20 +7,22 @@ from pathlib import Path
 
 from checkpoints.convert.source_model import SourceModel
 from checkpoints.errors import CheckpointError, MissingMTPWarning, TensorMismatchError
+from checkpoints.family import Families
+from checkpoints.findings import Report
 from checkpoints.load import OpenedCheckpoint, open_checkpoint
-from checkpoints.mapping import Progress
-from checkpoints.orbax_folder import MANIFEST, OrbaxFolder
+from checkpoints.mapping.table import Progress
+from checkpoints.orbax.folder import MANIFEST, OrbaxFolder
 from checkpoints.verifier import structure, tokens, values
-from checkpoints.verifier.findings import Report
 
 _AGAIN = "download or convert it again"
 
 
-def verify(path: str | Path, *, fast: bool = False, progress: Progress | None = None) -> Report:
+def verify(path: str | Path, families: Families, *, fast: bool = False, progress: Progress | None = None) -> Report:
     """Check a GGUF file, a Hugging Face or an Orbax folder. Nothing is raised for a bad one: all is in the report.
 
     Args:
         path: the file or folder.
+        families: the known ones, such as `specjax.FAMILIES`.
         fast: leave the values of the tensors unread.
         progress: called with bytes read and bytes in all.
     """
@@ -28,7 +30,7 @@ def verify(path: str | Path, *, fast: bool = False, progress: Progress | None = 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            opened = open_checkpoint(path)
+            opened = open_checkpoint(path, families)
         except CheckpointError as error:
             report.error(str(error), _AGAIN)
             return report

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.arguments import expect_array
-from pallas_kernels.causal_conv1d.implementations import IMPLEMENTATIONS
+from pallas_kernels.causal_conv1d.implementations import CAUSAL_CONV1D
 
 Activation = Literal["silu"]
 
@@ -43,7 +43,7 @@ def causal_conv1d(
     if activation not in ("silu", None):
         raise ValueError(f"causal_conv1d: activation is {activation!r}; accepted: 'silu', None")
     inputs = jnp.concatenate([window, x.astype(window.dtype)], axis=1)
-    run = dispatch.choose("causal_conv1d", IMPLEMENTATIONS, impl, {"T": t, "C": c, "W": w}).run
+    run = dispatch.choose(CAUSAL_CONV1D, impl, {"T": t, "C": c, "W": w}).run
     if x.size == 0:
         return jnp.zeros(x.shape, x.dtype), inputs
     return run(inputs, weight, activation=activation, dtype=x.dtype), inputs
@@ -51,7 +51,7 @@ def causal_conv1d(
 
 def explain(*, T: int, C: int, W: int, platform: str | None = None) -> str:
     """Which implementation `causal_conv1d` chooses for these sizes, and why not the others."""
-    return dispatch.explain("causal_conv1d", IMPLEMENTATIONS, {"T": T, "C": C, "W": W}, platform)
+    return dispatch.explain(CAUSAL_CONV1D, {"T": T, "C": C, "W": W}, platform)
 
 
 def window_at(inputs: Float[Array, "B P C"], offset: Int[Array, " B"], width: int) -> Float[Array, "B width C"]:

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels import native
 from pallas_kernels.causal_conv1d import xla_shifted
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 
 MAX_WIDTH = 16
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 
 MODEL_SHAPES: tuple[Dims, ...] = tuple(
     {"B": rows, "T": tokens, "C": 10240, "W": 4} for rows, tokens in ((1, 1), (1, 4), (8, 4), (1, 512), (1, 2048))

@@ -17,8 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from pallas_kernels.causal_conv1d.example import MODEL_SHAPES, example
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 MAX_WIDTH = 16
@@ -49,12 +49,12 @@ def unfit(dims: Dims) -> str | None:
 
 
 def heuristic(dims: Dims) -> Config:
-    """Many programs where tokens are few."""
+    """Tokens and channels of a program, chosen so that a call with few tokens still has many programs."""
     return Config(1 if dims["T"] <= 16 else _widest(dims["C"]), min(dims["T"], 16))
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """All widths of accesses that divide the channels, several lengths."""
+    """Configs with every number of channels a thread that divides C, and with several lengths."""
     lengths = dict.fromkeys(min(dims["T"], tokens) for tokens in (1, 8, 16, 32))
     return [Config(per, tokens) for per in (1, 2, 4) if per <= _widest(dims["C"]) for tokens in lengths]
 

@@ -18,14 +18,16 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from pallas_kernels.causal_conv1d.example import MODEL_SHAPES, example
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 LANES = 128
 HALO = 16
 """Rows of the next block that are read: a tile of bfloat16."""
 VALUES = 1 << 18
-"""Of a block at most: 1 MiB in float32. VMEM holds five, of which two and two are buffers of input and output."""
+"""The most values of a block: 1 MiB in float32. VMEM holds five such blocks: two buffers of the input, two of the
+output, and one.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def heuristic(dims: Dims) -> Config:
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """From one block of the rule to four times as many tokens."""
+    """Configs with the tokens of the heuristic, and with twice and four times as many."""
     few = heuristic(dims).tokens
     return [
         Config(tokens, channels)

@@ -24,11 +24,13 @@ from pallas_kernels import dispatch
 from pallas_kernels.arguments import expect_array, expect_number
 from pallas_kernels.gated_delta.arguments import check_inputs, check_records, check_sizes, expect_counts, expect_state
 from pallas_kernels.gated_delta.heads import HeadMap
-from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
+from pallas_kernels.gated_delta.implementations import OPERATIONS
 
 
 class Records(NamedTuple):
-    """What `commit` needs of each verified token: g and u as applied to the state (float32), and its key."""
+    """What `commit` needs to know of each verified token: its key, and g and u as they were applied to the state
+    (float32).
+    """
 
     k: Float[Array, "B T Hk Dk"]
     u: Float[Array, "B T Hv Dv"]
@@ -89,7 +91,7 @@ def commit(
     axes = "B Hv Dk Dv"
     expect_state("gated_delta.commit", "state", state, tuple(dims[axis] for axis in axes.split()), axes)
     expect_counts("gated_delta.commit", "n", n, dims["B"])
-    run = dispatch.choose("gated_delta.commit", IMPLEMENTATIONS["commit"], impl, dims).run
+    run = dispatch.choose(OPERATIONS["commit"], impl, dims).run
     return run(state, *records, n_valid=n.astype(jnp.int32), head_map=head_map)
 
 
@@ -122,10 +124,10 @@ def verify_snapshots(
 
 def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
     """Which implementation "prefill", "verify", "commit" or "verify_snapshots" takes for T, Hk, Hv, Dk, Dv, and why."""
-    if operation not in IMPLEMENTATIONS:
-        raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(IMPLEMENTATIONS)}")
+    if operation not in OPERATIONS:
+        raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(OPERATIONS)}")
     check_sizes("gated_delta.explain", dims)
-    return dispatch.explain(f"gated_delta.{operation}", IMPLEMENTATIONS[operation], dims, platform)
+    return dispatch.explain(OPERATIONS[operation], dims, platform)
 
 
 def _prepare(
@@ -138,7 +140,8 @@ def _prepare(
     scale: float | None,
     impl: str | None,
 ) -> Callable[..., Any]:
-    """What every operation begins with: checks, and the choice of an implementation, returned with its options.
+    """The first steps of every operation: check the arguments and choose an implementation. Returns it with its
+    options.
 
     `axes` are those of `state`; with an axis M it is the slots.
     """
@@ -149,7 +152,7 @@ def _prepare(
     expect_state(full_name, state_name, state, tuple(dims[axis] for axis in axes.split()), axes)
     if scale is not None:
         expect_number(full_name, "scale", scale)
-    run = dispatch.choose(full_name, IMPLEMENTATIONS[operation], impl, dims).run
+    run = dispatch.choose(OPERATIONS[operation], impl, dims).run
     options = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
     counts = jnp.full((dims["B"],), dims["T"]) if n_valid is None else n_valid
     return partial(run, n_valid=counts.astype(jnp.int32), **options)

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.dispatch import Dims
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, register
 
 SHAPES: tuple[Dims, ...] = tuple(
     {"Hk": 16, "Hv": hv, "Dk": 128, "Dv": 128}
     for hv in (16, 32, 48)  # Qwen3.5-0.8B, Qwen3.5-35B-A3B, Qwen3.6-27B
 )
-"""The sizes that configurations go by, of real models."""
+"""Sizes of real models, which configurations are chosen by."""
 
 _STATE_BLOCK = 2**20
 """Bytes of state in one grid step on a TPU. VMEM has 16 MiB; `commit` keeps four such blocks in it, snapshots five."""
@@ -35,7 +35,7 @@ class TpuConfig:
 
 
 def tpu_candidates(dims: Dims) -> list[TpuConfig]:
-    """Those whose states fit into a block, and 1."""
+    """Configs whose states fit into a block, and the one with a single key head."""
     per_key_head = _tpu_state_bytes(dims)
     divisors = [n for n in range(1, dims["Hk"] + 1) if dims["Hk"] % n == 0]
     return [TpuConfig(n) for n in divisors if n == 1 or n * per_key_head <= _STATE_BLOCK]
@@ -51,12 +51,12 @@ def tpu_unfit(dims: Dims) -> str | None:
 
 
 def _tpu_state_bytes(dims: Dims) -> int:
-    """Of the value heads of a key head, in whole tiles of 8 x 128."""
+    """Bytes of the states of a key head's value heads, in whole tiles of 8 x 128."""
     return dims["Hv"] // dims["Hk"] * (-(-dims["Dk"] // 8) * 8) * (-(-dims["Dv"] // 128) * 128) * 4
 
 
 def tpu_heuristic(dims: Dims) -> TpuConfig:
-    """The largest block: a step costs a fixed time beside its transfers."""
+    """The largest block that fits, because each step costs a fixed time besides its transfers."""
     return tpu_candidates(dims)[-1]
 
 
@@ -73,12 +73,12 @@ class TpuPrefillConfig:
 
 
 def tpu_prefill_candidates(dims: Dims) -> list[TpuPrefillConfig]:
-    """Those of `tpu_candidates` with each chunk."""
+    """The configs of `tpu_candidates`, each with every chunk length."""
     return [TpuPrefillConfig(heads.key_heads, chunk) for heads in tpu_candidates(dims) for chunk in (32, 64, 128)]
 
 
 def tpu_prefill_heuristic(dims: Dims) -> TpuPrefillConfig:
-    """One key head: a chunk is work enough for a step. 64 tokens, as the published kernels have."""
+    """One key head, because a chunk is enough work for a step. 64 tokens, as in the published kernels."""
     return TpuPrefillConfig(1, 64)
 
 
@@ -94,7 +94,7 @@ class GpuConfig:
 
 
 def gpu_candidates(dims: Dims) -> list[GpuConfig]:
-    """Tiles of which a thread holds at most 128 values, and 32."""
+    """Configs with 32 columns, and with 64 and 128 if a thread then holds at most 128 values."""
     fitting = [n for n in (64, 128) if dims["Dv"] % n == 0 and dims["Dk"] * n <= 128 * 128]
     return [GpuConfig(n) for n in (32, *fitting)]
 
@@ -105,7 +105,7 @@ def gpu_heuristic(dims: Dims) -> GpuConfig:
 
 
 def example_inputs(dims: Dims, n_tokens: int) -> tuple[Array, ...]:
-    """q, k, v, g, beta and state of one row to time a kernel with."""
+    """Arguments to time a kernel with: q, k, v, g, beta and the state of one row."""
     hk, hv, dk, dv = (dims[axis] for axis in ("Hk", "Hv", "Dk", "Dv"))
     keys, values = jnp.full((1, n_tokens, hk, dk), dk**-0.5), jnp.ones((1, n_tokens, hv, dv))
     scalars = jnp.full((1, n_tokens, hv), 0.5)

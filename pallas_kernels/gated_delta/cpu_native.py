@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels import native
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta import xla_chunked, xla_recurrent, xla_wy
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.padding import RECORDS, masked, zeroed
+from pallas_kernels.table import Dims
 
 
 def unfit(dims: Dims) -> str | None:

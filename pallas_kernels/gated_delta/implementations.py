@@ -1,14 +1,10 @@
-"""The implementations of every operation, in order of preference.
-
-The Pallas and Triton kernels are tested under interpreters and lowered for their platforms, but not yet measured on a
-device: they run when named.
-"""
+"""What computes the operations of the gated delta rule."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pallas_kernels.dispatch import ANYWHERE, Implementation
+from pallas_kernels.dispatch import Form, Operation, kernel, operation
 from pallas_kernels.gated_delta import (
     cpu_native,
     pallas_gpu_prefill,
@@ -29,70 +25,56 @@ from pallas_kernels.gated_delta.padding import RECORDS, masked, zeroed
 from pallas_kernels.mosaic_gpu import on_hopper
 
 
-def _on_tpu(run: Callable[..., Any], **unfit: Any) -> tuple[Implementation, ...]:
-    return (
-        Implementation("pallas_tpu", run, **unfit),
-        Implementation("pallas_tpu_interpret", partial(run, interpret=True), **unfit),
-    )
+def _on_cpu(run: Callable[..., Any]) -> Form:
+    return Form(run, cpu_native.unfit)
 
 
-def _on_gpu(run: Callable[..., Any], **unfit: Any) -> tuple[Implementation, ...]:
-    return (
-        Implementation("pallas_gpu", run, **unfit),
-        Implementation("pallas_gpu_interpret", partial(run, interpret=True), **unfit),
-    )
+def _in_triton(run: Callable[..., Any]) -> dict[str, Form]:
+    return kernel("triton", run, triton_recurrence.unfit, partial(triton_recurrence.unfit, interpreted=True))
 
 
-def _in_triton(run: Callable[..., Any]) -> tuple[Implementation, ...]:
-    return (
-        Implementation("triton", run, unfit=triton_recurrence.unfit),
-        Implementation(
-            "triton_interpret", partial(run, interpret=True), unfit=partial(triton_recurrence.unfit, interpreted=True)
+OPERATIONS: dict[str, Operation] = {
+    "prefill": operation(
+        "gated_delta.prefill",
+        cpu_native=_on_cpu(cpu_native.prefill),
+        xla_chunked=Form(masked(xla_chunked.prefill)),
+        xla_recurrent=Form(masked(xla_recurrent.prefill)),
+        **kernel("pallas_tpu", zeroed(pallas_tpu_prefill.prefill), tpu_unfit),
+        **kernel(
+            "pallas_gpu",
+            zeroed(pallas_gpu_prefill.prefill),
+            on_hopper(pallas_gpu_prefill.unfit),
+            pallas_gpu_prefill.unfit,
         ),
-    )
-
-
-def _on_cpu(run: Callable[..., Any]) -> Implementation:
-    return Implementation("cpu_native", run, frozenset({"cpu"}), cpu_native.unfit)
-
-
-IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
-    "prefill": (
-        _on_cpu(cpu_native.prefill),
-        Implementation("xla_chunked", masked(xla_chunked.prefill), ANYWHERE),
-        Implementation("xla_recurrent", masked(xla_recurrent.prefill)),
-        *_on_tpu(zeroed(pallas_tpu_prefill.prefill), unfit=tpu_unfit),
-        Implementation("pallas_gpu", zeroed(pallas_gpu_prefill.prefill), unfit=on_hopper(pallas_gpu_prefill.unfit)),
-        Implementation(
-            "pallas_gpu_interpret",
-            partial(zeroed(pallas_gpu_prefill.prefill), interpret=True),
-            unfit=pallas_gpu_prefill.unfit,
-        ),
-        Implementation("reference", zeroed(reference.prefill)),
+        reference=Form(zeroed(reference.prefill)),
     ),
-    "verify": (
-        _on_cpu(cpu_native.verify),
-        Implementation("xla_wy", masked(xla_wy.verify), ANYWHERE),
-        Implementation("xla_recurrent", masked(xla_recurrent.verify)),
-        *_on_tpu(masked(pallas_tpu_verify.verify), unfit=pallas_tpu_verify.unfit),
-        *_on_gpu(masked(pallas_gpu_verify.verify), unfit=pallas_gpu_registers.unfit),
-        *_in_triton(triton_recurrence.verify),
-        Implementation("reference", zeroed(reference.verify)),
+    "verify": operation(
+        "gated_delta.verify",
+        cpu_native=_on_cpu(cpu_native.verify),
+        xla_wy=Form(masked(xla_wy.verify)),
+        xla_recurrent=Form(masked(xla_recurrent.verify)),
+        **kernel("pallas_tpu", masked(pallas_tpu_verify.verify), pallas_tpu_verify.unfit),
+        **kernel("pallas_gpu", masked(pallas_gpu_verify.verify), pallas_gpu_registers.unfit),
+        **_in_triton(triton_recurrence.verify),
+        reference=Form(zeroed(reference.verify)),
     ),
-    "commit": (
-        _on_cpu(cpu_native.commit),
-        Implementation("xla_recurrent", masked(xla_recurrent.commit, RECORDS), ANYWHERE),
-        *_on_tpu(zeroed(pallas_tpu_verify.commit, RECORDS), unfit=pallas_tpu_verify.unfit),
-        *_on_gpu(zeroed(pallas_gpu_verify.commit, RECORDS), unfit=pallas_gpu_registers.unfit),
-        *_in_triton(triton_recurrence.commit),
-        Implementation("reference", zeroed(reference.commit, RECORDS)),
+    "commit": operation(
+        "gated_delta.commit",
+        cpu_native=_on_cpu(cpu_native.commit),
+        xla_recurrent=Form(masked(xla_recurrent.commit, RECORDS)),
+        **kernel("pallas_tpu", zeroed(pallas_tpu_verify.commit, RECORDS), pallas_tpu_verify.unfit),
+        **kernel("pallas_gpu", zeroed(pallas_gpu_verify.commit, RECORDS), pallas_gpu_registers.unfit),
+        **_in_triton(triton_recurrence.commit),
+        reference=Form(zeroed(reference.commit, RECORDS)),
     ),
-    "verify_snapshots": (
-        _on_cpu(cpu_native.verify_snapshots),
-        Implementation("xla_recurrent", zeroed(xla_recurrent.verify_snapshots), ANYWHERE),
-        *_on_tpu(zeroed(pallas_tpu_snapshots.verify_snapshots), unfit=tpu_unfit),
-        *_on_gpu(zeroed(pallas_gpu_snapshots.verify_snapshots), unfit=pallas_gpu_registers.unfit),
-        *_in_triton(triton_recurrence.verify_snapshots),
-        Implementation("reference", zeroed(reference.verify_snapshots)),
+    "verify_snapshots": operation(
+        "gated_delta.verify_snapshots",
+        cpu_native=_on_cpu(cpu_native.verify_snapshots),
+        xla_recurrent=Form(zeroed(xla_recurrent.verify_snapshots)),
+        **kernel("pallas_tpu", zeroed(pallas_tpu_snapshots.verify_snapshots), tpu_unfit),
+        **kernel("pallas_gpu", zeroed(pallas_gpu_snapshots.verify_snapshots), pallas_gpu_registers.unfit),
+        **_in_triton(triton_recurrence.verify_snapshots),
+        reference=Form(zeroed(reference.verify_snapshots)),
     ),
 }
+"""The four operations by their names without "gated_delta."."""

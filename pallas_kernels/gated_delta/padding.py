@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 RECORDS = slice(1, None)
-"""Those of commit's arguments that have an axis T."""
+"""The arguments of `commit` that have an axis T."""
 
 
 def zeroed(run: Callable[..., Any], arrays: slice = slice(5)) -> Callable[..., Any]:
@@ -27,5 +27,5 @@ def zeroed(run: Callable[..., Any], arrays: slice = slice(5)) -> Callable[..., A
 
 
 def masked(run: Callable[..., Any], arrays: slice = slice(5)) -> Callable[..., Any]:
-    """As `zeroed`, for forms that need no lengths then."""
+    """The same as `zeroed`, for forms that take no lengths."""
     return zeroed(lambda *args, n_valid, **kwargs: run(*args, **kwargs), arrays)

@@ -18,10 +18,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.xla_chunked import transform
 from pallas_kernels.mosaic_gpu import kernel_options, load
+from pallas_kernels.table import Dims
 
 CHUNK = 64
 """Rows of the smallest product."""
@@ -40,7 +40,7 @@ def unfit(dims: Dims) -> str | None:
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
-    """Two bfloat16 whose sum is x."""
+    """Split x into two bfloat16 numbers whose sum is x."""
     high = x.astype(jnp.bfloat16)
     return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
 

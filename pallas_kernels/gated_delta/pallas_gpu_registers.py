@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.mosaic_gpu import interpreter, load
+from pallas_kernels.table import Dims
 
 LANE_ROWS = 4
 WARPS, LANE_COLUMNS = 4, 8
@@ -41,13 +41,12 @@ class Registers:
 
     @property
     def state(self) -> Any:
-        """Layout of [Dk, columns]."""
         per_warp = self.columns // WARPS
         tiling = plgpu.Tiling(((LANE_ROWS, self.columns), (per_warp,), (per_warp // LANE_COLUMNS,)))
         return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
 
     def load_state(self, ref: Any) -> Array:
-        """[Dk, columns] in float32."""
+        """Load a tile of the state, [Dk, columns], as float32."""
         return self._load(ref, self.state)
 
     def load_row(self, ref: Any) -> Array:

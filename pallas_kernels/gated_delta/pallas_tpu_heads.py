@@ -28,7 +28,7 @@ class HeadBlocks:
 
     @property
     def count(self) -> int:
-        """Blocks of key heads."""
+        """The number of blocks of key heads."""
         return self.n_key_heads // self.size
 
     def split(self, x: Array) -> Array:

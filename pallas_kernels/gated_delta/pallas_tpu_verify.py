@@ -18,11 +18,11 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta.config import TpuConfig, example_inputs, example_records, tpu_tunable, tpu_unfit
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.pallas_tpu_heads import HeadBlocks
 from pallas_kernels.gated_delta.pallas_tpu_recurrence import add, decay, step
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import config_for
 
 MAX_TOKENS = 16

@@ -71,7 +71,7 @@ def verify(
     head_map: HeadMap,
     scale: float,
 ) -> tuple[Array, Array]:
-    """Outputs and u."""
+    """The outputs, and the corrections u that `commit` needs."""
     return recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)[:2]
 
 

@@ -13,7 +13,7 @@ except ImportError as error:
 
 @triton.jit
 def _columns(DV: tl.constexpr, COLUMNS: tl.constexpr):
-    """Those of this program, and which of them exist."""
+    """The columns of this program, and which of them exist."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     return columns, columns < DV
 

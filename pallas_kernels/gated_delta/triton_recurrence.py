@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.gated_delta.config import SHAPES, example_inputs, example_records, example_slots
 from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import launch, missing, power_of_two
 from pallas_kernels.tuning import Tunable, config_for, register
 
 MOST_VALUES = 128
-"""Of the state, in the registers of a thread."""
+"""The most values of the state that a thread has in registers."""
 THREADS = 32
-"""Of a warp."""
+"""How many threads a warp has."""
 MAX_ROWS = 512
 """Rows of a state of which 8 columns give a thread of one warp 128 values."""
 
@@ -54,7 +54,7 @@ def heuristic(dims: Dims) -> Config:
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """Those of which a thread holds 8 to 128 values."""
+    """Configs of which a thread holds 8 to 128 values."""
     rows, widest = power_of_two(dims["Dk"]), max(8, power_of_two(dims["Dv"]))
     return [
         Config(columns, warps)

@@ -1,4 +1,4 @@
-"""The Walsh-Hadamard transform."""
+"""The Walsh-Hadamard transform, the rotation of the turbo formats."""
 
 from pallas_kernels.hadamard.api import explain, walsh_hadamard
 

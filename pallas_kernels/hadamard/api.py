@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from pallas_kernels import dispatch
 from pallas_kernels.arguments import expect_array, expect_dtype
-from pallas_kernels.hadamard.implementations import IMPLEMENTATIONS
+from pallas_kernels.hadamard.implementations import HADAMARD
 
 
 def walsh_hadamard(
@@ -38,14 +38,14 @@ def walsh_hadamard(
         expect_array("walsh_hadamard", name, factors, "N")
         if factors.shape != (width,):
             raise ValueError(f"walsh_hadamard: {name} has shape {factors.shape}; [N] is {(width,)}")
-    run = dispatch.choose("hadamard", IMPLEMENTATIONS, impl, {"N": width}).run
+    run = dispatch.choose(HADAMARD, impl, {"N": width}).run
     return run(x, before, after) if x.size else jnp.zeros(x.shape, jnp.float32)
 
 
 def explain(*, N: int, platform: str | None = None) -> str:
     """Which implementation `walsh_hadamard` chooses for a width, and why not the others."""
     _expect_power_of_two("hadamard.explain", N)
-    return dispatch.explain("hadamard", IMPLEMENTATIONS, {"N": N}, platform)
+    return dispatch.explain(HADAMARD, {"N": N}, platform)
 
 
 def _expect_power_of_two(name: str, width: int) -> None:

@@ -16,9 +16,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.hadamard.butterflies import butterflies
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 MAX_WIDTH = 4096
@@ -44,13 +44,13 @@ def unfit(dims: Dims) -> str | None:
 
 
 def heuristic(dims: Dims) -> Config:
-    """Whole vectors up to 128, above that two factors of like size."""
+    """Whole vectors up to a width of 128. Wider ones are split into two factors of similar size."""
     width = dims["N"]
     return Config(width if width <= MAX_BLOCK else 1 << (width.bit_length() // 2))
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """All with which both factors fit into registers."""
+    """All configs with which both factors fit into registers."""
     width = dims["N"]
     return [Config(1 << k) for k in range(3, 8) if 1 << k <= width <= MAX_BLOCK << k]
 
@@ -84,7 +84,7 @@ def _body(
 def transform(
     x: Array, before: Array | None, after: Array | None, *, config: Config | None = None, interpret: bool = False
 ) -> Array:
-    """[..., N] float32."""
+    """Transform each row of x, [..., N]; the result is float32."""
     width = x.shape[-1]
     rows = x.size // width
     block = min(config_for(TUNABLE, {"N": width, "rows": rows}, config).block, width)

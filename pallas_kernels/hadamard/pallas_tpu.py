@@ -17,9 +17,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.hadamard.butterflies import butterflies
 from pallas_kernels.hadamard.reference import matrix
+from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 LANES = 128
@@ -45,12 +45,12 @@ def unfit(dims: Dims) -> str | None:
 
 
 def heuristic(dims: Dims) -> Config:
-    """Blocks of `VALUES`."""
+    """As many rows as make blocks of `VALUES` values."""
     return Config(max(16, VALUES // max(LANES, dims["N"])))
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """From a quarter of the rule's rows to four times as many."""
+    """Configs with a quarter of the heuristic's rows up to four times as many."""
     rows = heuristic(dims).rows
     return [Config(size) for size in (rows // 4, rows // 2, rows, 2 * rows, 4 * rows) if size >= 16]
 
@@ -69,7 +69,7 @@ def _body(x_ref: Any, matrix_ref: Any, before_ref: Any, after_ref: Any, out_ref:
 def transform(
     x: Array, before: Array | None, after: Array | None, *, config: Config | None = None, interpret: bool = False
 ) -> Array:
-    """[..., N] float32."""
+    """Transform each row of x, [..., N]; the result is float32."""
     width = x.shape[-1]
     rows = x.size // width
     block = min(rows, config_for(TUNABLE, {"N": width, "rows": rows}, config).rows)

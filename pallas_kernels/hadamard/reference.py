@@ -12,7 +12,7 @@ def matrix(width: int) -> np.ndarray:
 
 
 def transform(x: Array, before: Array | None, after: Array | None) -> Array:
-    """[..., N] float32."""
+    """Transform each row of x, [..., N]; the result is float32."""
     width = x.shape[-1]
     x = x.astype(jnp.float32) * (1 if before is None else before)
     product = jnp.einsum("...n,mn->...m", x, jnp.asarray(matrix(width)), precision="highest")

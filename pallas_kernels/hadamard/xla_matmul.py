@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.dispatch import ANYWHERE, Dims
 from pallas_kernels.hadamard.reference import matrix
+from pallas_kernels.table import ANYWHERE, Dims
 from pallas_kernels.tuning import Tunable, config_for, register
 
 UNIT = 128
@@ -39,12 +39,12 @@ def heuristic(dims: Dims) -> Config:
 
 
 def candidates(dims: Dims) -> list[Config]:
-    """From a half of a unit to one product."""
+    """Configs from blocks of half a matrix unit up to one product."""
     return [Config(block) for block in (32, 64, 128, 256, 512) if block <= dims["N"]]
 
 
 def transform(x: Array, before: Array | None, after: Array | None, *, config: Config | None = None) -> Array:
-    """[..., N] float32."""
+    """Transform each row of x, [..., N]; the result is float32."""
     width = x.shape[-1]
     block = min(config_for(TUNABLE, {"N": width}, config).block, width)
     x = x.astype(jnp.float32)

@@ -19,7 +19,7 @@ BLOCK = 32
 
 
 def to_half(scale: Float[Array, "..."]) -> Float16[Array, "..."]:
-    """The nearest finite float16."""
+    """Round to the nearest finite float16; larger values become the largest one."""
     limit = jnp.float32(jnp.finfo(jnp.float16).max)
     return jnp.clip(scale, -limit, limit).astype(jnp.float16)
 
@@ -30,7 +30,7 @@ def _inverse(scale: Array) -> Array:
 
 @dataclass(frozen=True)
 class BlockFormat(KVFormat):
-    """What both have in common.
+    """What the two formats have in common.
 
     Attributes:
         bits: of a code.
@@ -39,11 +39,10 @@ class BlockFormat(KVFormat):
     bits: int
 
     def stored_width(self, width: int) -> int:
-        """Whole blocks."""
+        """The width, filled up to whole blocks."""
         return -(-width // BLOCK) * BLOCK
 
     def num_bytes(self, width: int) -> int:
-        """See `KVFormat.num_bytes`."""
         return self.stored_width(width) // BLOCK * (BLOCK * self.bits // 8 + 2)
 
     def _blocks(self, x: Float[Array, "... N"]) -> Float[Array, "... N/32 32"]:
@@ -64,7 +63,6 @@ class Q8(BlockFormat):
         return {"codes": codes.astype(jnp.int8).reshape(*x.shape[:-1], -1), "scales": to_half(scale)}
 
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
-        """See `KVFormat.decode`."""
         return parts["codes"].astype(jnp.float32) * jnp.repeat(parts["scales"].astype(jnp.float32), BLOCK, axis=-1)
 
 
@@ -82,7 +80,6 @@ class Q4(BlockFormat):
         return {"codes": packed.reshape(*x.shape[:-1], -1), "scales": to_half(scale)}
 
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
-        """See `KVFormat.decode`."""
         packed = parts["codes"].reshape(*parts["codes"].shape[:-1], -1, BLOCK // 2)
         codes = lax.bitcast_convert_type((unpack(packed, 4) ^ 8), jnp.int8).astype(jnp.float32) - 8
         return (codes * parts["scales"].astype(jnp.float32)[..., None]).reshape(*packed.shape[:-2], -1)

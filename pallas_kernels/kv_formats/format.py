@@ -51,7 +51,7 @@ class KVFormat:
         return pad(x, self.stored_width(x.shape[-1]))
 
     def unrotate(self, x: Float[Array, "... stored"], width: int) -> Float[Array, "... N"]:
-        """The inverse of `rotate`."""
+        """Undo `rotate` on values that were decoded."""
         return x[..., :width]
 
     def encode(self, x: Float[Array, "... N"]) -> Parts:
@@ -83,15 +83,13 @@ class FloatFormat(KVFormat):
 
     @property
     def quantized(self) -> bool:
-        """Not."""
         return False
 
     def num_bytes(self, width: int) -> int:
-        """See `KVFormat.num_bytes`."""
         return jnp.dtype(self.dtype).itemsize * width
 
     def encode(self, x: Float[Array, "... N"]) -> Parts:
-        """Rounded to the type."""
+        """Round the values to the format's floating-point type."""
         return {"codes": lax.bitcast_convert_type(x.astype(self.dtype), jnp.dtype(self.storage))}
 
     def floats(self, parts: Parts) -> Float[Array, "... N"]:
@@ -99,7 +97,7 @@ class FloatFormat(KVFormat):
         return lax.bitcast_convert_type(parts["codes"], jnp.dtype(self.dtype))
 
     def decode(self, parts: Parts) -> Float[Array, "... N"]:
-        """The values in float32."""
+        """Convert the stored values to float32."""
         return self.floats(parts).astype(jnp.float32)
 
 

@@ -17,7 +17,7 @@ def pack(codes: UInt8[Array, "... n"], bits: int) -> UInt8[Array, "... n*bits/8"
 
 
 def unpack(packed: UInt8[Array, "... m"], bits: int) -> UInt8[Array, "... m*8/bits"]:
-    """The inverse of `pack`."""
+    """Read the codes that `pack` has written."""
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)[:, None]
     planes = (packed[..., None, :] >> shifts) & ((1 << bits) - 1)
     return planes.reshape(*packed.shape[:-1], -1)
@@ -30,6 +30,6 @@ def pack_bits(bits: UInt8[Array, "... n"]) -> UInt8[Array, "... n/8"]:
 
 
 def unpack_bits(packed: UInt8[Array, "... m"]) -> UInt8[Array, "... m*8"]:
-    """The inverse of `pack_bits`."""
+    """Read the bits that `pack_bits` has written."""
     bits = (packed[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
     return bits.reshape(*packed.shape[:-1], -1)

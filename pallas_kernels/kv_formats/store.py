@@ -44,12 +44,12 @@ class KVStore:
 
     @property
     def kind(self) -> KVFormat:
-        """What the parts mean."""
+        """The format that says how to read the parts."""
         return format_named(self.format)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[..., N], in values."""
+        """The shape of the values, [..., N], whatever the format stores."""
         return (*self.parts["codes"].shape[:-1], self.width)
 
     def rotated(self) -> Float[Array, "... stored"]:
@@ -57,7 +57,7 @@ class KVStore:
         return self.kind.decode(self.parts)
 
     def values(self) -> Float[Array, "... N"]:
-        """All vectors, float32."""
+        """Decode all vectors to float32."""
         return self.kind.unrotate(self.rotated(), self.width)
 
     def set(self, index: Any, x: Float[Array, "... N"]) -> KVStore:

@@ -63,15 +63,14 @@ class Turbo(KVFormat):
         return SMALL_GROUP if width <= SMALL_GROUP else GROUP
 
     def stored_width(self, width: int) -> int:
-        """Whole groups."""
+        """The width, filled up to whole groups."""
         return -(-width // self.group(width)) * self.group(width)
 
     def num_bytes(self, width: int) -> int:
-        """See `KVFormat.num_bytes`."""
         return self.stored_width(width) // self.group(width) * (self.group(width) * self.bits // 8 + 2)
 
     def centroids(self, group: int) -> np.ndarray:
-        """All of them in ascending order, for values of variance 1 / group."""
+        """All centroids in ascending order, for values with the variance 1 / group."""
         positive = np.array(CENTROIDS[self.bits], np.float32)
         return np.concatenate([-positive[::-1], positive]) * np.float32(group**-0.5)
 
@@ -84,7 +83,7 @@ class Turbo(KVFormat):
         return walsh_hadamard(groups, before=first, after=second).reshape(x.shape)
 
     def unrotate(self, x: Float[Array, "... stored"], width: int) -> Float[Array, "... N"]:
-        """The signs change places: the transform is its own inverse."""
+        """Rotate back. The transform is its own inverse, so only the signs change places."""
         group = self.group(width)
         first, second = map(jnp.asarray, signs(group))
         groups = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, group)
@@ -105,7 +104,7 @@ class Turbo(KVFormat):
         return {"codes": packed.reshape(*x.shape[:-1], -1), "scales": to_half(corrected)}
 
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
-        """Still rotated; see `KVFormat.decode`."""
+        """Decode to values that are still rotated; see `KVFormat.decode`."""
         codes, norms = parts["codes"], parts["scales"]
         groups = codes.reshape(*norms.shape, -1)
         group = groups.shape[-1] * 8 // self.bits

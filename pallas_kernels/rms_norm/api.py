@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from pallas_kernels import dispatch
 from pallas_kernels.arguments import expect_array
-from pallas_kernels.rms_norm.implementations import IMPLEMENTATIONS
+from pallas_kernels.rms_norm.implementations import RMS_NORM
 
 
 def rms_norm(
@@ -62,11 +62,11 @@ def l2_norm(x: Float[Array, "... D"], *, epsilon: float, impl: str | None = None
 def _run(
     impl: str | None, x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float
 ) -> Array:
-    run = dispatch.choose("rms_norm", IMPLEMENTATIONS, impl, {"D": x.shape[-1]}).run
+    run = dispatch.choose(RMS_NORM, impl, {"D": x.shape[-1]}).run
     arrays = [None if array is None else array.astype(jnp.float32) for array in (x, weight, gate)]
     return run(*arrays, scale=scale, epsilon=epsilon)
 
 
 def explain(*, D: int, platform: str | None = None) -> str:
     """Which implementation `rms_norm` chooses for rows of this width, and why not the others."""
-    return dispatch.explain("rms_norm", IMPLEMENTATIONS, {"D": D}, platform)
+    return dispatch.explain(RMS_NORM, {"D": D}, platform)

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels import native
-from pallas_kernels.dispatch import Dims
 from pallas_kernels.rms_norm import xla_reduce
+from pallas_kernels.table import Dims
 
 
 def unfit(dims: Dims) -> str | None:
@@ -21,7 +21,7 @@ def unfit(dims: Dims) -> str | None:
 
 
 def normalize(x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float) -> Array:
-    """As `xla_reduce.normalize`; derivatives are its."""
+    """The same as `xla_reduce.normalize`, with the derivatives of that form."""
     return _differentiable(scale, epsilon, x, weight, gate)
 
 

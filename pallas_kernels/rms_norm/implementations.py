@@ -1,10 +1,11 @@
-"""The implementations of norms, in order of preference."""
+"""The implementations of norms, by the names in the table."""
 
-from pallas_kernels.dispatch import ANYWHERE, Implementation
+from pallas_kernels.dispatch import Form, operation
 from pallas_kernels.rms_norm import cpu_native, reference, xla_reduce
 
-IMPLEMENTATIONS = (
-    Implementation("cpu_native", cpu_native.normalize, frozenset({"cpu"}), cpu_native.unfit),
-    Implementation("xla_reduce", xla_reduce.normalize, ANYWHERE),
-    Implementation("reference", reference.normalize),
+RMS_NORM = operation(
+    "rms_norm",
+    cpu_native=Form(cpu_native.normalize, cpu_native.unfit),
+    xla_reduce=Form(xla_reduce.normalize),
+    reference=Form(reference.normalize),
 )

@@ -1,4 +1,4 @@
-"""Norms in plain XLA."""
+"""Norms over the last axis in plain XLA."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""How fast a model decodes, plainly and in rounds with drafts, beside what the parts of a round allow."""
+"""How fast a model decodes, with and without drafts, compared with what the parts of a round allow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 from specjax.analysis.profiling import RoundCost, round_cost, speedup_bound
 from specjax.decoding.acceptance import Synthetic
 from specjax.decoding.stats import DecodeStats
-from specjax.runtime.batch import Batch
-from specjax.runtime.generation import GenerateOptions
+from specjax.runtime.engine import Engine, slots_of
 from specjax.runtime.model import Model
+from specjax.runtime.options import GenerateOptions
+from specjax.runtime.prompts import check_prompts
+from specjax.runtime.request import Job
 
 TURNS = 5
 
@@ -102,17 +104,15 @@ def measure_speed(
     if model.decoder(options[0]).drafts:
         raise ValueError("the first options must be those of plain decoding, draft=0")
     for run in runs:  # wrong settings are to be seen before the work
-        list(_batches(model, prompts, run.options, synthetic))
+        list(_engines(model, prompts, run.options, synthetic))
     total = len(runs) * (1 + turns)
     for number, run in enumerate(runs):
-        for index, batch in enumerate(_batches(model, prompts, run.options, synthetic)):
-            for emission in batch.run():  # the first run compiles
-                if emission.record is not None:
-                    run.stats.add(emission.record)
+        for index, (engine, _) in enumerate(_engines(model, prompts, run.options, synthetic)):
+            for update in engine.run():  # the first run compiles
+                if update.record is not None:
+                    run.stats.add(update.record, update.row)
             if index == longest:
-                assert batch.state is not None
-                run.cost = round_cost(batch.decoder, model.params, batch.state)
-                batch.state = None  # consumed
+                run.cost = round_cost(engine.decoder, model.params, engine.state)
         if not run.stats.rounds:
             raise ValueError(
                 "every text ends with its first token, before any round; give other prompts or more tokens"
@@ -120,7 +120,7 @@ def measure_speed(
         progress(number + 1, total)
     for turn in range(turns):
         for number, run in enumerate(runs):
-            run.seconds.append(sum(_seconds(batch) for batch in _batches(model, prompts, run.options, synthetic)))
+            run.seconds.append(sum(map(_seconds, *zip(*_engines(model, prompts, run.options, synthetic), strict=True))))
             progress(len(runs) * (1 + turn) + number + 1, total)
     return [_speed(model, run, runs[0], synthetic) for run in runs]
 
@@ -130,18 +130,23 @@ def random_prompt(vocab_size: int, length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
 
 
-def _batches(
+def _engines(
     model: Model, prompts: Sequence[Sequence[int]], options: GenerateOptions, synthetic: Synthetic | None
-) -> Iterator[Batch]:
+) -> Iterator[tuple[Engine, Job]]:
+    """An engine for each prompt, with the prompt in it."""
     for index, prompt in enumerate(prompts):
-        batch = model.batch([prompt], options, sequence=[index])
-        yield batch if synthetic is None else replace(batch, decoder=replace(batch.decoder, rule=synthetic))
+        check_prompts(model.target, [prompt])
+        request = model.request(prompt, options, sequence=index)
+        engine = model.engine([options], seats=1, slots=slots_of([request], model.target))
+        if synthetic is not None:
+            engine.decoder = replace(engine.decoder, rule=synthetic)
+        yield engine, engine.submit(request)
 
 
-def _seconds(batch: Batch) -> float:
-    for _ in batch.run():
+def _seconds(engine: Engine, job: Job) -> float:
+    for _ in engine.run():
         pass
-    return batch.timings.decode
+    return job.timings.decode
 
 
 def _speed(model: Model, run: _Runs, plain: _Runs, synthetic: Synthetic | None) -> Speed:
@@ -149,7 +154,7 @@ def _speed(model: Model, run: _Runs, plain: _Runs, synthetic: Synthetic | None) 
     assert plain.cost is not None
     rates = [run.stats.tokens / seconds for seconds in run.seconds]
     plain_rates = [plain.stats.tokens / seconds for seconds in plain.seconds]
-    n_drafts = model.decoder(run.options).draft.n_max
+    n_drafts = model.decoder(run.options).max_drafts
     return Speed(
         n_drafts=n_drafts,
         stats=run.stats,

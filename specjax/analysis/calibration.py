@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from checkpoints.families import family_of_config
+from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from checkpoints.quantization.imatrix import Entry, ImportanceMatrix
-from checkpoints.rule import Rule
-from checkpoints.tree import flatten, is_matrix, unflatten
 from specjax.decoding.decoder import Decoder
 from specjax.errors import PromptError
 from specjax.layers.observed import Observed
 from specjax.models.protocol import FeatureRequest, Params, Target
-from specjax.runtime.model import NO_DRAFTS, Model
+from specjax.models.registry import FAMILIES
+from specjax.runtime.model import Model
 
 Statistics = dict[str, tuple[Array, Array]]
 """Parameter path -> sums of squares [E, K] and rows summed [E]."""
@@ -99,7 +99,7 @@ def _statistics(target: Target, paths: frozenset[str], params: Params, tokens: I
 
     flat = flatten(params)
     observed = {path: Observed(leaf, path, record) if path in paths else leaf for path, leaf in flat.items()}
-    state = Decoder(target, None, draft=NO_DRAFTS).init_state(1, tokens.shape[1], chunk=tokens.shape[1])
+    state = Decoder(target, None, max_drafts=0).init_state(1, tokens.shape[1], chunk=tokens.shape[1])
     n_valid = jnp.full(1, tokens.shape[1], jnp.int32)
     target.extend(unflatten(observed), tokens, n_valid, state, request=FeatureRequest(final_hidden=True), rows="none")
     return found
@@ -107,7 +107,7 @@ def _statistics(target: Target, paths: frozenset[str], params: Params, tokens: I
 
 def _observed_rules(config: Any) -> list[Rule]:
     """Rules of matrices in layers of the trunk, those that make packed tensors of a GGUF."""
-    table = family_of_config(config).gguf_rules(config, ())
+    table = FAMILIES.of_config(config).gguf.rules(config, ())
     return [
         rule
         for rule in table.rules

@@ -1,4 +1,4 @@
-"""Where two decodings that should be equal part, and whether rounding explains it."""
+"""Where two decodings differ that should be equal, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.quant_matmul import Activations, QTensor
+from pallas_kernels.matmul import Activations, QTensor
 from specjax.decoding.random import Purpose, gumbel_at
-from specjax.decoding.sampling import SamplerConfig, warp
-from specjax.runtime.generation import GenerateOptions
+from specjax.decoding.sampling import warp
+from specjax.decoding.settings import RowSettings, SamplerConfig, Settings
 from specjax.runtime.model import Model
+from specjax.runtime.options import GenerateOptions
 from specjax.state import KVTypes
 
 TOLERANCE = 1e-3
@@ -46,7 +47,7 @@ class Divergence:
         margin: how far apart the logits of the two tokens are (with sampling: the logits plus the position's noise,
             which is what decides); or, if that is more, how far a token is from passing top-k, top-p and min-p.
         relative_margin: the margin over the largest absolute logit.
-        tolerance: up to which relative margin rounding is the explanation.
+        tolerance: the largest relative margin that rounding explains.
         filtered: whether top-k, top-p or min-p exclude one of the tokens.
     """
 
@@ -130,9 +131,10 @@ def _sampled_margin(
     """The margin of two tokens that the same noise should have decided between, and whether one is filtered out."""
     candidates = np.asarray(tokens)
     stream = jnp.asarray([sequence]), jnp.asarray([position])
-    noise = gumbel_at(options.seed, *stream, Purpose.TOKEN, jnp.asarray(candidates[None]))
+    noise = gumbel_at(jnp.uint32(options.seed), *stream, Purpose.TOKEN, jnp.asarray(candidates[None]))
     scores = logits[candidates] + options.temperature * np.asarray(noise[0])
-    excluded = np.isneginf(warp(jnp.asarray(logits), options.sampler)[candidates])
+    settings = RowSettings.of([Settings(options.sampler)])
+    excluded = np.isneginf(warp(jnp.asarray(logits[None]), settings)[0, candidates])
     if not excluded.any():
         return float(abs(scores[0] - scores[1])), False
     # Where the excluded token was drawn, it came through the filters and then won: rounding must explain both.

@@ -14,7 +14,6 @@ from jaxtyping import Array, Int
 
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.round import draft
 from specjax.models.protocol import Params
 from specjax.state import commit
@@ -39,7 +38,7 @@ class RoundCost:
 
     @property
     def total(self) -> float:
-        """Both halves. A whole round adds acceptance, and the host's share."""
+        """The sum of both halves. A whole round also has acceptance and the host's share."""
         return self.draft + self.verify
 
 
@@ -53,9 +52,16 @@ def round_cost(decoder: Decoder, params: Params, state: DecodeState) -> RoundCos
 
     `state` is consumed. What is computed is of no use: rounds are repeated in place, past any budget.
     """
-    decoder = replace(decoder, draft=DraftConfig(n_max=decoder.draft.n_max))
+    settings = state.settings
     state = replace(
         state,
+        settings=replace(
+            settings,
+            n_drafts=jnp.full_like(settings.n_drafts, decoder.max_drafts),
+            n_min=jnp.zeros_like(settings.n_min),
+            p_min=jnp.zeros_like(settings.p_min),
+            skip_streak=jnp.zeros_like(settings.skip_streak),
+        ),
         budget=jnp.full_like(state.budget, decoder.rows + 1),
         streak=jnp.zeros_like(state.streak),
         skip=jnp.zeros_like(state.skip),
@@ -95,7 +101,8 @@ def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: I
     def once(_: Array, state: DecodeState) -> DecodeState:
         proposal, _n_drafted = draft(decoder, params, state)
         assert proposal is not None
-        taken_back = drafter.observe(tokens, features, proposal.state).commit(none)
+        window = drafter.observe(tokens, features, proposal.state)
+        taken_back = None if window is None else window.commit(none)
         # The next repetition starts from another token: nothing of it can be moved out of the loop.
         sequences = replace(state.sequences, drafter=taken_back)
         return replace(state, sequences=sequences, pending=proposal.tokens[:, -1])
@@ -105,7 +112,7 @@ def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: I
 
 @partial(jax.jit, static_argnames="decoder", donate_argnames="state")
 def _verify_only(decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
-    k, vocab_size = decoder.draft.n_max, decoder.target.vocab_size
+    k, vocab_size = decoder.max_drafts, decoder.target.vocab_size
 
     def once(_: Array, state: DecodeState) -> DecodeState:
         tokens = (state.pending[:, None] + jnp.arange(k + 1)) % vocab_size

@@ -16,68 +16,76 @@ their round, so that the path "lazy" of the forks does not occur. `iter` counts 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
+
+from specjax.decoding.record import RoundRecord
 from specjax.errors import SpecjaxError
-from specjax.runtime.batch import Emission
+from specjax.runtime.request import Job, Update
+
+
+@dataclass
+class _Row:
+    """Where a job stands: its name, its last token with its position, and the row that the next draft starts from."""
+
+    name: int
+    position: int
+    last: int = -1
+    hidden_row: int = -1
 
 
 class TraceWriter:
-    """Writes the events of a batch; `add` is an observer for `TextStream.observers`.
+    """Writes the events of jobs; `add` is an observer for `TextStream.observers`.
 
     Every line is written whole, and what a chunk of rounds brought is flushed with the chunk.
     """
 
-    def __init__(self, file: TextIO, prompt_lengths: Sequence[int], sequence: Sequence[int] | None = None) -> None:
+    def __init__(self, file: TextIO) -> None:
         """
         Args:
             file: where lines go.
-            prompt_lengths: tokens of each row's prompt.
-            sequence: the name of each row (`seq_id`); default 0, 1, ...
         """
         self._file = file
-        self._position = list(prompt_lengths)
-        self._sequence = list(range(len(prompt_lengths)) if sequence is None else sequence)
-        self._last = [-1] * len(prompt_lengths)
-        self._hidden_row = [-1] * len(prompt_lengths)
+        self._rows: dict[Job, _Row] = {}
         self._iteration = 0
 
-    def add(self, emission: Emission) -> None:
-        """Write the rounds of an emission; the first one, which has none, tells where the rows start."""
-        if emission.record is None:
-            self._last = [tokens[-1] for tokens in emission.tokens]
+    def add(self, update: Update) -> None:
+        """Write the rounds of an update; the first one of a job, which has none, tells where the job starts."""
+        if update.record is None:
+            request = update.job.request
+            self._rows[update.job] = _Row(request.sequence, len(request.prompt), last=update.tokens[-1])
             return
-        rounds = emission.record.rounds
-        for index in range(int(emission.record.n_rounds)):
-            for row in range(len(self._last)):
-                if rounds.n_emitted[index, row]:
-                    self._write_round(rounds, index, row)
+        rounds, row = update.record.rounds, self._rows[update.job]
+        for index in range(int(update.record.n_rounds)):
+            if rounds.n_emitted[index, update.row]:
+                self._write_round(jax.tree.map(lambda x, i=index: x[i, update.row], rounds), row)
         self._file.flush()
 
-    def _write_round(self, rounds: Any, index: int, row: int) -> None:
-        n_drafted, n_emitted = int(rounds.n_drafted[index, row]), int(rounds.n_emitted[index, row])
+    def _write_round(self, round_: RoundRecord, row: _Row) -> None:
+        n_drafted, n_emitted = int(round_.n_drafted), int(round_.n_emitted)
         path = "sync" if n_drafted else "skip-nsteps"
-        if rounds.skipped[index, row]:
+        if round_.skipped:
             path = "skip-streak"
         self._write(
             "mtp_draft",
             path=path,
-            seq_id=self._sequence[row],
-            id_last=self._last[row],
-            h_idx=self._hidden_row[row],
-            attn_pos=self._position[row],
+            seq_id=row.name,
+            id_last=row.last,
+            h_idx=row.hidden_row,
+            attn_pos=row.position,
             n_steps=n_drafted,
-            h_l2=round(float(rounds.hidden_norm[index, row]), 4),
-            drafts=rounds.drafts[index, row, :n_drafted].tolist(),
+            h_l2=round(float(round_.hidden_norm), 4),
+            drafts=round_.drafts[:n_drafted].tolist(),
         )
-        self._write("mtp_accept", n_accepted=int(rounds.n_accepted[index, row]), n_drafted_prev=n_drafted)
+        self._write("mtp_accept", n_accepted=int(round_.n_accepted), n_drafted_prev=n_drafted)
         self._iteration += 1
-        self._last[row] = int(rounds.tokens[index, row, n_emitted - 1])
-        self._hidden_row[row] = n_emitted - 1
-        self._position[row] += n_emitted
+        row.last = int(round_.tokens[n_emitted - 1])
+        row.hidden_row = n_emitted - 1
+        row.position += n_emitted
 
     def _write(self, event: str, **fields: Any) -> None:
         line = json.dumps({"evt": event, "iter": self._iteration, **fields}, separators=(",", ":"))

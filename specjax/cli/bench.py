@@ -15,8 +15,8 @@ from specjax.cli.runtime import UsageError
 if TYPE_CHECKING:
     from specjax.analysis.benchmark import Speed
     from specjax.decoding.acceptance import Synthetic
-    from specjax.runtime.generation import GenerateOptions
     from specjax.runtime.model import Model
+    from specjax.runtime.options import GenerateOptions
 
 RANDOM_TOKENS, DEFAULT_TURNS = 32, 5
 
@@ -105,7 +105,7 @@ def draft_count(text: str) -> int:
 
 
 def probabilities(text: str) -> Synthetic:
-    """The rule of "0.8,0.7"."""
+    """The rule that accepts with the probabilities in a text such as "0.8,0.7"."""
     from specjax.decoding.acceptance import Synthetic
 
     try:
@@ -115,7 +115,7 @@ def probabilities(text: str) -> Synthetic:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command; returns the exit status."""
     synthetic: Synthetic | None = args.synthetic_acceptance
     options = _options(args)
 

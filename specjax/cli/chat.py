@@ -11,8 +11,8 @@ from specjax.cli.options import add_decoding_options, add_model_options, generat
 from specjax.cli.runtime import UsageError, message_of, say
 
 if TYPE_CHECKING:
-    from specjax.runtime.batch import Emission
     from specjax.runtime.generation import Generation
+    from specjax.runtime.request import Update
     from specjax.sessions.chat import Chat
 
 DESCRIPTION = """\
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command; returns the exit status."""
     options = generate_options(args)
     from specjax.sessions.chat import open_chat
 
@@ -112,7 +112,7 @@ def _turn(chat: Chat, line: str, args: argparse.Namespace) -> Chat:
     """Let the model reply. The chat stays as it is if the turn cannot be taken."""
     reply = _Reply(chat)
     try:
-        generation, after = chat.say(line, args.max_tokens, reply.add)
+        generation, after = chat.say(line, reply.add, max_tokens=args.max_tokens)
     except KeyboardInterrupt:
         reply.end()
         say("broken off")
@@ -123,6 +123,11 @@ def _turn(chat: Chat, line: str, args: argparse.Namespace) -> Chat:
         say(f"error: {message}")
         return chat
     reply.end()
+    if generation.finish_reason == "context":
+        say(
+            f"the reply is cut off: all {after.session.slots} slots of the conversation are taken; /undo and ask for"
+            " less, or start again with more --slots, or with --shift to drop the oldest tokens"
+        )
     if not args.quiet:
         say(_cost(generation, after))
     return after
@@ -133,16 +138,18 @@ class _Reply:
 
     def __init__(self, chat: Chat) -> None:
         self.tokens: list[int] = []
-        self._size = chat.tokenizer.vocab_size
-        self._text = chat.tokenizer.stream(special=False)
+        text = chat.session.model.watch(chat.session.options.stop)
+        assert text is not None, "a chat has a tokenizer"
+        self._text = text
         self._last = ""
 
-    def add(self, emission: Emission) -> None:
-        self.tokens += emission.tokens[0]
-        self._print(self._text.push(token for token in emission.tokens[0] if token < self._size))
+    def add(self, update: Update) -> None:
+        self.tokens += update.tokens
+        self._text.push(update.tokens)
+        self._print(self._text.shown())
 
     def end(self) -> None:
-        self._print(self._text.flush())
+        self._print(self._text.rest())
         if not self._last.endswith("\n"):
             print(flush=True)
 

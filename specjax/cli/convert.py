@@ -30,14 +30,15 @@ examples:
   specjax convert Qwen3.5-4B-Q4_K_M.gguf Qwen3.5-4B.orbax --verify
   specjax convert model.gguf model-hf --to hf --dtype bfloat16
   specjax convert model.gguf model.orbax --dry-run
-  specjax convert big.gguf parts/big.gguf --split-size 4G      parts/big-00001-of-0000N.gguf
-  specjax convert parts/big-00001-of-00003.gguf big.gguf       and whole again
+  specjax convert big.gguf parts.gguf --split-size 4G      parts-00001-of-0000N.gguf
+  specjax convert parts-00001-of-00003.gguf whole.gguf     and whole again
   specjax convert assistant/ assistant.gguf --tokenizer gemma-4-E4B-it/
 
 In Python:
+  import specjax
   from checkpoints.convert import ConvertOptions, prepare
-  prepare("model.gguf", "model.orbax").run()
-  from checkpoints.orbax_folder import restore
+  prepare("model.gguf", "model.orbax", specjax.FAMILIES).run()
+  from checkpoints.orbax.folder import restore
   params = restore("model.orbax", sharding=lambda path, shape: NamedSharding(mesh, ...))
 
 exit status: 0 success, 1 --verify found a difference (the destination is removed), 2 bad input, 130 interrupted
@@ -79,9 +80,10 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if the result is not what it should be."""
     from checkpoints.convert import ConvertOptions, prepare
     from specjax.cli.progress import byte_progress
+    from specjax.models.registry import FAMILIES
 
     options = ConvertOptions(args.to, args.dtype, args.split_size, args.drop_mtp, args.force, args.tokenizer)
-    conversion = prepare(args.source, args.destination, options)
+    conversion = prepare(args.source, args.destination, FAMILIES, options)
     if args.dry_run:
         _print_plan(conversion)
         return 0
@@ -130,6 +132,11 @@ def _changes(conversion: Conversion) -> list[str]:
         lines.append(f"packed tensors are decoded to {to}: {of}")
     for reason, count in Counter(conversion.left_out.values()).items():
         lines.append(f"{count} tensors are left out: {reason}")
+    if conversion.without_tokenizer is not None:
+        lines.append(
+            f"no tokenizer is written: {conversion.without_tokenizer}. Give --tokenizer with a file or folder that has"
+            " the right one"
+        )
     if conversion.kept:
         lines.append(f"{len(conversion.kept)} tensors that no parameter holds are kept beside the parameters")
     return lines

@@ -14,8 +14,8 @@ from specjax.cli.options import add_decoding_options, add_model_options, check_o
 from specjax.cli.runtime import say
 
 if TYPE_CHECKING:
-    from specjax.evaluation import Evaluation
-    from specjax.runtime.generation import GenerateOptions
+    from specjax.evaluation import BadPrompt, Evaluation
+    from specjax.runtime.options import GenerateOptions
 
 DEFAULT_ROWS = 8
 
@@ -29,11 +29,17 @@ Lines of the prompt file are JSON objects:
   {"prompt": "def add(a, b):"}
   {"id": "second", "prompt": "class Queue:", "max_tokens": 64}
   {"id": "third", "tokens": [1, 2, 3]}
-"id" is the line's number among the prompts, from 0, unless it is given. Lines of the result file have id, index, text,
-tokens, finish_reason, prompt_tokens, rounds, drafted, accepted, drafted_by_position and accepted_by_position, in the
-order in which prompts finish. The settings of the run stand beside it, in R.jsonl.settings.json.
+  {"prompt": "def f(", "temperature": 0.8, "seed": 3, "stop": ["\\n\\n"], "draft": 2}
+"id" is the line's number among the prompts, from 0, unless it is given. max_tokens, draft, temperature, top_k, top_p,
+min_p, seed, stop and ignore_eos of a line hold for it instead of the command's.
 
-A prompt's random draws are keyed by the seed and its number: its result depends neither on --batch nor on the order.
+Lines of the result file have id, index, text, tokens, finish_reason, prompt_tokens, rounds, drafted, accepted,
+drafted_by_position and accepted_by_position, and with --logprobs also logprobs and top_logprobs, in the order in which
+prompts finish. Other keys of a prompt's line, such as "answer", go into the line of its result. The settings of the
+run stand beside it, in R.jsonl.settings.json.
+
+A prompt's random draws are keyed by the seed and its id. So its result depends neither on --batch nor on the order,
+and a file whose prompts have ids can be split over several machines.
 
 examples:
   specjax eval --prompts questions.jsonl --out answers.jsonl
@@ -61,6 +67,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="B",
         help=f"prompts that run together (default: {DEFAULT_ROWS})",
     )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="pass over prompts that cannot be continued: their results have an error in place of a text, and the exit"
+        " status is 1",
+    )
     parser.add_argument("--json", action="store_true", help="the summary as one JSON object on the standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     add_decoding_options(parser)
@@ -68,13 +80,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Returns the exit status: 1 if there are prompts that could not be continued."""
     options = generate_options(args)
 
-    from specjax.evaluation import Evaluation, ResultFile, parse_prompts
+    from specjax.evaluation import Evaluation, ResultFile, parse_prompts, sift
 
     prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
-    prompts = parse_prompts(prompt_bytes, str(args.prompts))
+    bad: list[BadPrompt] | None = [] if args.keep_going else None
+    prompts = parse_prompts(prompt_bytes, str(args.prompts), bad)
     check_output(args.out)
     results = ResultFile(args.out, settings_of(args, options, prompt_bytes))
     left = [prompt for prompt in prompts if prompt.id not in results.results]
@@ -83,10 +96,18 @@ def run(args: argparse.Namespace) -> int:
     evaluation = None
     if left:
         model = load_model(args, need_tokenizer=any(isinstance(prompt.prompt, str) for prompt in left))
-        evaluation = Evaluation(model, left, options, args.batch)
+        if bad is not None:
+            left, unfit = sift(model, left, options)
+            bad += unfit
+        evaluation = Evaluation(model, left, options, args.batch) if left else None
+    new_bad = [line for line in bad or () if line.id not in results.results]
+    if evaluation or new_bad:
         try:
             with results, _progress(len(left), args.quiet) as finished:
-                for result in evaluation.run():
+                for line in new_bad:
+                    say(line.error)
+                    results.append(line.as_line())
+                for result in evaluation.run() if evaluation else ():
                     results.append(result.as_line())
                     finished(len(result.tokens))
         except KeyboardInterrupt:
@@ -94,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     if args.json or not args.quiet:
         _summarize(list(results.results.values()), evaluation, args)
-    return 0
+    return int(any("error" in result for result in results.results.values()))
 
 
 def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: bytes) -> dict[str, Any]:
@@ -161,7 +182,7 @@ def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, arg
     document = summary.as_document()
     reasons = ", ".join(f"{count} {reason}" for reason, count in summary.finish_reasons.most_common())
     rows = [
-        ("prompts", f"{summary.prompts} ({reasons})"),
+        ("prompts", f"{summary.prompts} ({reasons})" + (f", and {summary.bad} with an error" if summary.bad else "")),
         (
             "tokens",
             f"{summary.tokens} in {summary.stats.rounds} rounds, {summary.stats.tokens_per_round:.2f} per round",
@@ -170,18 +191,17 @@ def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, arg
     if summary.stats.drafted:
         rows.append(("accepted", acceptance_line(summary.stats)))
     if evaluation is not None:
-        batch = evaluation.batch
-        speed = batch.tokens / batch.run_seconds
+        speed = evaluation.tokens / evaluation.run_seconds
         document |= {
-            "compile_seconds": batch.compile_seconds,
-            "run_seconds": batch.run_seconds,
+            "compile_seconds": evaluation.engine.compile_seconds,
+            "run_seconds": evaluation.run_seconds,
             "tokens_per_second": speed,
         }
         rows.append(
             (
                 "this run",
-                f"{batch.tokens} tokens in {batch.run_seconds:.2f} s, {speed:.1f} tokens/s with prefill,"
-                f" {batch.rows} rows; compile {batch.compile_seconds:.2f} s",
+                f"{evaluation.tokens} tokens in {evaluation.run_seconds:.2f} s, {speed:.1f} tokens/s with prefill,"
+                f" {evaluation.engine.seats} rows; compile {evaluation.engine.compile_seconds:.2f} s",
             )
         )
     if args.json:

@@ -23,7 +23,9 @@ from specjax.cli.options import (
 from specjax.cli.runtime import UsageError
 
 if TYPE_CHECKING:
-    from specjax.runtime.model import Model, TextStream
+    from specjax.runtime.model import Model
+    from specjax.runtime.request import Update
+    from specjax.runtime.stream import TextStream
 
 DEFAULT_PROMPT = '''\
 def is_file(path):
@@ -94,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args, need_tokenizer=isinstance(prompt, str))
     load_seconds = time.perf_counter() - begin
     stream = model.stream(prompt, options)
-    decoder = stream.batch.decoder
+    decoder = stream.engine.decoder
     if not decoder.drafts and args.compare:
         raise UsageError("--compare: nothing to compare, this is plain decoding; draft with --draft 3 or so")
     if not decoder.drafts and args.trace is not None:
@@ -104,9 +106,8 @@ def run(args: argparse.Namespace) -> int:
     _write_out(stream, model, args)
     generation = stream.result
     outcome = report.Outcome(model, options, decoder, generation, load_seconds)
-    if not args.quiet and stream.batch.state is not None:
-        outcome.cost = round_cost(decoder, model.params, stream.batch.state)
-        stream.batch.state = None  # consumed
+    if not args.quiet:
+        outcome.cost = round_cost(decoder, model.params, stream.engine.state)
     if args.compare:
         outcome.comparison = compare(model, prompt, options, generation, outcome.cost)
     if args.json:
@@ -131,10 +132,16 @@ def _write_out(stream: TextStream, model: Model, args: argparse.Namespace) -> No
     """Run the generation; print it as it comes, trace it as asked for."""
     with ExitStack() as stack:
         if args.trace is not None:
+            from checkpoints.file_errors import named, written
             from specjax.analysis.tracing import TraceWriter
 
-            file = stack.enter_context(args.trace.open("w", encoding="utf-8"))
-            stream.observers.append(TraceWriter(file, [len(prompt) for prompt in stream.batch.prompts]).add)
+            writer = TraceWriter(stack.enter_context(written(args.trace)))
+
+            def trace(update: Update) -> None:
+                with named(args.trace):
+                    writer.add(update)
+
+            stream.observers.append(trace)
         last = ""
         for piece in _pieces(stream, model):
             if not args.json:
@@ -150,7 +157,7 @@ def _pieces(stream: TextStream, model: Model) -> Iterator[str]:
         yield from stream
         return
     separator = ""
-    for emission in stream.emissions():
-        for token in emission.tokens[0]:
+    for update in stream.updates():
+        for token in update.tokens:
             yield f"{separator}{token}"
             separator = ","

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specjax.analysis.profiling import RoundCost
-from specjax.cli.comparison import Comparison
+from specjax.cli.comparison import LEAST_SECONDS, Comparison
 from specjax.cli.text import console, print_rows
 from specjax.decoding.decoder import Decoder, bytes_per_token
 from specjax.decoding.stats import DecodeStats
-from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.runtime.generation import Generation
 from specjax.runtime.model import Model
+from specjax.runtime.options import GenerateOptions
 
 
 @dataclass
@@ -45,8 +46,8 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "text": generation.text,
         "prompt_tokens": generation.prompt_tokens,
         "finish_reason": generation.finish_reason,
-        "draft": outcome.decoder.draft.n_max,
-        "rule": "greedy" if outcome.decoder.sampler.greedy else outcome.decoder.rule,
+        "draft": outcome.decoder.max_drafts,
+        "rule": outcome.decoder.rule,
         "rollback": outcome.decoder.rollback,
         "kv_type_k": outcome.options.kv_type_k,
         "kv_type_v": outcome.options.kv_type_v,
@@ -61,6 +62,9 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "tokens_per_second": generation.tokens_per_second,
         "timings": {"load": outcome.load_seconds, **asdict(generation.timings), **_round_seconds(outcome)},
     }
+    if generation.logprobs is not None:
+        document["logprobs"] = [each.logprob for each in generation.logprobs]
+        document["top_logprobs"] = [each.top for each in generation.logprobs]
     if outcome.comparison is not None:
         document["compare"] = _comparison_document(outcome.comparison)
     return document
@@ -82,6 +86,7 @@ def _comparison_document(comparison: Comparison) -> dict[str, Any]:
         "tokens_per_second": comparison.plain.tokens_per_second,
         "timings": asdict(comparison.plain.timings),
         "speedup": None if math.isnan(comparison.speedup) else comparison.speedup,
+        "measurable": comparison.measurable,
         "bound": comparison.bound,
     }
     if comparison.plain_cost is not None:
@@ -101,7 +106,12 @@ def _comparison_document(comparison: Comparison) -> dict[str, Any]:
 def print_summary(outcome: Outcome) -> None:
     """A few lines on the standard error."""
     generation, stats, timings = outcome.generation, outcome.generation.stats, outcome.generation.timings
-    reason = {"eos": "end of text", "length": "--max-tokens reached", "context": "the model's context is full"}
+    reason = {
+        "eos": "end of text",
+        "stop": "--stop found",
+        "length": "--max-tokens reached",
+        "context": "the model's context is full",
+    }
     rows = [
         ("tokens", f"{len(generation.tokens)} ({reason[generation.finish_reason]})"),
         ("speed", f"{generation.tokens_per_second:.1f} tokens/s"),
@@ -142,6 +152,12 @@ def _comparison_rows(comparison: Comparison) -> list[tuple[str, str]]:
     bound = (
         "" if comparison.bound is None else f", bound {comparison.bound:.2f} = tau * t_decode / (t_verify + t_draft)"
     )
+    speedup = f"{comparison.speedup:.2f}" + (f" ({comparison.turns} turns)" if comparison.turns > 1 else "")
+    if not comparison.measurable:
+        speedup = (
+            f"not told: {1e3 * comparison.seconds:.0f} ms of decoding are too short to measure (more --max-tokens:"
+            f" at least {LEAST_SECONDS:g} s)"
+        )
     if not comparison.comparable:
         verdict = "not compared: rejection sampling keeps the distribution, not the tokens (--accept coupled does)"
     elif comparison.divergence is None:
@@ -150,6 +166,6 @@ def _comparison_rows(comparison: Comparison) -> list[tuple[str, str]]:
         verdict = f"DIFFERENT: {comparison.divergence}"
     return [
         ("plain", f"{comparison.plain.tokens_per_second:.1f} tokens/s"),
-        ("speed-up", f"{comparison.speedup:.2f}{bound}"),
+        ("speed-up", f"{speedup}{bound}"),
         ("check", verdict),
     ]

@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command; returns the exit status."""
     from checkpoints.quantization import write_imatrix
     from specjax.analysis.calibration import collect_importance
     from specjax.cli.progress import count_progress

@@ -50,9 +50,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if the checkpoint would not load."""
     import checkpoints
+    from specjax.models.registry import FAMILIES
     from specjax.runtime.loading import bundled_model
 
-    description = checkpoints.describe(args.model or bundled_model())
+    description = checkpoints.describe(args.model or bundled_model(), FAMILIES)
     document = as_document(description, tensors=args.tensors)
     if args.json:
         print(json.dumps(document))

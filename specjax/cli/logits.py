@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command; returns the exit status."""
     import numpy as np
 
     from checkpoints.atomic import replaced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from specjax.cli.runtime import (
     chosen_kernels,
     lasting_interrupts,
     message_of,
+    notices_on_standard_error,
     one_line_warnings,
     say,
-    use_compilation_cache,
 )
 
 DESCRIPTION = """\
@@ -57,11 +58,29 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
-        """
+        """Report a wrong command line by an exception.
+
         Raises:
             UsageError: always.
         """
         raise UsageError(f"{message} (try: {self.prog} --help)")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As the base class; but what a command does not know is refused by its own parser, which has the right help.
+
+        Raises:
+            UsageError: an option or a word is not known; the message names an option that looks like it, if there is
+                one.
+        """
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings if option != "-h"]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+            hint = f"; is {close[0]} meant?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return known, unknown
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -81,7 +100,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    use_compilation_cache()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -91,7 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "run" not in args:
             parser.print_help(sys.stderr)
             return BAD_INPUT
-        with one_line_warnings(), lasting_interrupts(), chosen_kernels(getattr(args, "kernels", None)):
+        with (
+            one_line_warnings(),
+            notices_on_standard_error(),
+            lasting_interrupts(),
+            chosen_kernels(getattr(args, "kernels", None)),
+        ):
             status = args.run(args)
         sys.stdout.flush()
         return status

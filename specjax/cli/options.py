@@ -1,4 +1,4 @@
-"""Options that several commands share, and what becomes of them."""
+"""Options that several commands share, and how they are read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
-    from pallas_kernels.quant_matmul import QTensor
-    from specjax.runtime.generation import GenerateOptions
+    from pallas_kernels.matmul import QTensor
     from specjax.runtime.model import Model
+    from specjax.runtime.options import GenerateOptions
 
 DTYPES = ("float32", "bfloat16", "float16")
 PACKED = ("a16", "a8", "off")
@@ -31,10 +31,14 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         **name,
         type=Path,
         metavar="FILE|DIR",
-        help="a GGUF file, or a folder with Hugging Face safetensors (default: the bundled model)",
+        help="a GGUF file, a folder with Hugging Face safetensors, or the name of a model on the Hugging Face hub, such"
+        " as Qwen/Qwen3.5-4B (default: the bundled model)",
     )
     parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of weight matrices that are not packed (default: float32)"
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="type of weight matrices that are not packed (default: float32)",
     )
     parser.add_argument(
         "--packed",
@@ -56,12 +60,12 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         "--kernels",
         metavar="SPEC",
         help="auto, by device and sizes; xla, plain XLA only; or pairs such as gated_delta.verify=xla_recurrent,"
-        "quant_matmul=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
+        "matmul.packed=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
     )
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """--prompt, --prompt-file, --tokens."""
+    """Add --prompt, --prompt-file and --tokens, of which one may be given."""
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
     prompt.add_argument(
@@ -75,6 +79,18 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
     decoding = parser.add_argument_group("decoding")
     decoding.add_argument("--max-tokens", type=int, metavar="N", help="tokens to generate at most (default: 128)")
     decoding.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends the text")
+    decoding.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the text before this string, wherever it stands in it; can be repeated",
+    )
+    decoding.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="also report the log-probability of each token, and of the N most probable ones at its place (in JSON)",
+    )
     decoding.add_argument("--kv-type-k", choices=KV_TYPES, help="how keys are kept in KV caches (default: f32)")
     decoding.add_argument("--kv-type-v", choices=KV_TYPES, help="how values are kept (default: f32)")
 
@@ -85,7 +101,7 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
         "--top-p", type=float, metavar="P", help="draw from the smallest set of probability P (1: all)"
     )
     sampling.add_argument("--min-p", type=float, metavar="P", help="leave out tokens below P times the best (0: none)")
-    sampling.add_argument("--seed", type=int, metavar="S", help="of all random draws (default: 0)")
+    sampling.add_argument("--seed", type=int, metavar="S", help="seed of all random draws (default: 0)")
 
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument(
@@ -124,7 +140,7 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
 
 
 def token_ids(text: str) -> list[int]:
-    """Token ids from "1,2,3"."""
+    """Token ids from a text such as "1,2,3"."""
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError as error:
@@ -137,9 +153,12 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
     Raises:
         ValueError: an option is out of its range, or options contradict each other.
     """
-    from specjax.runtime.generation import GenerateOptions
+    from specjax.runtime.options import GenerateOptions
 
-    fields = ("max_tokens", "temperature", *SAMPLING, "seed", "accept", "rollback", "kv_type_k", "kv_type_v")
+    fields = (
+        *("max_tokens", "temperature", *SAMPLING, "seed", "stop", "logprobs", "accept", "rollback"),
+        *("kv_type_k", "kv_type_v"),
+    )
     given: dict[str, Any] = {name: getattr(args, name) for name in fields if getattr(args, name) is not None}
     idle = [_flag(name) for name in SAMPLING if name in given]
     if idle and not given.get("temperature"):
@@ -148,8 +167,8 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
 
 
 def _draft_option(args: argparse.Namespace) -> Any:
-    from specjax.decoding.draft_control import DraftConfig
-    from specjax.runtime.generation import DEFAULT_DRAFTS
+    from specjax.decoding.settings import DraftConfig
+    from specjax.runtime.options import DEFAULT_DRAFTS
 
     given = {name: getattr(args, name) for name in DRAFTING if getattr(args, name) is not None}
     if not given:
@@ -211,14 +230,14 @@ def _slow_products(model: Model, kernels: str | None) -> str | None:
     import jax
 
     from pallas_kernels import native, override
-    from pallas_kernels.quant_matmul import QTensor
+    from pallas_kernels.matmul import QTensor
 
     leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
     kinds = {(leaf.format, leaf.layout, leaf.shape): leaf for leaf in leaves if isinstance(leaf, QTensor)}
     if not any(map(_decoded_by_xla, kinds.values())):
         return None
     forced, platform = override.current(), override.current_platform()
-    if forced.forces("quant_matmul"):
+    if forced.forces("matmul.packed"):
         return f"{forced.source if kernels is None else f'--kernels {kernels}'} leaves no other way"
     if platform != "cpu":
         return f"on {platform} kernels run only when --kernels names them: nobody has timed them yet"
@@ -229,11 +248,12 @@ def _decoded_by_xla(weight: QTensor) -> bool:
     import jax
 
     from pallas_kernels import dispatch
-    from pallas_kernels.quant_matmul.api import IMPLEMENTATIONS, dims_of
+    from pallas_kernels.matmul.api import dims_of
+    from pallas_kernels.matmul.implementations import QUANT_MATMUL
 
     row = jax.ShapeDtypeStruct((1,) * (weight.ndim - 1) + (weight.width,), "float32")
     try:
-        chosen = dispatch.choose("quant_matmul", IMPLEMENTATIONS, None, dims_of(row, weight))
+        chosen = dispatch.choose(QUANT_MATMUL, None, dims_of(row, weight))
     except ValueError:  # a kernel that is named and does not fit: the product itself says so
         return False
     return chosen.name == "xla_dequant"

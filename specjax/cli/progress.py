@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoints.mapping import Progress
+    from checkpoints.mapping.table import Progress
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def byte_progress(title: str) -> Iterator[Progress]:
 
 @contextmanager
 def count_progress(title: str) -> Iterator[Progress]:
-    """As `byte_progress`, for steps."""
+    """The same as `byte_progress`, but it counts steps."""
     from rich.progress import MofNCompleteColumn
 
     with _bar(title, MofNCompleteColumn()) as progress:

@@ -85,12 +85,13 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command; returns the exit status."""
     from checkpoints.quantization import prepare, read_imatrix
     from specjax.cli.progress import byte_progress
+    from specjax.models.registry import FAMILIES
 
     importance = None if args.imatrix is None else read_imatrix(args.imatrix)
-    quantization = prepare(args.source, args.destination, options_of(args), importance)
+    quantization = prepare(args.source, args.destination, FAMILIES, options_of(args), importance)
     if args.dry_run:
         _print_plan(quantization)
         return 0
@@ -125,7 +126,7 @@ def options_of(args: argparse.Namespace) -> QuantizeOptions:
 
 
 def pattern_and_type(text: str) -> tuple[str, str]:
-    """("ffn_down", "Q6_K") from "ffn_down=Q6_K"."""
+    """Split "ffn_down=Q6_K" into the pattern and the type, ("ffn_down", "Q6_K")."""
     pattern, equals, kind = text.rpartition("=")
     if not (pattern and equals and kind):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form REGEX=T, such as ffn_down=Q6_K")
@@ -133,7 +134,7 @@ def pattern_and_type(text: str) -> tuple[str, str]:
 
 
 def number_and_type(text: str) -> tuple[int, str]:
-    """(47, "TQ4_1S") from "47=TQ4_1S"."""
+    """Split "47=TQ4_1S" into the number and the type, (47, "TQ4_1S")."""
     number, equals, kind = text.partition("=")
     if not (number.isdecimal() and equals and kind):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form N=T, such as 47=TQ4_1S")
@@ -141,7 +142,7 @@ def number_and_type(text: str) -> tuple[int, str]:
 
 
 def _remarks(quantization: Quantization) -> list[str]:
-    from checkpoints.ggml_types import GGML_TYPES
+    from checkpoints.gguf.ggml_types import GGML_TYPES
 
     lines = []
     for number, name in quantization.options.type_codes:

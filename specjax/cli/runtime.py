@@ -1,50 +1,22 @@
-"""What every command needs of its surroundings: a compilation cache, one-line warnings, one-line errors."""
+"""What every command needs of its surroundings: interrupts, kernels, one-line notices, warnings and errors."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
-CACHE_VARIABLE = "SPECJAX_CACHE"
 DEBUG_VARIABLE = "SPECJAX_DEBUG"
 DEAF = ("_xla_gc_callback", "__del__")
-"""Functions whose exceptions nobody hears of."""
+"""Functions in which Python drops exceptions."""
 
 
 class UsageError(ValueError):
-    """The command line asks for something that does not go together."""
-
-
-def cache_folder() -> Path | None:
-    """Where compiled programs are kept; None when `SPECJAX_CACHE` is empty."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen is not None:
-        return Path(chosen).expanduser() if chosen else None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "specjax" / "xla"
-
-
-def use_compilation_cache() -> None:
-    """Let JAX keep compiled programs on disk. To be called before JAX is imported, which reads these variables then.
-
-    A cache that the user has configured for JAX itself is left alone, and so is a folder that cannot be made.
-    """
-    folder = cache_folder()
-    if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    """The command line is wrong, or its options contradict each other."""
 
 
 @contextmanager
@@ -95,6 +67,18 @@ def one_line_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = previous
+
+
+@contextmanager
+def notices_on_standard_error() -> Iterator[None]:
+    """Say what takes long also where nobody reads along at a terminal, as in the log of a job."""
+    from specjax.runtime.notices import listener
+
+    token = listener.set(say)
+    try:
+        yield
+    finally:
+        listener.reset(token)
 
 
 def say(line: str) -> None:

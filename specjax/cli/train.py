@@ -79,7 +79,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--length", type=int, metavar="T", help="tokens per sequence (default: the recipe's, 512 for the bundled model)"
     )
-    parser.add_argument("--seed", type=int, metavar="S", help="of initial parameters and text order (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of initial parameters and text order (default: 0)")
     parser.add_argument(
         "--mtp-weight",
         type=float,
@@ -172,8 +172,8 @@ def chosen_recipe(args: argparse.Namespace, folder: Any, family: Any) -> Any:
         raise UsageError(f"--minutes is for new runs; {args.out} holds one of {previous.steps} steps (use --steps)")
     if previous is not None and args.head_of is not None and not previous.head_only:
         raise UsageError(
-            f"--head-of begins a run that trains a head alone; {args.out} holds one of a whole model: choose another"
-            " --out, or leave --head-of out to continue it"
+            f"--head-of starts a new run that trains only a head, but {args.out} holds one of a whole model: choose"
+            " another --out, or leave --head-of out to continue that run"
         )
     settings = {
         "steps": args.steps,

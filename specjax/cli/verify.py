@@ -43,11 +43,12 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if something is wrong."""
     from checkpoints.verifier import verify
     from specjax.cli.progress import byte_progress
+    from specjax.models.registry import FAMILIES
 
     wrong = False
     for path in args.files:
         with byte_progress(f"reading {path.name}") as progress:
-            report = verify(path, fast=args.fast, progress=progress)
+            report = verify(path, FAMILIES, fast=args.fast, progress=progress)
         wrong = wrong or bool(report.errors)
         if args.json:
             print(json.dumps({"path": str(path), "ok": not report.errors, **asdict(report)}))

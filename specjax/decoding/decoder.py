@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Int, UInt
+from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.acceptance import RULES, Rule, Synthetic
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import RowSettings, Settings
 from specjax.models.protocol import Drafter, FeatureRequest, Target
 from specjax.state import KVTypes, RollbackStrategy, SequenceState
 
@@ -25,18 +25,18 @@ MAX_DRAFTS = 15
 
 @dataclass(frozen=True)
 class Decoder:
-    """Everything static about a decoding program. Plain decoding is the same program with `draft.n_max` = 0.
+    """Everything static about a decoding program; what each row wants is data, see `specjax.decoding.settings`.
 
     Attributes:
         target: the model whose output must not change.
-        drafter: what proposes tokens; must be given when `draft.n_max` > 0.
-        sampler: how the target's logits become a distribution.
-        rule: how drafts are accepted, see `specjax.decoding.acceptance`; a greedy sampler makes them all one.
-        draft: how many tokens are drafted.
-        eos_ids: tokens that end a sequence; the token itself is still emitted.
+        drafter: what proposes tokens; must be given when `max_drafts` > 0.
+        rule: how drafts are accepted, see `specjax.decoding.acceptance`; in greedy rows they are all one.
+        max_drafts: K, the most drafts that a row can ask for; with 0 there is no drafting in the program.
         rollback: strategy for recurrent state.
         kv_types: types of all KV caches, the drafter's included.
         margins: also record by how much the largest logit led the second one where each emitted token was chosen.
+        logprobs: also record the log-probability of each emitted token, and so many of the most probable tokens with
+            theirs; None records nothing.
 
     Raises:
         ValueError: the rule is unknown or has too few probabilities, or drafts are asked for without a drafter, or more
@@ -45,39 +45,68 @@ class Decoder:
 
     target: Target
     drafter: Drafter | None
-    sampler: SamplerConfig = SamplerConfig()
     rule: Rule | Synthetic = "rejection"
-    draft: DraftConfig = DraftConfig()
-    eos_ids: tuple[int, ...] = ()
+    max_drafts: int = 3
     rollback: RollbackStrategy = "replay"
     kv_types: KVTypes = KVTypes()
     margins: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, Synthetic):
-            if len(self.rule.probabilities) < self.draft.n_max:
+            if len(self.rule.probabilities) < self.max_drafts:
                 raise ValueError(
-                    f"{self.draft.n_max} draft tokens are asked for, but there are {len(self.rule.probabilities)}"
+                    f"{self.max_drafts} draft tokens are asked for, but there are {len(self.rule.probabilities)}"
                     " probabilities of accepting them; give one for each"
                 )
-        elif self.rule not in RULES:
-            raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, RULES))}")
-        if self.draft.n_max > 0 and self.drafter is None:
-            raise ValueError(f"{self.draft.n_max} draft tokens are asked for, but there is no drafter; use 0")
-        if self.draft.n_max > MAX_DRAFTS:
+        elif self.rule not in (*RULES, "greedy"):
+            raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, (*RULES, 'greedy')))}")
+        if self.max_drafts < 0:
+            raise ValueError(f"max_drafts is {self.max_drafts}; give 0 for plain decoding, or the most drafts")
+        if self.max_drafts > 0 and self.drafter is None:
+            raise ValueError(f"{self.max_drafts} draft tokens are asked for, but there is no drafter; use 0")
+        if self.max_drafts > MAX_DRAFTS:
             raise ValueError(
-                f"{self.draft.n_max} draft tokens are asked for; a round verifies at most {MAX_DRAFTS + 1} tokens at"
+                f"{self.max_drafts} draft tokens are asked for; a round verifies at most {MAX_DRAFTS + 1} tokens at"
                 f" once: draft at most {MAX_DRAFTS}"
             )
         limit = None if self.drafter is None else self.drafter.max_drafts
-        if limit is not None and self.draft.n_max > limit:
-            raise ValueError(f"{self.draft.n_max} draft tokens are asked for; this drafter makes at most {limit}")
-        self.draft.check_lossless(drawn=self.rule == "rejection" and not self.sampler.greedy)
+        if limit is not None and self.max_drafts > limit:
+            raise ValueError(f"{self.max_drafts} draft tokens are asked for; this drafter makes at most {limit}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= self.target.vocab_size:
+            raise ValueError(
+                f"logprobs is {self.logprobs}; give the number of most probable tokens to record, from 0 to the"
+                f" {self.target.vocab_size} of the vocabulary, or None"
+            )
+
+    def settings(self, rows: Sequence[Settings], *, stop_width: int | None = None) -> RowSettings:
+        """What rows want, as arrays; see `RowSettings.of`.
+
+        Raises:
+            ValueError: a row wants more drafts than this program makes, or to draw where the rule is "greedy", or its
+                settings would bias rejection sampling.
+        """
+        for row in rows:
+            self.check(row)
+        return RowSettings.of(rows, stop_width=stop_width)
+
+    def check(self, row: Settings) -> None:
+        """Raise ValueError as `settings` does."""
+        if row.draft.n_max > self.max_drafts:
+            raise ValueError(
+                f"{row.draft.n_max} draft tokens are asked for; this program makes at most {self.max_drafts}"
+            )
+        if self.rule == "greedy" and not row.sampler.greedy:
+            raise ValueError(
+                f"temperature is {row.sampler.temperature}, but this program draws nothing; use the rule 'rejection' or"
+                " 'coupled'"
+            )
+        row.draft.check_lossless(drawn=self.rule == "rejection" and not row.sampler.greedy)
 
     @property
     def drafts(self) -> bool:
         """Whether rounds draft at all."""
-        return self.draft.n_max > 0
+        return self.max_drafts > 0
 
     @property
     def active_drafter(self) -> Drafter | None:
@@ -87,7 +116,7 @@ class Decoder:
     @property
     def rows(self) -> int:
         """R, tokens of a verification window."""
-        return self.draft.n_max + 1
+        return self.max_drafts + 1
 
     @property
     def request(self) -> FeatureRequest:
@@ -123,16 +152,16 @@ def bytes_per_token(decoder: Decoder) -> int:
 
 @struct.dataclass
 class DecodeState:
-    """What the loop carries: B sequences and where each of them stands.
+    """What the loop carries: B sequences and where each of them stands. The first axis of every array is the batch.
 
     Attributes:
         sequences: the committed state.
         pending: the last chosen token per row, emitted but not fed.
         budget: tokens that the row may still emit; a row with 0 is finished.
         streak, skip: see `specjax.decoding.draft_control`.
-        sequence: identifies the row's random stream, whatever row of whatever batch it stands in.
-        seed: of all random draws.
-        dropped: tokens of the row's text that its state holds no more, see `specjax.decoding.shift`.
+        sequence: the number of the row's random stream. It does not depend on the row or the batch.
+        settings: what each row wants.
+        dropped: how many tokens of the row's text were dropped from the state, see `specjax.decoding.shift`.
     """
 
     sequences: SequenceState
@@ -141,22 +170,17 @@ class DecodeState:
     streak: Int[Array, "B"]
     skip: Bool[Array, "B"]
     sequence: Int[Array, "B"]
-    seed: UInt[Array, ""]
+    settings: RowSettings
     dropped: Int[Array, "B"]
 
     @property
     def position(self) -> Int[Array, "B"]:
-        """Where the pending token stands in the whole text. Random draws are keyed by it, so that none comes twice."""
+        """The position of the pending token in the whole text. Random draws are keyed by it, so no draw is used
+        twice.
+        """
         return self.sequences.length + self.dropped
 
     @property
     def active(self) -> Bool[Array, "B"]:
-        """Which rows still decode."""
+        """Whether each row still decodes: it does while it has a budget."""
         return self.budget > 0
-
-
-def is_eos(tokens: Int[Array, "*T"], eos_ids: tuple[int, ...]) -> Bool[Array, "*T"]:
-    """Which tokens end a sequence."""
-    if not eos_ids:
-        return jnp.zeros(tokens.shape, bool)
-    return jnp.isin(tokens, jnp.array(eos_ids, tokens.dtype))

@@ -29,6 +29,9 @@ class Purpose(IntEnum):
 Purposes = Purpose | Int[Array, ""] | Int[Array, "B"]
 """One purpose for all sequences, or one for each."""
 
+Seeds = UInt[Array, ""] | UInt[Array, "B"] | int
+"""One seed for all sequences, or one for each."""
+
 
 @jax.jit
 def _threefry(key, counter):
@@ -57,12 +60,12 @@ def _bits(seed, sequence, position, purpose, token):
         x = jnp.asarray(x)
         return x.reshape(x.shape + (1,) * (position.ndim + 1 - x.ndim))
 
-    key = _threefry((0, seed), (leading(sequence), position[..., None]))
+    key = _threefry((0, leading(jnp.asarray(seed, jnp.uint32))), (leading(sequence), position[..., None]))
     return _threefry(key, (leading(purpose), token))[0]
 
 
 def gumbel_at(
-    seed: UInt[Array, ""] | int,
+    seed: Seeds,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
     purpose: Purposes,
@@ -80,7 +83,7 @@ def gumbel_at(
 
 
 def gumbel(
-    seed: UInt[Array, ""] | int,
+    seed: Seeds,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
     purpose: Purposes,
@@ -92,7 +95,7 @@ def gumbel(
 
 
 def uniform(
-    seed: UInt[Array, ""] | int,
+    seed: Seeds,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
     purpose: Purposes,

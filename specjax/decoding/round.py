@@ -5,40 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.acceptance import accept, propose_token
-from specjax.decoding.decoder import Decoder, DecodeState, is_eos
-from specjax.decoding.draft_control import effective_drafts, update_streak
-from specjax.decoding.sampling import top2_margin
+from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
+from specjax.decoding.record import RoundRecord, token_scores
 from specjax.models.protocol import Choice, Params, Proposal
 from specjax.state import SequenceWindow, commit
-
-
-@struct.dataclass
-class RoundRecord:
-    """What the host learns of a round.
-
-    Attributes:
-        tokens: emitted tokens, then unspecified values.
-        n_emitted: how many of them count; 0 in finished rows.
-        drafts: what was drafted.
-        n_drafted, n_accepted: how many drafts were verified and how many stood.
-        skipped: whether the row did not draft because of a streak of failures.
-        hidden_norm: L2 norm of the hidden state that the drafter started from.
-        margin: by how much the largest logit led the second one where each emitted token was chosen; which token was
-            chosen plays no part. None unless asked for.
-    """
-
-    tokens: Int[Array, "B R"]
-    n_emitted: Int[Array, "B"]
-    drafts: Int[Array, "B K"]
-    n_drafted: Int[Array, "B"]
-    n_accepted: Int[Array, "B"]
-    skipped: Array
-    hidden_norm: Float[Array, "B"]
-    margin: Float[Array, "B R"] | None
 
 
 def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposal | None, Int[Array, "B"]]:
@@ -47,31 +21,32 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
     if drafter is None:
         return None, jnp.zeros_like(state.pending)
 
+    settings = state.settings.idle_unless(state.active)
+    wanted = wanted_drafts(settings, state.budget, state.skip)
+
     def choose(logits: Array, position: Array, tokens: Array | None = None) -> Choice:
         return propose_token(
             logits,
             tokens,
             vocab_size=decoder.target.vocab_size,
             rule=decoder.rule,
-            config=decoder.sampler,
-            seed=state.seed,
+            settings=settings,
             sequence=state.sequence,
             position=position + state.dropped,
         )
 
-    def keep_going(confidence: Array) -> Array:
-        return state.active & ~state.skip & (confidence >= decoder.draft.p_min)
+    def keep_going(confidence: Array, made: Array | int) -> Array:
+        return (made < wanted) & is_sure(confidence, settings)
 
     proposal = drafter.propose(
         params,
         state.pending,
         state.sequences,
-        num_drafts=decoder.draft.n_max,
+        num_drafts=decoder.max_drafts,
         choose=choose,
         keep_going=keep_going,
     )
-    n_drafted = effective_drafts(proposal.confidence, decoder.draft, state.budget, state.skip, proposal.made)
-    return proposal, n_drafted
+    return proposal, effective_drafts(proposal.confidence, settings, wanted, proposal.made)
 
 
 def verify(
@@ -100,20 +75,19 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         None if proposal is None else proposal.logq,
         n_drafted,
         rule=decoder.rule,
-        config=decoder.sampler,
-        seed=state.seed,
+        settings=state.settings.idle_unless(state.active),
         sequence=state.sequence,
         position=state.position + 1,
     )
 
     rows = jnp.arange(decoder.rows)
-    ends = is_eos(verdict.tokens, decoder.eos_ids) & (rows <= verdict.n_accepted[:, None])
+    ends = state.settings.stop_at(verdict.tokens) & (rows <= verdict.n_accepted[:, None])
     ended = jnp.any(ends, axis=1)
     n_emitted = jnp.where(ended, jnp.argmax(ends, axis=1).astype(jnp.int32), verdict.n_accepted) + 1
     n_emitted = jnp.where(state.active, n_emitted, 0)
     n_accepted = jnp.minimum(verdict.n_accepted, n_emitted)
     last = jnp.take_along_axis(verdict.tokens, jnp.maximum(n_emitted - 1, 0)[:, None], axis=1)[:, 0]
-    streak, skip = update_streak(state.streak, n_drafted, n_accepted, decoder.draft)
+    streak, skip = update_streak(state.streak, n_drafted, n_accepted, state.settings)
 
     record = RoundRecord(
         tokens=verdict.tokens,
@@ -122,8 +96,8 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         n_drafted=jnp.where(state.active, n_drafted, 0),
         n_accepted=n_accepted,
         skipped=state.skip,
-        hidden_norm=jnp.zeros_like(logits[:, 0, 0]) if proposal is None else proposal.hidden_norm,
-        margin=top2_margin(logits) if decoder.margins else None,
+        hidden_norm=_hidden_norm(decoder, state),
+        **token_scores(decoder, logits, verdict.tokens, jnp.where(state.active, n_drafted + 1, 0))._asdict(),
     )
     next_state = replace(
         state,
@@ -134,3 +108,10 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         skip=skip,
     )
     return next_state, record
+
+
+def _hidden_norm(decoder: Decoder, state: DecodeState) -> Float[Array, "B"]:
+    """Of the hidden states that the drafts of the round start from; 0 where they start from none."""
+    drafter = decoder.active_drafter
+    norm = None if drafter is None else drafter.hidden_norm(state.sequences.drafter)
+    return jnp.zeros(state.pending.shape, jnp.float32) if norm is None else norm

@@ -3,70 +3,72 @@
 Order of the filters: temperature, top-k, top-p, min-p, as in transformers. llama.cpp's default chain applies the
 temperature last, so that for temperatures other than 1 its top-p and min-p see a different distribution and may keep a
 different set; top-k alone is the same in both.
+
+Every row has its own settings. A batch whose rows are all greedy takes the argmax and nothing else. Where every row
+that draws keeps few tokens, noise is made for these alone, otherwise for the whole vocabulary. What a row draws does
+not depend on which of these ways its batch goes.
 """
 
-import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, gumbel_at
+from specjax.decoding.settings import RowSettings
 
-# A nucleus is almost always far smaller than this; only where it is not is the whole vocabulary sorted.
-_NUCLEUS_GUESS = 1024
+SHORTLIST = 512
+"""How many of the most probable tokens are looked at first. The whole vocabulary is only where a row keeps more."""
+
+Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class SamplerConfig:
-    """How a distribution is made from logits. Hashable: pass it as a static argument.
+@struct.dataclass
+class Shortlist:
+    """The tokens that can still be drawn, and maybe others.
 
-    temperature: divides the logits; 0 is greedy decoding, and the other settings then have no effect.
-    top_k: keep the k most probable tokens; 0 keeps all.
-    top_p: keep the smallest set of most probable tokens with total probability >= top_p; 1 keeps all.
-    min_p: keep the tokens with probability >= min_p times the largest; 0 keeps all.
-
-    Among equal logits the lower token id is kept first. Raises ValueError for a setting out of its range.
+    Attributes:
+        tokens: token ids.
+        scores: log-probabilities up to a constant per row, -inf for tokens that are excluded.
+        log_total: that constant, the log of the sum of exp(scores).
+        in_order: whether the tokens are the vocabulary from 0 on.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self):
-        t = self.temperature
-        if not (t == 0 or 1e-6 <= t < math.inf):
-            raise ValueError(f"temperature is {t}; give 0 for greedy decoding or a finite number of at least 1e-6")
-        if not (isinstance(self.top_k, int) and self.top_k >= 0):
-            raise ValueError(f"top_k is {self.top_k!r}; give the number of tokens to keep, or 0 to keep all")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; give a probability above 0 and up to 1 (1 keeps all tokens)")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p is {self.min_p}; give a fraction from 0 to 1 (0 keeps all tokens)")
+    tokens: Int[Array, "B *T M"]
+    scores: Float[Array, "B *T M"]
+    log_total: Float[Array, "B *T 1"]
+    in_order: bool = struct.field(pytree_node=False, default=False)
 
     @property
-    def greedy(self) -> bool:
-        """Whether the argmax is taken and nothing is drawn."""
-        return self.temperature == 0
+    def log_probs(self) -> Float[Array, "B *T M"]:
+        """Log-probabilities: the scores minus the log of their total."""
+        return self.scores - self.log_total
 
 
-class Shortlist(NamedTuple):
-    """The tokens that can still be drawn. With top-k they are k, most probable first, else the vocabulary in order.
+class _Edge(NamedTuple):
+    """Where the kept set of every row ends; all of it broadcasts against scores [B, *T, V].
 
-    tokens: token ids. scores: log-probabilities up to a constant per row, -inf for tokens that are excluded.
+    Attributes:
+        score, token: of the last token that top-k and top-p keep; -inf and V if they keep all, or if it is not known.
+        log_total: the log of the sum of exp(scores) over what is kept.
+        known: whether that has been found out.
     """
 
-    tokens: Int[Array, "*T M"]
-    scores: Float[Array, "*T M"]
+    score: Float[Array, "B *T 1"]
+    token: Int[Array, "B *T 1"]
+    log_total: Float[Array, "B *T 1"]
+    known: Bool[Array, "B *T 1"]
 
 
-def _top_k(x, k):
-    """The k largest, the lower index first among equals."""
+def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
+    """The k largest values and their places, largest first, the lower place first among equals."""
     # Without the barrier XLA moves later slices into its expansion of top_k, no longer recognises it, and sorts the
     # whole vocabulary: on a CPU that is more than 50 times slower. One barrier for both results would be enough for
     # that, but then XLA's partitioner aborts where the vocabulary is sharded.
@@ -74,62 +76,113 @@ def _top_k(x, k):
     return lax.optimization_barrier(values), lax.optimization_barrier(index)
 
 
-def _nucleus(scores, top_p):
-    """Exclude what lies outside the smallest most-probable set with probability >= top_p."""
+def _limit(row: RowSettings, size: int) -> Array:
+    """How many tokens top-k keeps of so many."""
+    return jnp.where((row.top_k > 0) & (row.top_k < size), row.top_k, size)
+
+
+def _keep(
+    scores: Float[Array, "B *T M"], tokens: Int[Array, "B *T M"], edge: _Edge, row: RowSettings
+) -> Float[Array, "B *T M"]:
+    """The scores, -inf for what the filters exclude."""
+    inside = (scores > edge.score) | ((scores == edge.score) & (tokens <= edge.token))
+    return jnp.where(inside & ~(scores < row.min_score), scores, -jnp.inf)
+
+
+def _look(scores: Float[Array, "B *T V"], row: RowSettings, length: int) -> tuple[Array, Array, _Edge]:
+    """The `length` largest scores, their tokens, and where kept sets end that lie among them."""
     size = scores.shape[-1]
-    log_total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    values, tokens = top_k(scores, length)
+    k, nucleus = _limit(row, size), row.top_p < 1
+    among = jax.nn.logsumexp(jnp.where(jnp.arange(length) < k, values, -jnp.inf), axis=-1, keepdims=True)
+    total = lax.cond(
+        jnp.any(row.draws & nucleus & (k > length)),
+        lambda: jnp.where(k > length, jax.nn.logsumexp(scores, axis=-1, keepdims=True), among),
+        lambda: among,
+    )
+    mass = jnp.cumsum(jnp.exp(values - total), axis=-1)
+    # The token that crosses top_p stays, hence the mass before each token and not the mass up to it.
+    crossing = jnp.sum(mass[..., :-1] < row.top_p, axis=-1, keepdims=True)
+    last = jnp.minimum(jnp.where(nucleus, crossing, length - 1), k - 1)
+    # Where top-k reaches beyond the list, what top-p takes its share of is not known.
+    fits = jnp.where(
+        k == size,
+        (nucleus & (mass[..., -1:] >= row.top_p)) | (values[..., -1:] < row.min_score),
+        ~nucleus & (values[..., -1:] < row.min_score),
+    )
+    score, token = (jnp.take_along_axis(each, last, axis=-1) for each in (values, tokens))
+    edge = _Edge(score, token, jnp.zeros_like(score), (k <= length) | fits)
+    kept = jax.nn.logsumexp(_keep(values, tokens, edge, row), axis=-1, keepdims=True)
+    return values, tokens, edge._replace(log_total=kept)
 
-    def last_kept(n):
-        values, index = _top_k(scores, n)
-        mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
-        # The token that crosses top_p stays, hence the mass before each token and not the mass up to it.
-        last = jnp.sum(mass[..., :-1] < top_p, axis=-1, keepdims=True)
-        take = lambda x: jnp.take_along_axis(x, last, axis=-1)  # noqa: E731
-        return take(values), take(index), mass[..., -1]
 
-    if size <= _NUCLEUS_GUESS:
-        value, index, _ = last_kept(size)
-    else:
-        guess = last_kept(_NUCLEUS_GUESS)
-        value, index = lax.cond(jnp.any(guess[2] < top_p), lambda: last_kept(size)[:2], lambda: guess[:2])
-    keep = (scores > value) | ((scores == value) & (jnp.arange(size) <= index))
-    return jnp.where(keep, scores, -jnp.inf)
+def with_shortlist(
+    logits: Float[Array, "B *T V"], settings: RowSettings, then: Callable[[Shortlist], Result]
+) -> Result:
+    """What `then` makes of the tokens that temperature, top-k, top-p and min-p leave to be drawn, for rows that draw.
 
-
-def shortlist(logits: Float[Array, "*T V"], config: SamplerConfig) -> Shortlist:
-    """Apply temperature, top-k, top-p and min-p, in this order. Scores are float32 and their maximum is 0.
-
-    Raises ValueError for a greedy config, which has no distribution to filter.
+    `then` is traced twice: for a list of few tokens, most probable first, and for the vocabulary in order. Scores are
+    float32 and their maximum is 0. What it gets for greedy rows is of no use.
     """
-    if config.greedy:
-        raise ValueError("shortlist got a greedy config (temperature 0); take the argmax of the logits instead")
+    row, size = settings.along(logits), logits.shape[-1]
     scores = logits.astype(jnp.float32)
     # The maximum goes first, so that small temperatures do not overflow and sums with noise keep their precision.
-    scores = (scores - jnp.max(scores, axis=-1, keepdims=True)) / config.temperature
-    if 0 < config.top_k < logits.shape[-1]:
-        scores, tokens = _top_k(scores, config.top_k)
-    else:
-        tokens = jnp.broadcast_to(jnp.arange(logits.shape[-1], dtype=jnp.int32), logits.shape)
-    if config.top_p < 1:
-        scores = _nucleus(scores, config.top_p)
-    if config.min_p > 0:
-        scores = jnp.where(scores >= math.log(config.min_p), scores, -jnp.inf)
-    return Shortlist(tokens, scores)
+    scores = (scores - jnp.max(scores, axis=-1, keepdims=True)) * (1 / jnp.where(row.draws, row.temperature, 1))
+    # They are compared for equality below. As operands of conditionals they are computed once: XLA may round them
+    # differently (by a fused multiply and add) when it computes them anew for each use.
+    beyond = (_limit(row, size) < size) | (row.top_p < 1)
+    filtered = row.draws & (beyond | (row.min_score > -jnp.inf))
+    none = jnp.full((*scores.shape[:-1], 1), -jnp.inf)
+    unknown = _Edge(none, jnp.full(none.shape, size, jnp.int32), none, jnp.zeros(none.shape, bool))
+
+    def update(edge: _Edge, found: _Edge, which: Array) -> _Edge:
+        return jax.tree.map(lambda old, new: jnp.where(which, new, old), edge, found)
+
+    def look() -> tuple[Array, Array, _Edge]:
+        values, tokens, found = _look(scores, row, min(SHORTLIST, size))
+        return values, tokens, update(unknown, found, filtered & found.known)
+
+    def skip() -> tuple[Array, Array, _Edge]:
+        nothing = jnp.zeros((*scores.shape[:-1], min(SHORTLIST, size)))
+        return nothing, nothing.astype(jnp.int32), unknown
+
+    values, few, edge = lax.cond(jnp.any(filtered), look, skip)
+
+    def short() -> Result:
+        return then(Shortlist(few, _keep(values, few, edge, row), edge.log_total))
+
+    def whole() -> Result:
+        # What the list has found out stays, so that a row does not show in the last place how far its batch looked.
+        far = row.draws & ~edge.known & beyond
+        last = edge
+        if size > SHORTLIST:
+            last = lax.cond(jnp.any(far), lambda: update(edge, _look(scores, row, size)[2], far), lambda: edge)
+        tokens = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), scores.shape)
+        kept = _keep(scores, tokens, last, row)
+        total = jnp.where(edge.known, edge.log_total, jax.nn.logsumexp(kept, axis=-1, keepdims=True))
+        return then(Shortlist(tokens, kept, total, in_order=True))
+
+    return lax.cond(jnp.all(edge.known | ~row.draws), short, whole)
 
 
-def warp(logits: Float[Array, "*T V"], config: SamplerConfig) -> Float[Array, "*T V"]:
+def spread(candidates: Shortlist, vocab_size: int) -> Float[Array, "B *T V"]:
+    """The log-probabilities of the whole vocabulary, -inf for excluded tokens."""
+    if candidates.in_order:
+        return candidates.log_probs
+    rows = candidates.scores.shape[:-1]
+    excluded = jnp.full((*rows, vocab_size), -jnp.inf, jnp.float32)
+    return jnp.put_along_axis(excluded, candidates.tokens, candidates.log_probs, axis=-1, inplace=False)
+
+
+def warp(logits: Float[Array, "B *T V"], settings: RowSettings) -> Float[Array, "B *T V"]:
     """The distribution that tokens are drawn from: normalised log-probabilities, float32, -inf for excluded tokens.
 
-    For a greedy config all of the probability is on the argmax.
+    In greedy rows all of the probability is on the argmax.
     """
-    if config.greedy:
-        return jnp.where(jnp.arange(logits.shape[-1]) == argmax(logits)[..., None], 0.0, -jnp.inf)
-    tokens, scores = shortlist(logits, config)
-    logp = jax.nn.log_softmax(scores, axis=-1)
-    if tokens.shape == logits.shape:
-        return logp
-    excluded = jnp.full(logits.shape, -jnp.inf, jnp.float32)
-    return jnp.put_along_axis(excluded, tokens, logp, axis=-1, inplace=False)
+    size = logits.shape[-1]
+    drawn = with_shortlist(logits, settings, lambda candidates: spread(candidates, size))
+    certain = jnp.where(jnp.arange(size) == argmax(logits)[..., None], 0.0, -jnp.inf)
+    return jnp.where(settings.along(logits).draws, drawn, certain)
 
 
 def sample(logp: Float[Array, "*T V"], noise: Float[Array, "*T V"]) -> Int[Array, "*T"]:
@@ -145,7 +198,7 @@ def sample(logp: Float[Array, "*T V"], noise: Float[Array, "*T V"]) -> Int[Array
 def sample_shortlist(
     candidates: Shortlist,
     *,
-    seed: UInt[Array, ""] | int,
+    seed: UInt[Array, "B"],
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
     purpose: Purposes = Purpose.TOKEN,
@@ -158,18 +211,23 @@ def sample_shortlist(
 def sample_tokens(
     logits: Float[Array, "B *T V"],
     *,
-    config: SamplerConfig,
-    seed: UInt[Array, ""] | int,
+    settings: RowSettings,
     sequence: Int[Array, "B"],
     position: Int[Array, "B *T"],
 ) -> Int[Array, "B *T"]:
     """Plain sampling: the token at each absolute position, a function of the logits and (seed, sequence, position)."""
-    if config.greedy:
-        return argmax(logits)
-    return sample_shortlist(shortlist(logits, config), seed=seed, sequence=sequence, position=position)
+    best = argmax(logits)
+
+    def draw(candidates: Shortlist) -> Int[Array, "B *T"]:
+        return sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=position)
+
+    def drawn() -> Int[Array, "B *T"]:
+        return jnp.where(settings.along(best).draws, with_shortlist(logits, settings, draw), best)
+
+    return lax.cond(jnp.any(settings.draws), drawn, lambda: best)
 
 
 def top2_margin(logits: Float[Array, "*T V"]) -> Float[Array, "*T"]:
     """Largest logit minus the second largest, float32: how near the argmax is to a tie. V must be at least 2."""
-    best = _top_k(logits.astype(jnp.float32), 2)[0]
+    best = top_k(logits.astype(jnp.float32), 2)[0]
     return best[..., 0] - best[..., 1]

@@ -11,7 +11,7 @@ from specjax.decoding.loop import ChunkRecord
 
 @dataclass
 class DecodeStats:
-    """What drafting brought.
+    """Counts of rounds, drafts and accepted drafts.
 
     Attributes:
         rounds: rounds of rows that were not finished (a round of a batch of 8 counts up to 8 times).
@@ -53,7 +53,7 @@ class DecodeStats:
 
     @property
     def acceptance(self) -> float:
-        """Accepted over drafted tokens."""
+        """The share of verified drafts that were accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property

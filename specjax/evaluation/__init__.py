@@ -1,7 +1,16 @@
 """Many prompts through one batch: rows are refilled as they finish, results are kept as they come."""
 
-from specjax.evaluation.evaluate import Evaluation, PromptResult
-from specjax.evaluation.prompts import PromptLine, parse_prompts, read_prompts
+from specjax.evaluation.evaluate import Evaluation, PromptResult, sift
+from specjax.evaluation.prompts import BadPrompt, PromptLine, parse_prompts, read_prompts
 from specjax.evaluation.results import ResultFile
 
-__all__ = ["Evaluation", "PromptLine", "PromptResult", "ResultFile", "parse_prompts", "read_prompts"]
+__all__ = [
+    "BadPrompt",
+    "Evaluation",
+    "PromptLine",
+    "PromptResult",
+    "ResultFile",
+    "parse_prompts",
+    "read_prompts",
+    "sift",
+]

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specjax.errors import PromptError
-from specjax.evaluation.prompts import PromptLine
-from specjax.evaluation.refill import Job, RefilledBatch, Seat, capacity_for
-from specjax.runtime.batch import check_prompts
-from specjax.runtime.generation import GenerateOptions
+from specjax.evaluation.prompts import BadPrompt, PromptLine
+from specjax.runtime.engine import slots_of
 from specjax.runtime.model import Model
+from specjax.runtime.options import GenerateOptions, options_of
+from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
+from specjax.runtime.prompts import check_prompts
+from specjax.runtime.request import Job, Request
+from specjax.runtime.stream import generation_of
 
 
 @dataclass(frozen=True)
 class PromptResult:
-    """What came of one prompt; the fields are those of a result line.
+    """The result of one prompt. Its fields are those of a result line.
 
     Attributes:
         id, index: of the prompt, see `PromptLine`.
         text, tokens: the continuation, as `Generation` has it.
-        finish_reason: "eos", "length" or "context".
+        finish_reason: see `Generation`.
         prompt_tokens: how many tokens the prompt has.
         rounds, drafted, accepted, drafted_by_position, accepted_by_position: see `DecodeStats`.
+        logprobs, top_logprobs: of each token, and [token, log-probability] of the best at its place; None unless asked
+            for.
+        others: what else the prompt's line has.
     """
 
     id: str | int
@@ -37,20 +45,25 @@ class PromptResult:
     accepted: int
     drafted_by_position: list[int]
     accepted_by_position: list[int]
+    logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     def as_line(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data: the other keys stand beside those of the result, and log-probabilities only if asked for."""
+        line = {name: value for name, value in asdict(self).items() if value is not None}
+        return line.pop("others") | line
 
 
 class Evaluation:
     """Prompts ready to be continued.
 
-    A prompt's draws are keyed by its index in the file, so that its result depends neither on the batch size nor on
-    which prompts are left to do.
+    A prompt's draws are keyed by its id, so that its result depends neither on the number of seats nor on which prompts
+    are left to do.
 
     Attributes:
-        batch: what runs; has the seconds spent.
+        engine: what runs; has the seconds spent on compiling.
+        run_seconds, tokens: of the prompts that have finished; prefill counts, and compiling does not.
     """
 
     def __init__(self, model: Model, prompts: Sequence[PromptLine], options: GenerateOptions, rows: int) -> None:
@@ -58,7 +71,7 @@ class Evaluation:
         Args:
             model: what continues them.
             prompts: not empty.
-            options: `max_tokens` holds for prompts without their own limit.
+            options: hold for prompts without options of their own.
             rows: B, how many run together.
 
         Raises:
@@ -69,43 +82,86 @@ class Evaluation:
         if rows < 1:
             raise ValueError(f"the batch has {rows} rows; it must have at least 1")
         self._model = model
-        self._prompts = {prompt.index: prompt for prompt in prompts}
-        self._jobs = [_job(model, prompt, options) for prompt in prompts]
-        decoder = model.decoder(options)
-        self.batch = RefilledBatch(
-            decoder=decoder,
-            params=model.params,
-            rows=min(rows, len(prompts)),
-            capacity=capacity_for(self._jobs, decoder),
-            seed=options.seed,
-            rounds_per_chunk=options.rounds_per_chunk,
-        )
+        each = [_options(line, options) for line in prompts]
+        requests = [_request(model, line, own) for line, own in zip(prompts, each, strict=True)]
+        slots = slots_of(requests, model.target)
+        shared = DEFAULT_PREFIX_BYTES if worth_sharing(request.prompt for request in requests) else 0
+        self.engine = model.engine(each, seats=min(rows, len(prompts)), slots=slots, prefix_bytes=shared)
+        jobs = map(self.engine.submit, requests)
+        self._asked = {job: (line, own) for job, line, own in zip(jobs, prompts, each, strict=True)}
+        self.run_seconds = 0.0
+        self.tokens = 0
 
     def run(self) -> Iterator[PromptResult]:
         """Yield results as prompts finish."""
-        return map(self._result, self.batch.run(self._jobs))
+        begin = time.perf_counter()
+        for update in self.engine.run():
+            if update.job.finish_reason is not None:
+                self.tokens += len(update.job.tokens)
+                self.run_seconds = time.perf_counter() - begin - self.engine.compile_seconds
+                yield self._result(update.job)
 
-    def _result(self, seat: Seat) -> PromptResult:
-        assert seat.finish_reason is not None
+    def _result(self, job: Job) -> PromptResult:
+        line, own = self._asked[job]
+        generation = generation_of(self._model, job, own)
+        logprobs = generation.logprobs
         return PromptResult(
-            id=self._prompts[seat.job.sequence].id,
-            index=seat.job.sequence,
-            text=self._model.decode(seat.tokens),
-            tokens=seat.tokens,
-            finish_reason=seat.finish_reason,
-            prompt_tokens=len(seat.job.prompt),
-            rounds=seat.stats.rounds,
-            drafted=seat.stats.drafted,
-            accepted=seat.stats.accepted,
-            drafted_by_position=seat.stats.drafted_by_position,
-            accepted_by_position=seat.stats.accepted_by_position,
+            id=line.id,
+            index=line.index,
+            text=generation.text,
+            tokens=generation.tokens,
+            finish_reason=generation.finish_reason,
+            prompt_tokens=len(generation.prompt_tokens),
+            rounds=job.stats.rounds,
+            drafted=job.stats.drafted,
+            accepted=job.stats.accepted,
+            drafted_by_position=job.stats.drafted_by_position,
+            accepted_by_position=job.stats.accepted_by_position,
+            logprobs=None if logprobs is None else [each.logprob for each in logprobs],
+            top_logprobs=None if logprobs is None else [list(each.top) for each in logprobs],
+            others=line.others,
         )
 
 
-def _job(model: Model, prompt: PromptLine, options: GenerateOptions) -> Job:
+def sift(
+    model: Model, prompts: Sequence[PromptLine], options: GenerateOptions
+) -> tuple[list[PromptLine], list[BadPrompt]]:
+    """The prompts that the model can continue, and those that it cannot: see `Evaluation` for what is wrong with them.
+
+    Raises:
+        SpecjaxError: there is no tokenizer for text.
+    """
+    good, bad = [], []
+    for prompt in prompts:
+        try:
+            _request(model, prompt, _options(prompt, options))
+            good.append(prompt)
+        except PromptError as error:
+            bad.append(BadPrompt(prompt.index, prompt.id, str(error), prompt.others))
+    return good, bad
+
+
+def _options(line: PromptLine, options: GenerateOptions) -> GenerateOptions:
     try:
-        tokens = model.encode(prompt.prompt)
+        return options_of(options, line.options)
+    except (TypeError, ValueError) as error:
+        raise PromptError(f"{line.place}: {error}") from error
+
+
+def _request(model: Model, line: PromptLine, options: GenerateOptions) -> Request:
+    try:
+        tokens = model.encode(line.prompt)
         check_prompts(model.target, [tokens])
     except PromptError as error:
-        raise PromptError(f"{prompt.place}: {error}") from error
-    return Job(prompt.index, tokens, prompt.max_tokens or options.max_tokens)
+        raise PromptError(f"{line.place}: {error}") from error
+    return model.request(tokens, options, sequence=stream_of(line.id))
+
+
+def stream_of(name: str | int) -> int:
+    """The random stream of a prompt: its id if that is such a number, else a checksum of it.
+
+    So a prompt draws the same in a file of its own, in another order, or after others were taken out.
+    """
+    if isinstance(name, int) and 0 <= name < 2**31:
+        return name
+    return zlib.crc32(str(name).encode()) >> 1

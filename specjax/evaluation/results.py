@@ -11,12 +11,14 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from checkpoints.atomic import write_text
-from checkpoints.gguf_file import parts_of
+from checkpoints.file_errors import named
+from checkpoints.gguf.file import parts_of
 from specjax.errors import SpecjaxError
 
 
 class ResultFile:
-    """Results of earlier runs with the same settings, and a place for more. A context manager.
+    """A result file: it holds the results of earlier runs with the same settings, and takes new ones. A context
+    manager.
 
     The settings stand in a file of their own, `<name>.settings.json`, so that every line of the result file is a
     result. Each line is on its way to the disk before the next result is looked at. A last line without its end, which
@@ -86,17 +88,23 @@ class ResultFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        with named(self.path):
+            self._file.close()
 
     def append(self, result: Mapping[str, Any]) -> None:
-        """Write a result line."""
-        self._file.write(json.dumps(result).encode() + b"\n")
-        self._file.flush()
+        """Write a result line.
+
+        Raises:
+            OSError: it cannot be written; the error names the file.
+        """
+        with named(self.path):
+            self._file.write(json.dumps(result).encode() + b"\n")
+            self._file.flush()
         self.results[result["id"]] = dict(result)
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Take the file's lock, which ends with the file's closing; whether nobody has it."""
+    """Try to lock the file, and say whether that worked. The lock ends when the file is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,12 +127,14 @@ def _shown(value: Any) -> str:
 
 
 def fingerprint_of_model(path: Path) -> dict[str, Any]:
-    """What tells one model file, or folder, from another without reading it all: names, sizes, times of change."""
+    """Marks that tell one model file or folder from another: names, sizes and times of change. The contents are not
+    read.
+    """
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else parts_of(path)
     marks = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     return {"name": path.name, "files": fingerprint_of_bytes("\n".join(marks).encode())}
 
 
 def fingerprint_of_bytes(data: bytes) -> str:
-    """SHA-256, shortened."""
+    """The first 16 hexadecimal digits of SHA-256."""
     return hashlib.sha256(data).hexdigest()[:16]

@@ -18,20 +18,23 @@ class Summary:
     Attributes:
         prompts, tokens: how many were continued, and how many tokens came.
         finish_reasons: how often each.
-        stats: what drafting brought.
+        bad: lines that could not be continued.
+        stats: how many tokens were drafted and accepted.
     """
 
     prompts: int = 0
     tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     stats: DecodeStats = field(default_factory=DecodeStats)
+    bad: int = 0
 
     def as_document(self) -> dict[str, Any]:
-        """Plain data."""
+        """The figures as a dict, ready to be written as JSON."""
         return {
             "prompts": self.prompts,
             "tokens": self.tokens,
             "finish_reasons": dict(self.finish_reasons),
+            "bad": self.bad,
             "rounds": self.stats.rounds,
             "drafted": self.stats.drafted,
             "accepted": self.stats.accepted,
@@ -42,10 +45,13 @@ class Summary:
 
 
 def summarize(results: Iterable[Mapping[str, Any]]) -> Summary:
-    """Add up result lines."""
+    """Add up the lines of a result file."""
     summary = Summary()
     stats = summary.stats
     for result in results:
+        if "error" in result:
+            summary.bad += 1
+            continue
         summary.prompts += 1
         summary.tokens += len(result["tokens"])
         summary.finish_reasons[result["finish_reason"]] += 1

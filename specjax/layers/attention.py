@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.layers.linear import Linear, apply_all
 from specjax.layers.norm import RMSNorm
-from specjax.layers.rope import apply_rope, rope_frequencies
+from specjax.layers.rope import rope_frequencies
 from specjax.state.kv import KVCache
+from specjax.state.rotation import apply_rope
 
 
 class GatedAttention(nn.Module):

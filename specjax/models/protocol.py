@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow, Shift
-from specjax.state.hybrid import Window
+from specjax.state import KVTypes, Part, RollbackStrategy, SequenceState, SequenceWindow, Window
 
 Params = dict[str, Any]
 Rows = Literal["all", "last", "none"]
@@ -64,7 +64,7 @@ class ModelConfig(Protocol):
 
     @property
     def architecture(self) -> str:
-        """The GGUF architecture name."""
+        """The name of the architecture in GGUF files, such as "qwen35"."""
         ...
 
     @property
@@ -73,9 +73,7 @@ class ModelConfig(Protocol):
         ...
 
     @property
-    def vocab_size(self) -> int:
-        """V."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
     def context_length(self) -> int:
@@ -87,18 +85,11 @@ class Target(Protocol):
     """The model whose output must not change."""
 
     @property
-    def vocab_size(self) -> int:
-        """V."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
     def context_length(self) -> int:
         """The longest sequence that the model was made for, in tokens."""
-        ...
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Why the oldest tokens cannot be dropped from its state, as a clause; None if they can."""
         ...
 
     def init_layers(
@@ -112,6 +103,18 @@ class Target(Protocol):
             rollback: strategy of recurrent layers.
             dtype: of KV caches.
         """
+        ...
+
+    def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """What the tokens enter the first layer as, for drafters that share the embedding table."""
+        ...
+
+    def norm(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """The final norm, for drafters that share it."""
+        ...
+
+    def unembed(self, params: Params, normed: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Float32 logits of normed hidden states, for drafters that share the output head."""
         ...
 
     def extend(
@@ -137,10 +140,6 @@ class Target(Protocol):
         request: FeatureRequest,
     ) -> tuple[TargetOutput, SequenceWindow]:
         """Feed tokens that may be taken back; logits of all rows. The window has no drafter part yet."""
-        ...
-
-    def shift(self, params: Params, layers: tuple[Any, ...], shift: Shift) -> tuple[Any, ...]:
-        """The state of all layers without the tokens that `shift` drops. Only where `cannot_shift` is None."""
         ...
 
 
@@ -177,6 +176,14 @@ class ChooseDraft(Protocol):
         ...
 
 
+class KeepGoing(Protocol):
+    """Says which rows have a use for a further draft."""
+
+    def __call__(self, confidence: Float[Array, "B"], made: Int[Array, ""] | int) -> Bool[Array, "B"]:
+        """Which rows go on after the `made`-th draft, which had this confidence."""
+        ...
+
+
 class Proposal(NamedTuple):
     """K drafts per row.
 
@@ -184,7 +191,6 @@ class Proposal(NamedTuple):
         tokens: [B, K].
         logq: [B, K, V] or None, see `Choice`.
         confidence: [B, K], see `Choice`.
-        hidden_norm: [B], L2 norm of the hidden state that the first draft was made from, for traces.
         state: the drafter's state after drafting.
         made: [B], how many of the K columns are drafts, None for all; it must not depend on what was drawn.
     """
@@ -192,13 +198,33 @@ class Proposal(NamedTuple):
     tokens: Int[Array, "B K"]
     logq: Float[Array, "B K V"] | None
     confidence: Float[Array, "B K"]
-    hidden_norm: Float[Array, "B"]
     state: Any
     made: Int[Array, "B"] | None = None
 
+    @classmethod
+    def sure(cls, tokens: Int[Array, "B K"], state: Any, made: Int[Array, "B"] | None = None) -> Proposal:
+        """Drafts that are a function of the text: nothing was drawn, and each is as good as the others."""
+        return cls(tokens, None, jnp.ones(tokens.shape, jnp.float32), state, made)
+
 
 class Drafter(Protocol):
-    """Proposes tokens. Its state is a part of `SequenceState` and is committed with it."""
+    """Proposes tokens. Its state is a part of `SequenceState` and is committed with it.
+
+    It is a hashable value without arrays in it: arrays are `parameters`. `specjax.models.parts.drafter.BaseDrafter` has
+    answers for most of these questions.
+    """
+
+    def attach(self, target: Target) -> Drafter:
+        """The drafter for this target.
+
+        Raises:
+            ValueError: it does not fit; the message says in what.
+        """
+        ...
+
+    def parameters(self, target: Target) -> Params:
+        """The parameters that it brings along, by names that the target's tree does not have; {} for none."""
+        ...
 
     @property
     def request(self) -> FeatureRequest:
@@ -210,13 +236,8 @@ class Drafter(Protocol):
         """The most drafts it can make in a round, or None."""
         ...
 
-    @property
-    def cannot_shift(self) -> str | None:
-        """As `Target.cannot_shift`, of its own state."""
-        ...
-
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Any:
-        """Its state before the first token; the arguments are those of `Target.init_layers`."""
+    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Part | None:
+        """Its state before the first token, if it has one; the arguments are those of `Target.init_layers`."""
         ...
 
     def extend(
@@ -239,21 +260,38 @@ class Drafter(Protocol):
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[Float[Array, "B"]], Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         """Draft `num_drafts` tokens after `pending`, which has position `state.length`.
 
         The drafter's own state is `state.drafter`; a drafter made for one target may also read that target's layers.
 
-        `keep_going` maps the confidence of the last drafts to a [B] bool; drafting may stop when no row keeps going.
+        Drafting may stop when no row keeps going, see `KeepGoing`.
         Later columns then have confidence 0, and no row verifies them.
         """
         ...
 
-    def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window:
+    def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window | None:
         """Join a verified window: its tokens and the target's features of them, of which a part will be committed."""
         ...
 
-    def shift(self, params: Params, state: Any, shift: Shift) -> Any:
-        """Its state without the tokens that `shift` drops; these are no rows that still wait to be fed."""
+    def hidden_norm(self, state: Any) -> Float[Array, "B"] | None:
+        """For traces: the L2 norm of the hidden state that the next draft starts from, if it starts from one."""
         ...
+
+
+@dataclass(frozen=True)
+class FileDrafter:
+    """How the model of a file of its own becomes a drafter.
+
+    Attributes:
+        part: which part of the file's parameter tree it needs.
+        under: the branch of the target's tree that this part is put under; None for none.
+        own_vocabulary: whether it has a vocabulary of its own, which must then be that of the target.
+        attach: see `Drafter.attach`.
+    """
+
+    part: str
+    under: str | None
+    own_vocabulary: bool
+    attach: Callable[[Target], Drafter]

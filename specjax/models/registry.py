@@ -1,45 +1,37 @@
-"""Which target and drafter belong to a config."""
+"""The model families: the only list of them, and which target and drafter belong to a config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from specjax.models.dense import DenseConfig, DenseTarget
-from specjax.models.gemma4 import (
-    Gemma4Assistant,
-    Gemma4AssistantConfig,
-    Gemma4Config,
-    Gemma4Target,
-    check_fit,
-)
-from specjax.models.protocol import Drafter, Target
-from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
-from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
+from checkpoints.family import Families
+from specjax.models import dense, gemma4, qwen3_5, step3_5
+from specjax.models.drafters import draft_model
+from specjax.models.protocol import Drafter, FileDrafter, Target
 
-_BUILDERS: dict[type, Callable[[Any], tuple[Target, Drafter | None]]] = {
-    DenseConfig: lambda config: (DenseTarget(config), None),
-    Gemma4Config: lambda config: (Gemma4Target(config), None),
-    Qwen35Config: lambda config: (Qwen35Target(config), Qwen35MTP(config) if config.mtp_layers else None),
-    Step35Config: lambda config: (Step35Target(config), Step35MTP(config) if config.mtp_layers else None),
-}
+FAMILIES = Families((dense.FAMILY, gemma4.FAMILY, gemma4.ASSISTANT, qwen3_5.FAMILY, step3_5.FAMILY))
+"""Every family that can be read, written and run."""
 
 
 def is_assistant(config: Any) -> bool:
-    """Whether a config describes a drafter that is made for one target and is nothing without it."""
-    return isinstance(config, Gemma4AssistantConfig)
+    """Whether a config describes a drafter that is nothing without a target."""
+    return FAMILIES.of_config(config).role != "target"
 
 
-def assistant(target_config: Any, config: Any) -> Drafter:
-    """The drafter of an assistant's config.
-
-    Raises:
-        ValueError: it was not made for such a target; every mismatch is listed.
-    """
-    check_fit(target_config, config)
-    return Gemma4Assistant(target_config, config)
+def from_file(config: Any) -> FileDrafter:
+    """How the model of a config drafts for another one: as an assistant, or as an ordinary draft model."""
+    family = FAMILIES.of_config(config)
+    return draft_model.from_file(build(config)[0]) if family.file_drafter is None else family.file_drafter(config)
 
 
 def build(config: Any) -> tuple[Target, Drafter | None]:
-    """The target of a config, and the drafter that comes in the same file, if any."""
-    return _BUILDERS[type(config)](config)
+    """The target of a config, and the drafter that comes in the same file, if any.
+
+    Raises:
+        ValueError: the config describes a drafter, and no target.
+    """
+    family = FAMILIES.of_config(config)
+    if family.target is None:
+        raise ValueError(f"a {type(config).__name__} describes a drafter, and no target")
+    head = family.head(config) if family.head is not None and config.mtp_layers else None
+    return family.target(config), head

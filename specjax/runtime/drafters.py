@@ -1,88 +1,152 @@
-"""Giving a target a drafter that does not come in its file."""
+"""Giving a target a drafter that does not come in its file: one from a file of its own, or any drafter as a value."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import jax
 from gguf import TokenType
 
 import checkpoints
-from checkpoints.mapping import Put, put_on_default_device
-from pallas_kernels.quant_matmul import Activations
+from checkpoints.mapping.table import Put
+from checkpoints.mapping.tree import flatten, unflatten
+from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
-from specjax.models.draft_model import DraftModel
-from specjax.models.ngram import NGram
-from specjax.models.protocol import Drafter, Params, Target
+from specjax.models.drafters.ngram import NGram
+from specjax.models.protocol import Drafter, FileDrafter, Params, Target
+from specjax.state import KVTypes, Part
 
-DrafterSource = str | Path | NGram
-"""A file or folder with a small model or an assistant, "ngram", or an n-gram drafter with settings of its own."""
-
-
-DRAFT = "draft"
-"""The part of the parameter tree that an ordinary model has as a drafter: a tree like the target's."""
+DrafterSource = str | Path | Drafter
+"""A file or folder with a small model or an assistant, "ngram", or any drafter: `specjax.NGram(longest=3)`, or an
+object of a class of your own."""
 
 
-def open_drafter(source: DrafterSource) -> NGram | checkpoints.OpenedCheckpoint:
-    """What `attach` takes.
+@dataclass(frozen=True)
+class LoadSettings:
+    """How parameters are read, see `specjax.load`; `put` makes the parameter of a path."""
 
-    Raises:
-        checkpoints.CheckpointError: as for `specjax.load`.
-    """
-    if isinstance(source, NGram):
-        return source
-    return NGram() if source == "ngram" else checkpoints.open_checkpoint(source)
-
-
-def added_paths(drafter: NGram | checkpoints.OpenedCheckpoint) -> list[str]:
-    """Paths of the parameters that a drafter adds to the target's."""
-    if isinstance(drafter, NGram):
-        return []
-    if registry.is_assistant(drafter.config):
-        return list(drafter.parameter_paths)
-    return [f"{DRAFT}.{path}" for path in drafter.parameter_paths if path.startswith("target.")]
+    dtype: Any
+    packed: Activations | None
+    progress: Any
+    put: Put
 
 
-def attach(
-    drafter: NGram | checkpoints.OpenedCheckpoint,
-    target: checkpoints.Checkpoint,
-    built: Target,
-    *,
-    dtype: Any,
-    packed: Activations | None,
-    progress: Any = None,
-    put: Put = put_on_default_device,
-) -> tuple[Drafter, Params]:
-    """The drafter, and the parameters it adds to the target's: {} , {"mtp": ...} or {"draft": ...}.
+class Candidate(Protocol):
+    """What is to be the drafter of a model."""
 
-    Args:
-        drafter: made by `open_drafter`.
-        target, built: the target's checkpoint, and what was built of it.
-        dtype, packed, progress: as for `specjax.load`.
-        put: makes the parameter of a path.
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the parameters that it adds to the target's."""
+        ...
+
+    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
+        """The drafter for the loaded target, and the parameters that it adds.
+
+        Raises:
+            SpecjaxError: the drafter does not fit the target; the message says in what.
+            checkpoints.CheckpointError: as for `specjax.load`.
+        """
+        ...
+
+
+def open_drafter(source: DrafterSource, target: Target) -> Candidate:
+    """The candidate that a source stands for.
 
     Raises:
-        SpecjaxError: the drafter does not fit the target; the message says in what.
+        SpecjaxError: an object is no drafter, or does not fit the target.
         checkpoints.CheckpointError: as for `specjax.load`.
     """
-    if isinstance(drafter, NGram):
-        return drafter, {}
+    if not isinstance(source, str | Path):
+        return _Value(source, target)
+    if source == "ngram":
+        return _Value(NGram(), target)
+    opened = checkpoints.open_checkpoint(source, registry.FAMILIES)
+    return _File(opened, registry.from_file(opened.config))
 
-    def load(put: Put) -> checkpoints.Checkpoint:
-        return drafter.load(dtype, need_tokenizer=False, progress=progress, put=put, packed=packed)
 
-    if registry.is_assistant(drafter.config):
+class _Value:
+    """A drafter that is an object already."""
+
+    def __init__(self, drafter: Drafter, target: Target) -> None:
+        check_drafter(drafter)
         try:
-            assistant = registry.assistant(target.config, drafter.config)
+            self._drafter, self._params = drafter.attach(target), drafter.parameters(target)
         except ValueError as error:
-            raise SpecjaxError(f"{drafter.path} cannot draft for {target.path}: {error}") from error
-        return assistant, {"mtp": load(put).params["mtp"]}
-    loaded = load(lambda path, values: put(f"{DRAFT}.{path}", values))
-    check_vocabulary(loaded, target)
-    small, _ = registry.build(loaded.config)
-    return DraftModel(small, built.vocab_size), {DRAFT: {"target": loaded.params["target"]}}
+            raise SpecjaxError(f"the drafter {drafter!r} does not fit the target: {error}") from error
+        check_drafter(self._drafter)
+
+    @property
+    def paths(self) -> list[str]:
+        return list(flatten(self._params))
+
+    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
+        if taken := sorted(self._params.keys() & checkpoint.params.keys()):
+            raise SpecjaxError(
+                f"the parameters of {self._drafter!r} are called {', '.join(taken)}, as those of the target are; give"
+                " them another name"
+            )
+        placed = {path: settings.put(path, value) for path, value in flatten(self._params).items()}
+        return self._drafter, unflatten(placed)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A model in a file of its own."""
+
+    opened: checkpoints.OpenedCheckpoint
+    form: FileDrafter
+
+    @property
+    def paths(self) -> list[str]:
+        own = [path for path in self.opened.parameter_paths if path.split(".")[0] == self.form.part]
+        return [self._path(path) for path in own]
+
+    def _path(self, path: str) -> str:
+        return path if self.form.under is None else f"{self.form.under}.{path}"
+
+    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
+        try:
+            drafter = self.form.attach(registry.build(checkpoint.config)[0])
+        except ValueError as error:
+            raise SpecjaxError(f"{self.opened.path} cannot draft for {checkpoint.path}: {error}") from error
+        loaded = self.opened.load(
+            settings.dtype,
+            need_tokenizer=False,
+            progress=settings.progress,
+            packed=settings.packed,
+            put=lambda path, values: settings.put(self._path(path), values),
+        )
+        if self.form.own_vocabulary:
+            check_vocabulary(loaded, checkpoint)
+        params = {self.form.part: loaded.params[self.form.part]}
+        return drafter, params if self.form.under is None else {self.form.under: params}
+
+
+def check_drafter(drafter: Any) -> None:
+    """Raise `SpecjaxError` unless an object is a drafter: it has the methods of one, and can be a static argument."""
+    needed = [name for name in vars(Drafter) if not name.startswith("_")]
+    if missing := [name for name in needed if not hasattr(drafter, name)]:
+        raise SpecjaxError(
+            f"{drafter!r} is no drafter: it has no {', '.join(missing)}. Derive its class from specjax.BaseDrafter,"
+            " which answers for all but propose"
+        )
+    try:
+        hash(drafter)
+    except TypeError as error:
+        raise SpecjaxError(
+            f"{drafter!r} cannot be hashed ({error}), but compiled programs are told apart by their drafters: make its"
+            " class a frozen dataclass, and return arrays from its method parameters"
+        ) from error
+    state = jax.eval_shape(lambda: drafter.init_state(1, 1, rows=2, chunk=1, kv_types=KVTypes()))
+    if not (state is None or isinstance(state, Part)):
+        raise SpecjaxError(
+            f"the state of {drafter!r} is a {type(state).__name__}: derive its class from specjax.state.Part, as a"
+            " flax.struct.dataclass, so that sessions and batches can ask it what they need to know"
+        )
 
 
 def check_vocabulary(drafter: checkpoints.Checkpoint, target: checkpoints.Checkpoint) -> None:
@@ -92,8 +156,8 @@ def check_vocabulary(drafter: checkpoints.Checkpoint, target: checkpoints.Checkp
         sizes = drafter.config.vocab_size, target.config.vocab_size
         if sizes[0] != sizes[1]:
             raise SpecjaxError(
-                f"{where}: their vocabularies have {sizes[0]} and {sizes[1]} tokens, and without the tokenizers of both"
-                " files nothing tells which token is which"
+                f"{where}: their vocabularies have {sizes[0]} and {sizes[1]} tokens; the tokens cannot be compared,"
+                " because a file has no tokenizer"
             )
         return
     own, others = _names(drafter.tokenizer), _names(target.tokenizer)

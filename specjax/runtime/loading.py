@@ -1,19 +1,19 @@
-"""From a file to a model."""
+"""Loading a model from a file or a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import checkpoints
-from pallas_kernels.quant_matmul import Activations
+from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.protocol import ModelConfig
-from specjax.runtime import drafters
-from specjax.runtime.drafters import DrafterSource
+from specjax.runtime.compilation_cache import use_compilation_cache
+from specjax.runtime.drafters import DrafterSource, LoadSettings, open_drafter
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 
@@ -44,16 +44,17 @@ def load(
     """Load a model: a GGUF file, or a directory with Hugging Face safetensors; default: the bundled model.
 
     Args:
-        path: FILE.gguf or a directory with config.json.
-        drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or an
-            `specjax.NGram`.
-        dtype: of matrices that are not quantized, or do not stay so ("float32", "bfloat16", "float16"); norms and
-            recurrent parameters are float32.
-        packed: quantized matrices stay as the file packs them. Where products are of integers, the other factor is
-            rounded to 16 bits ("a16") or to 8 ("a8": faster, and as llama.cpp does). None: decode them to `dtype`.
-        place: where parameters go that are not to lie on the default device: rules "REGEX=PLACE", of which the first
-            that matches a parameter's path decides, such as "mtp=pinned_host"; see `specjax.runtime.placement`.
-        need_tokenizer: whether an absent or unusable tokenizer is an error; prompts must be token ids otherwise.
+        path: FILE.gguf or a directory with config.json; or OWNER/MODEL or OWNER/MODEL/FILE.gguf of the Hugging Face
+            hub.
+        drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or any
+            drafter, such as an `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`).
+        dtype: the type of matrices that are not quantized or do not stay packed: "float32", "bfloat16" or "float16".
+            Norms and recurrent parameters are always float32.
+        packed: how to multiply quantized matrices, which stay packed as in the file. "a16" rounds activations to 16
+            bits. "a8" rounds them to 8 bits, as llama.cpp does, and is faster. None decodes the matrices to `dtype`.
+        place: rules "REGEX=PLACE" for parameters that shall not be on the default device, such as "mtp=pinned_host".
+            The first rule that matches a parameter's path decides. See `specjax.runtime.placement`.
+        need_tokenizer: whether a missing or unusable tokenizer is an error. If not, prompts must be token ids.
         progress: called with bytes done and bytes in all.
 
     Raises:
@@ -64,28 +65,31 @@ def load(
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
         checkpoints.DecodedWarning: some types cannot stay packed, and are decoded.
     """
-    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path)
+    if packed not in (None, *get_args(Activations)):
+        known = ", ".join(map(repr, get_args(Activations)))
+        raise SpecjaxError(f"packed is {packed!r}; give {known}, or None to decode quantized matrices")
+    use_compilation_cache()
+    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES)
     if registry.is_assistant(opened.config):
         raise SpecjaxError(
             f"{opened.path} is an assistant, which only drafts: load the model it was made for, and give this file as"
             " its drafter"
         )
-    other = None if drafter is None else drafters.open_drafter(drafter)
-    placement = Placement.parse(
-        place, [*opened.parameter_paths, *([] if other is None else drafters.added_paths(other))]
-    )
-    settings = {"dtype": dtype, "packed": packed, "progress": progress, "put": placement.put}
-    checkpoint = opened.load(need_tokenizer=need_tokenizer, **settings)
-    target, built_in = registry.build(checkpoint.config)
+    other = None if drafter is None else open_drafter(drafter, registry.build(opened.config)[0])
+    placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
+    settings = LoadSettings(dtype, packed, progress, placement.put)
+    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=placement.put)
+    target, chosen = registry.build(checkpoint.config)
     params = dict(checkpoint.params)
     if other is not None:
-        built_in, added = drafters.attach(other, checkpoint, target, **settings)
+        chosen, added = other.attach(checkpoint, settings)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),
         params=params,
         tokenizer=checkpoint.tokenizer,
         target=target,
-        drafter=built_in,
+        drafter=chosen,
         path=checkpoint.path,
+        digest=checkpoint.digest,
     )

@@ -1,35 +1,40 @@
-"""A loaded model: what a user types against."""
+"""A loaded model, the main object of the Python interface."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float
 
 from checkpoints import TextTokenizer
-from pallas_kernels.quant_matmul import QTensor
+from pallas_kernels.matmul import leaves
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.prefill import prefill
-from specjax.decoding.stats import DecodeStats
+from specjax.decoding.settings import DraftConfig
 from specjax.errors import PromptError, SpecjaxError
-from specjax.models.protocol import Drafter, FeatureRequest, ModelConfig, Params, Target
-from specjax.runtime.batch import Batch, Emission, check_prompts, finish_reason
-from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.models.protocol import Drafter, ModelConfig, Params, Target
+from specjax.runtime.engine import Engine
+from specjax.runtime.generation import Generation
+from specjax.runtime.options import (
+    BatchOptionChanges,
+    GenerateOptions,
+    OptionChanges,
+    options_of,
+    options_of_each,
+    takes_options,
+)
+from specjax.runtime.prompts import Prompt, encode
+from specjax.runtime.request import Request, Start
+from specjax.runtime.scoring import all_logits, next_logits, score
+from specjax.runtime.stop_strings import StopStrings
+from specjax.runtime.stream import TextStream
 from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull
 from specjax.sessions.session import Session, open_session
-from specjax.sessions.session_file import load_session
-from specjax.state import KVTypes
-
-Prompt = str | Sequence[int]
-NO_DRAFTS = DraftConfig(n_max=0)
+from specjax.sessions.session_file import load_session, save_session
+from specjax.state import Cut, KVTypes
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Model:
         tokenizer: None if the file has none; prompts must then be token ids.
         target, drafter: static descriptions; drafter is None when the file has none and none was given.
         path: where the weights came from.
+        digest: tells the file's weights from those of others, see `checkpoints.mapping.digest`; None: from no file.
     """
 
     config: ModelConfig
@@ -53,11 +59,11 @@ class Model:
     target: Target = field(repr=False)
     drafter: Drafter | None = field(repr=False)
     path: Path
+    digest: str | None = None
     _compiled: set[tuple] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
-        size, num_bytes = sum(leaf.size for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+        size, num_bytes = (sum(getattr(leaf, name) for leaf in leaves(self.params)) for name in ("size", "nbytes"))
         drafter = f"drafted for by {type(self.drafter).__name__}" if self.drafter else "without drafter"
         c = self.config
         return (
@@ -70,75 +76,104 @@ class Model:
         """Token ids of a prompt given as text, or the ids themselves.
 
         Raises:
-            PromptError: the text has half a surrogate pair, or a byte of the command line that is not UTF-8.
+            PromptError: it is neither text nor token ids, or no Unicode text.
             SpecjaxError: there is no tokenizer for it.
         """
-        if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
-        if self.tokenizer is None:
-            raise SpecjaxError(
-                f"{self.path} has no usable tokenizer; give the prompt as token ids"
-                " (load it with need_tokenizer=True to learn what is wrong)"
-            )
-        try:
-            prompt.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise PromptError(
-                f"the prompt is not Unicode text: {error.reason} at character {error.start},"
-                f" {prompt[error.start : error.end]!r}; leave it out"
-            ) from error
-        return self.tokenizer.encode(prompt)
+        return encode(prompt, self.tokenizer, self.path)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids without control tokens; empty for a model without tokenizer."""
-        return self.tokenizer.decode(self._named(tokens), special=False) if self.tokenizer else ""
+        """The text of token ids, without control tokens. It is empty if the model has no tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        # A model may have padding rows beyond its vocabulary: their ids stand for no text.
+        return self.tokenizer.decode([token for token in tokens if token < self.tokenizer.vocab_size], special=False)
 
-    def _named(self, tokens: Sequence[int]) -> list[int]:
-        """Without the ids of padding rows, which a model may have beyond its vocabulary: they stand for no text."""
-        assert self.tokenizer is not None
-        return [token for token in tokens if token < self.tokenizer.vocab_size]
-
-    def decoder(self, options: GenerateOptions) -> Decoder:
-        """The static part of the decoding program that the options ask for.
+    def decoder(self, *options: GenerateOptions) -> Decoder:
+        """The static part of the decoding program for requests with these options, which run together.
 
         Raises:
-            SpecjaxError: drafts are asked for, but the file has no MTP head.
+            SpecjaxError: drafts are asked for, but the model has no drafter; or stop strings, without a tokenizer.
         """
-        draft = options.draft_config(self.drafter is not None, self.drafter.max_drafts if self.drafter else None)
-        if draft.n_max > 0 and self.drafter is None:
+        drafts = max(self._draft(each).n_max for each in options)
+        if drafts > 0 and self.drafter is None:
             raise SpecjaxError(
                 f"{self.path} has no MTP head, so nothing can be drafted; use draft=0 (plain decoding), or load it with"
                 " a drafter: drafter='ngram', or a smaller model's file"
             )
-        eos = () if options.ignore_eos or self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
+        first = options[0]
         return Decoder(
             target=self.target,
-            drafter=self.drafter if draft.n_max > 0 else None,
-            sampler=options.sampler,
-            rule=options.rule,
-            draft=draft,
-            eos_ids=eos,
-            rollback=options.rollback_strategy,
-            kv_types=options.kv_types,
-            margins=options.margins,
+            drafter=self.drafter if drafts > 0 else None,
+            rule="greedy" if all(each.sampler.greedy for each in options) else first.accept,
+            max_drafts=drafts,
+            rollback=first.rollback_strategy,
+            kv_types=first.kv_types,
+            margins=first.margins,
+            logprobs=first.logprobs,
         )
 
-    def batch(
-        self, prompts: Sequence[Prompt], options: GenerateOptions, sequence: Sequence[int] | None = None
-    ) -> Batch:
-        """Prompts ready to run together; `sequence` names their random streams (default: 0, 1, ...)."""
-        return Batch(
-            decoder=self.decoder(options),
-            params=self.params,
-            prompts=[self.encode(prompt) for prompt in prompts],
-            max_tokens=options.max_tokens,
-            seed=options.seed,
-            sequence=range(len(prompts)) if sequence is None else sequence,
-            rounds_per_chunk=options.rounds_per_chunk,
+    def _draft(self, options: GenerateOptions) -> DraftConfig:
+        return options.draft_config(self.drafter is not None, self.drafter.max_drafts if self.drafter else None)
+
+    def engine(self, options: Sequence[GenerateOptions], *, seats: int, slots: int, prefix_bytes: int = 0) -> Engine:
+        """An engine for requests with these options.
+
+        Args:
+            options: of the requests to come. The program drafts as many tokens as the most that one of them asks for.
+            seats: requests that run at once.
+            slots: tokens that each seat has room for.
+            prefix_bytes: budget for texts that are kept, so that prompts which start alike are computed once.
+
+        Raises:
+            SpecjaxError: see `decoder`.
+        """
+        return Engine(
+            self.decoder(*options),
+            self.params,
+            seats=seats,
+            slots=slots,
+            rounds_per_chunk=options[0].rounds_per_chunk,
+            prefix_bytes=prefix_bytes,
             compiled=self._compiled,
         )
 
-    def generate(self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Any) -> Generation:
+    def request(
+        self,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        *,
+        sequence: int = 0,
+        start: Start | None = None,
+        when_full: Cut | None = None,
+    ) -> Request:
+        """What an engine is asked for; see `Request` for the arguments."""
+        eos_ids = () if self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
+        return Request(
+            prompt=tuple(prompt),
+            max_tokens=options.max_tokens,
+            settings=options.settings(self._draft(options), eos_ids),
+            sequence=sequence,
+            start=start,
+            when_full=when_full,
+            watch=self.watch(options.stop) if options.stop else None,
+        )
+
+    def watch(self, stop: Sequence[str] = ()) -> StopStrings | None:
+        """What turns the tokens of one text into pieces of it, up to a stop string; None without a tokenizer.
+
+        Raises:
+            SpecjaxError: there are stop strings, and no tokenizer.
+        """
+        if self.tokenizer is None:
+            if stop:
+                raise SpecjaxError(f"{self.path} has no usable tokenizer, and stop strings need one; leave them out")
+            return None
+        return StopStrings(self.tokenizer.stream(special=False), stop, self.tokenizer.vocab_size)
+
+    @takes_options
+    def generate(
+        self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Unpack[OptionChanges]
+    ) -> Generation:
         """Continue one prompt.
 
         Args:
@@ -149,28 +184,45 @@ class Model:
         Raises:
             PromptError: the prompt is empty, too long or has ids outside the vocabulary.
             SpecjaxError: the model has no MTP head but drafts are asked for.
-            ValueError: an option is out of its range.
+            ValueError, TypeError: an option is out of its range, or of another type.
         """
-        return self.generate_batch([prompt], options, **changes)[0]
+        stream = self.stream(prompt, options, **changes)
+        for _ in stream.updates():
+            pass
+        return stream.result
 
+    @takes_options
     def generate_batch(
-        self, prompts: Sequence[Prompt], options: GenerateOptions | None = None, **changes: Any
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerateOptions | Sequence[GenerateOptions] | None = None,
+        **changes: Unpack[BatchOptionChanges],
     ) -> list[Generation]:
-        """Continue several prompts of any lengths as one batch; see `generate`.
+        """Continue several prompts of any lengths together; see `generate`.
+
+        What may differ between prompts can be given as a list with one value for each:
+        `model.generate_batch(prompts, temperature=[0.0, 0.8], seed=[1, 2])`, or as a list of options.
 
         A prompt's random draws are keyed by its index, so the result of prompt 0 equals `generate` of it alone.
         """
-        if not prompts:
+        if isinstance(prompts, str | bytes):
+            raise PromptError(f"prompts is one text, {prompts[:20]!r}; give a list of prompts, or call generate")
+        if not len(prompts):
             return []
-        stream = TextStream(self, prompts, replace(options or GenerateOptions(), **changes))
-        for _ in stream.emissions():
+        each = options_of_each(len(prompts), options, changes)
+        stream = TextStream(self, [self.encode(prompt) for prompt in prompts], each)
+        for _ in stream.updates():
             pass
         return stream.results()
 
-    def stream(self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Any) -> TextStream:
+    @takes_options
+    def stream(
+        self, prompt: Prompt, options: GenerateOptions | None = None, **changes: Unpack[OptionChanges]
+    ) -> TextStream:
         """Iterate over pieces of text as they come; afterwards `.result` is the `Generation`. See `generate`."""
-        return TextStream(self, [prompt], replace(options or GenerateOptions(), **changes))
+        return TextStream(self, [self.encode(prompt)], [options_of(options, changes)])
 
+    @takes_options
     def session(
         self,
         options: GenerateOptions | None = None,
@@ -178,7 +230,7 @@ class Model:
         slots: int | None = None,
         when_full: WhenFull = "error",
         keep: int = DEFAULT_KEEP,
-        **changes: Any,
+        **changes: Unpack[OptionChanges],
     ) -> Session:
         """A conversation whose turns reuse what the turns before computed.
 
@@ -193,10 +245,14 @@ class Model:
             keep: tokens at the start that "shift" does not drop: the system prompt, say.
 
         Raises:
-            ValueError: an option, `slots` or `keep` is out of its range.
+            ValueError, TypeError: an option, `slots` or `keep` is out of its range, or of another type.
             SpecjaxError: as `generate`; or the model cannot drop tokens, and says why.
         """
-        return open_session(self, replace(options or GenerateOptions(), **changes), slots, when_full, keep)
+        return open_session(self, options_of(options, changes), slots, when_full, keep)
+
+    def save_session(self, session: Session, path: str | Path) -> None:
+        """Write a session of this model to a file, see `Session.save`."""
+        save_session(session, path)
 
     def load_session(self, path: str | Path) -> Session:
         """The conversation that `Session.save` wrote, with its options; its next turn reuses all that was computed.
@@ -207,115 +263,40 @@ class Model:
         """
         return load_session(self, path)
 
-    def logits(self, tokens: Sequence[int] | str) -> np.ndarray:
-        """The target's logits of every position, [T, V] float32: row p predicts the token after tokens[p].
+    def score(self, prompt: Prompt, continuation: Prompt) -> list[float]:
+        """The log-probability of each token of a continuation, given the prompt and the tokens before it.
+
+        Natural logarithms of the model's own distribution, before temperature and filters; their sum is that of the
+        whole continuation. A text is encoded apart from the prompt's.
 
         Raises:
             PromptError: as `generate`.
         """
-        ids = self.encode(tokens)
-        check_prompts(self.target, [ids], new_tokens=0)
-        padded = np.zeros((1, -(-len(ids) // 64) * 64), np.int32)
-        padded[0, : len(ids)] = ids
-        logits = _all_logits(self.target, self.params, jnp.asarray(padded), jnp.asarray([len(ids)], jnp.int32))
-        return np.asarray(logits[0, : len(ids)], np.float32)
+        return self.score_batch([prompt], [continuation])[0]
 
-    def next_logits(self, tokens: Sequence[int] | str, *, kv_types: KVTypes = KVTypes()) -> np.ndarray:
-        """The target's logits for the token after a prompt, [V] float32; the prompt is fed as `generate` feeds it.
+    def score_batch(self, prompts: Sequence[Prompt], continuations: Sequence[Prompt]) -> list[list[float]]:
+        """The same for several prompts, each with its continuation; all run together.
+
+        Raises:
+            PromptError: as `generate`.
+            ValueError: there are not as many continuations as prompts.
+        """
+        if len(prompts) != len(continuations):
+            raise ValueError(f"there are {len(prompts)} prompts and {len(continuations)} continuations; give one each")
+        return score(self, [self.encode(each) for each in prompts], [self.encode(each) for each in continuations])
+
+    def logits(self, tokens: Prompt) -> Float[np.ndarray, "T V"]:
+        """The target's logits of every position, float32: row p predicts the token after tokens[p].
 
         Raises:
             PromptError: as `generate`.
         """
-        batch = self.batch([tokens], GenerateOptions(max_tokens=1, draft=0, kv_type_k=kv_types.k, kv_type_v=kv_types.v))
-        state = batch.decoder.init_state(1, batch.capacity)
-        _, logits = prefill(batch.decoder, self.params, state, batch.prompts)
-        return np.asarray(logits[0], np.float32)
+        return all_logits(self, self.encode(tokens))
 
-
-@partial(jax.jit, static_argnames="target")
-def _all_logits(
-    target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
-) -> Float[Array, "B T V"]:
-    state = Decoder(target, None, draft=NO_DRAFTS).init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
-    output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
-    assert output.logits is not None
-    return output.logits
-
-
-class TextStream:
-    """A generation in progress. Iterating yields the first prompt's text in pieces.
-
-    It runs once: iterating again goes on where the last iteration stopped.
-
-    Attributes:
-        batch: what runs.
-        observers: called with every emission as it becomes known.
-    """
-
-    def __init__(self, model: Model, prompts: Sequence[Prompt], options: GenerateOptions) -> None:
-        self.batch = model.batch(prompts, options)
-        self.observers: list[Callable[[Emission], None]] = []
-        self._model = model
-        self._stats = [DecodeStats() for _ in prompts]
-        self._tokens: list[list[int]] = [[] for _ in prompts]
-        self._margins: list[list[float]] | None = [[] for _ in prompts] if options.margins else None
-        self._finished = False
-        self._emissions = self._run()
-        self._pieces = self._text()
-
-    def emissions(self) -> Iterator[Emission]:
-        """What becomes known of all rows."""
-        return self._emissions
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def _run(self) -> Iterator[Emission]:
-        for emission in self.batch.run():
-            for row, new in enumerate(emission.tokens):
-                self._tokens[row] += new
-                if self._margins is not None and emission.margins is not None:
-                    self._margins[row] += emission.margins[row]
-                if emission.record is not None:
-                    self._stats[row].add(emission.record, row)
-            for observe in self.observers:
-                observe(emission)
-            yield emission
-        self._finished = True
-
-    def _text(self) -> Iterator[str]:
-        decoder = self._model.tokenizer.stream(special=False) if self._model.tokenizer else None
-        for emission in self._emissions:
-            if decoder and (piece := decoder.push(self._model._named(emission.tokens[0]))):
-                yield piece
-        if decoder and (rest := decoder.flush()):
-            yield rest
-
-    @property
-    def result(self) -> Generation:
-        """The generation, once the stream is exhausted."""
-        return self.results()[0]
-
-    def results(self) -> list[Generation]:
-        """One generation per prompt, once everything has run.
+    def next_logits(self, tokens: Prompt, *, kv_types: KVTypes = KVTypes()) -> Float[np.ndarray, "V"]:
+        """The target's logits for the token after a prompt, float32; the prompt is fed as `generate` feeds it.
 
         Raises:
-            SpecjaxError: the stream has not been iterated to its end.
+            PromptError: as `generate`.
         """
-        if not self._finished:
-            raise SpecjaxError("the stream is not exhausted yet; iterate over it before asking for its result")
-        return [self._result(row) for row in range(len(self._tokens))]
-
-    def _result(self, row: int) -> Generation:
-        tokens, batch = self._tokens[row], self.batch
-        reason = finish_reason(tokens, batch.max_tokens, batch.budgets[row], batch.decoder.eos_ids)
-        assert reason is not None
-        return Generation(
-            text=self._model.decode(tokens),
-            tokens=tokens,
-            prompt_tokens=list(batch.prompts[row]),
-            finish_reason=reason,
-            stats=self._stats[row],
-            timings=batch.timings,
-            margins=self._margins[row] if self._margins is not None else None,
-        )
+        return next_logits(self, self.encode(tokens), kv_types)

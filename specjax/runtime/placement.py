@@ -5,7 +5,8 @@ matches decides, as with `--override-tensor` of llama.cpp. PLACE is a device, a 
 `cpu:1`, `pinned_host`, `gpu:0/pinned_host`.
 
 A program runs on one device, and so all parameters lie on one device. Those in its host memory are read over while a
-program runs, each time it comes to them (`specjax.models.apply`), so that the device need not hold them all at once.
+program runs, each time it comes to them (`specjax.models.parts.apply`), so that the device need not hold them all at
+once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from checkpoints.tree import flatten
+from checkpoints.mapping.tree import flatten
 from specjax.errors import SpecjaxError
-from specjax.models.apply import in_device_memory
+from specjax.models.parts.apply import in_device_memory
 from specjax.models.protocol import Params
 
 EXAMPLES = 5
@@ -31,7 +32,7 @@ EXAMPLES = 5
 
 @dataclass(frozen=True)
 class PlacementRule:
-    """One REGEX=PLACE.
+    """One rule REGEX=PLACE.
 
     Attributes:
         text: as it was given.
@@ -45,10 +46,10 @@ class PlacementRule:
 
     @classmethod
     def parse(cls, text: str) -> PlacementRule:
-        """A rule from its text; the expression may have = in it.
+        """Read a rule from its text. The expression may contain `=`.
 
         Raises:
-            SpecjaxError: it is not REGEX=PLACE, or there is no such place, or programs cannot read it.
+            SpecjaxError: the text is not REGEX=PLACE, there is no such place, or programs cannot read that place.
         """
         expression, _, place = text.rpartition("=")
         if not expression or not place:
@@ -121,7 +122,7 @@ class Placement:
 
 
 def summary(params: Params) -> str:
-    """How many parameters and bytes lie where."""
+    """How many parameters and bytes are in each place."""
     counts: dict[str, tuple[int, int]] = {}
     for parameter in flatten(params).values():
         leaves = jax.tree.leaves(parameter)
@@ -160,7 +161,7 @@ def _sharding(place: str, rule: str) -> SingleDeviceSharding:
 
 
 def _default_device() -> jax.Device:
-    """Where arrays go that nobody places."""
+    """The device of arrays that no rule places."""
     return _device(jnp.zeros(()).sharding)
 
 
@@ -174,6 +175,6 @@ def _name(device: jax.Device) -> str:
 
 
 def _some(paths: Sequence[str], number: int = EXAMPLES) -> str:
-    """A few paths from all over the list."""
+    """A few paths, taken from all parts of the list."""
     step = -(-len(paths) // number)
     return ", ".join(paths[::step]) + (", ..." if len(paths) > number else "")

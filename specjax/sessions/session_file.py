@@ -1,7 +1,7 @@
 """Sessions in files: a conversation is taken up again in another process, and nothing of it is computed anew.
 
 The file is in the safetensors format: the arrays of the state and of the states to go back to, by their paths, and what
-else a session holds as JSON in the metadata. Of caches that are no rings it has the slots that are in use.
+else a session holds as JSON in the metadata. Of caches it has the slots that are in use.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from checkpoints.atomic import replaced
-from specjax.decoding.draft_control import DraftConfig
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.settings import DraftConfig
 from specjax.errors import SpecjaxError
-from specjax.runtime.generation import GenerateOptions
-from specjax.sessions.context_shift import Cut
+from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
+from specjax.runtime.options import GenerateOptions
 from specjax.sessions.session import Reuse, Session, open_session
-from specjax.sessions.turn_start import Snapshot
-from specjax.state import KVCache
+from specjax.state import Cut
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model
@@ -48,17 +48,13 @@ def save_session(session: Session, path: str | Path) -> None:
         "slots": session.slots,
         "when_full": session.when_full,
         "keep": session.keep,
-        "snapshot_bytes": session.snapshot_bytes,
-        "floor": session.reach.floor,
+        "point_bytes": session.point_bytes,
         "conversation": session.conversation,
         "cuts": session.cuts,
-        "tokens": session.tokens,
-        "snapshots": [snapshot.length for snapshot in session.snapshots],
+        "memory": None if session.memory is None else _memory_header(session.memory),
         "reuse": None if session.reuse is None else asdict(session.reuse),
     }
-    arrays = {} if session.state is None else dict(_named("state", _cut(session.state, len(session.tokens))))
-    for index, snapshot in enumerate(session.snapshots):
-        arrays |= _named(f"snapshots.{index}", snapshot.parts)
+    arrays = {} if session.memory is None else dict(_memory_arrays(session.memory))
     text, plain = json.dumps(header), {name: _plain(array) for name, array in arrays.items()}
     with replaced(Path(path)) as temporary:
         save_file(plain, temporary, {_KEY: text, _SUM: _sum(text, plain)})
@@ -100,6 +96,20 @@ def _options(saved: dict[str, Any]) -> GenerateOptions:
     return GenerateOptions(**{**saved, "draft": DraftConfig(**draft) if isinstance(draft, dict) else draft})
 
 
+def _memory_header(memory: Memory) -> dict[str, Any]:
+    return {
+        "tokens": memory.tokens,
+        "shortest": memory.limits.shortest,
+        "points": [point.length for point in memory.points],
+    }
+
+
+def _memory_arrays(memory: Memory) -> Iterator[tuple[str, Any]]:
+    yield from _named("state", memory.state.used(len(memory.tokens)))
+    for index, point in enumerate(memory.points):
+        yield from _named(f"points.{index}", point.parts)
+
+
 def _read(
     model: Model,
     options: GenerateOptions,
@@ -107,43 +117,39 @@ def _read(
     arrays: Mapping[str, np.ndarray],
 ) -> Session:
     session = open_session(model, options, header["slots"], header["when_full"], header["keep"])
-    empty = partial(model.decoder(options).init_state, 1, session.slots)
-    parts = jax.eval_shape(lambda: Snapshot.of(empty(), 0).parts)
+    saved = header["memory"]
+    return replace(
+        session,
+        point_bytes=header["point_bytes"],
+        conversation=tuple(header["conversation"]),
+        cuts=tuple(Cut(*cut) for cut in header["cuts"]),
+        memory=None if saved is None else _memory(model.decoder(options), session.slots, saved, arrays),
+        reuse=None if header["reuse"] is None else Reuse(**header["reuse"]),
+    )
+
+
+def _memory(decoder: Decoder, slots: int, saved: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Memory:
+    empty = partial(decoder.init_state, 1, slots)
+    parts = jax.eval_shape(lambda: empty().kept())
 
     def filled(prefix: str, shapes: Any) -> Any:
         leaves, tree = jax.tree.flatten(shapes)
         names = [name for name, _ in _named(prefix, shapes)]
         return jax.tree.unflatten(tree, [_whole(arrays[name], leaf) for name, leaf in zip(names, leaves, strict=True)])
 
-    return replace(
-        session,
-        snapshot_bytes=header["snapshot_bytes"],
-        reach=replace(session.reach, floor=header["floor"]),
-        conversation=tuple(header["conversation"]),
-        cuts=tuple(Cut(*cut) for cut in header["cuts"]),
-        tokens=tuple(header["tokens"]),
-        state=filled("state", jax.eval_shape(empty)) if arrays else None,
-        snapshots=tuple(
-            Snapshot(length, filled(f"snapshots.{index}", parts)) for index, length in enumerate(header["snapshots"])
+    return Memory(
+        tokens=tuple(saved["tokens"]),
+        state=filled("state", jax.eval_shape(empty)),
+        limits=replace(CutLimits.of(decoder, slots), shortest=saved["shortest"]),
+        points=tuple(
+            ReturnPoint(length, filled(f"points.{index}", parts)) for index, length in enumerate(saved["points"])
         ),
-        reuse=None if header["reuse"] is None else Reuse(**header["reuse"]),
     )
 
 
 def _named(prefix: str, tree: Any) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree.leaves_with_path(tree):
         yield f"{prefix}{jax.tree_util.keystr(path)}", leaf
-
-
-def _cut(state: Any, length: int) -> Any:
-    """The state with caches of `length` slots: those after them are not read, but rings have them all in use."""
-
-    def cut(node: Any) -> Any:
-        if not isinstance(node, KVCache) or node.window is not None:
-            return node
-        return replace(node, k=node.k.map(lambda x: x[:, :length]), v=node.v.map(lambda x: x[:, :length]))
-
-    return jax.tree.map(cut, state, is_leaf=lambda node: isinstance(node, KVCache))
 
 
 def _plain(array: jax.Array) -> np.ndarray:
@@ -153,7 +159,7 @@ def _plain(array: jax.Array) -> np.ndarray:
 
 
 def _whole(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """The array with all slots, those that were not in use as zeros."""
+    """The array with all slots. Slots that were not in use are zeros."""
     array = array.view(wanted.dtype)
     if array.shape == wanted.shape:
         return jnp.asarray(array)
@@ -162,17 +168,21 @@ def _whole(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _marks(model: Model, options: GenerateOptions) -> dict[str, str]:
-    """By what a model is known again, wherever its parameters lie and however matrices are packed."""
+    """Properties by which a model is recognised. They do not depend on where parameters lie or how matrices are packed.
+
+    The digest is that of the target's file; norms and biases are also those of a drafter.
+    """
     vectors = [leaf for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1 and leaf.dtype == jnp.float32]
     return {
         "config": repr(model.config),
         "drafter": repr(model.decoder(options).active_drafter),
+        "digest of the weights": str(model.digest),
         "norms and biases": f"{zlib.crc32(b''.join(np.asarray(leaf).tobytes() for leaf in vectors)):08x}",
     }
 
 
 def _check_model(model: Model, options: GenerateOptions, saved: dict[str, str], path: str | Path) -> None:
-    different = [name for name, mark in _marks(model, options).items() if mark != saved[name]]
+    different = [name for name, mark in _marks(model, options).items() if mark != saved.get(name)]
     if different:
         raise SpecjaxError(
             f"{path} is a session of another model: {model.path} has a {', '.join(different)} of its own"

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from flax import struct
 from jaxtyping import Array, Int
 
-from specjax.state.kv import KVCache
-
-
-class Window(Protocol):
-    """A part of the state that has seen tokens which may still be taken back."""
-
-    def commit(self, n: Int[Array, "B"]) -> Any:
-        """The part as it is after the first n tokens."""
-        ...
+from specjax.state.part import LayerWindow, Part, Window
+from specjax.state.shift import Shift
 
 
 @struct.dataclass
-class SequenceState:
+class SequenceState(Part):
     """The committed state of B sequences.
 
     Attributes:
-        layers: one entry per target layer: `KVCache`, `ReplayState` or `SnapshotState`.
-        drafter: the drafter's own state, or None.
+        layers: one part per target layer: `KVCache`, `ReplayState`, `SnapshotState` or another.
+        drafter: the drafter's own part, or None.
         length: committed tokens per row. The token at position `length` has been chosen but not been fed.
     """
 
@@ -32,31 +25,35 @@ class SequenceState:
     drafter: Any
     length: Int[Array, "B"]
 
+    @property
+    def cannot_shift(self) -> str | None:
+        """What stands in the way of the first part that cannot drop tokens."""
+        parts = self.layers if self.drafter is None else (*self.layers, self.drafter)
+        return next((part.cannot_shift for part in parts if part.cannot_shift), None)
+
+    def shift(self, shift: Shift) -> SequenceState:
+        """Drop tokens from every part at once."""
+        layers = tuple(layer.shift(shift) for layer in self.layers)
+        return SequenceState(layers, None if self.drafter is None else self.drafter.shift(shift), shift.left)
+
 
 @struct.dataclass
 class SequenceWindow:
     """A state with up to T more tokens in it, of which `commit` keeps the first n.
 
     Attributes:
-        layers, drafter: one `Window` per part of the state.
+        layers, drafter: one window per part of the state.
         length: committed tokens before the window.
     """
 
-    layers: tuple[Window, ...]
+    layers: tuple[LayerWindow, ...]
     drafter: Window | None
     length: Int[Array, "B"]
 
-
-def with_later_caches(window: SequenceWindow, state: SequenceState) -> SequenceWindow:
-    """The window with the KV caches of a state that was continued from it.
-
-    What the state's further tokens wrote lies past every length that the window can be committed to. So the window can
-    be continued on a trial basis without a copy of its caches.
-    """
-    layers = (
-        later if isinstance(layer, KVCache) else layer for layer, later in zip(window.layers, state.layers, strict=True)
-    )
-    return SequenceWindow(tuple(layers), window.drafter, window.length)
+    def continued(self, state: SequenceState) -> SequenceWindow:
+        """This window, while a trial goes on from it, see `LayerWindow.continued`."""
+        layers = (window.continued(later) for window, later in zip(self.layers, state.layers, strict=True))
+        return SequenceWindow(tuple(layers), self.drafter, self.length)
 
 
 def commit(window: SequenceWindow, n: Int[Array, "B"]) -> SequenceState:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import prefill_attention, verify_attention
+from pallas_kernels import cache_attention
 from pallas_kernels.kv_formats import KVStore
 from specjax.state.kv_types import KVTypes
+from specjax.state.part import Part, Ring
+from specjax.state.rotation import apply_rope
 from specjax.state.shift import Shift
 
-Rotate = Callable[[Float[Array, "B S G N"], Int[Array, "B S"]], Float[Array, "B S G N"]]
-"""Turns keys by a number of positions: what stood at p as it would stand at p plus that number."""
+Frequencies = Float[Array | np.ndarray, "pairs"] | Sequence[float]
+"""Radians per position of each pair of dimensions, see `apply_rope`."""
 
 
 @struct.dataclass
-class KVCache:
+class KVCache(Part):
     """Keys and values; the entry of position p stands in slot p, or in slot p mod S of a ring.
 
     Entries past the committed length are never read: attention masks them by position, and they are overwritten
@@ -31,26 +35,47 @@ class KVCache:
 
     Attributes:
         k, v: [B, S, G, N] in their formats; `keys` and `values` are what they stand for.
+        frequencies: by which the keys were rotated, so that they can be moved; no pairs: they were not.
         window: how many positions a row sees, itself included; None sees all, and the cache is no ring.
     """
 
     k: KVStore
     v: KVStore
+    frequencies: Float[Array, "B pairs"]
     window: int | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
-    def zeros(cls, batch: int, capacity: int, kv_heads: int, width: int, types: KVTypes) -> KVCache:
+    def zeros(
+        cls, batch: int, capacity: int, kv_heads: int, width: int, types: KVTypes, frequencies: Frequencies = ()
+    ) -> KVCache:
         """An empty cache with a slot for each of `capacity` positions."""
-        shape = (batch, capacity, kv_heads, width)
-        return cls(k=KVStore.zeros(shape, types.k), v=KVStore.zeros(shape, types.v))
+        shape, turning = (batch, capacity, kv_heads, width), jnp.asarray(frequencies, jnp.float32)
+        return cls(
+            k=KVStore.zeros(shape, types.k),
+            v=KVStore.zeros(shape, types.v),
+            frequencies=jnp.tile(turning, (batch, 1)),
+        )
 
     @classmethod
     def ring(
-        cls, batch: int, capacity: int, kv_heads: int, width: int, types: KVTypes, *, window: int, longest_call: int
+        cls,
+        batch: int,
+        capacity: int,
+        kv_heads: int,
+        width: int,
+        types: KVTypes,
+        frequencies: Frequencies = (),
+        *,
+        window: int,
+        longest_call: int,
     ) -> KVCache:
         """An empty ring for calls of at most `longest_call` tokens; no larger than `capacity`, where it never wraps."""
-        cache = cls.zeros(batch, min(capacity, window + longest_call), kv_heads, width, types)
+        cache = cls.zeros(batch, min(capacity, window + longest_call), kv_heads, width, types, frequencies)
         return replace(cache, window=window)
+
+    def rotating(self, frequencies: Float[Array | np.ndarray, "pairs"]) -> KVCache:
+        """The cache of a layer whose frequencies are parameters, and therefore not known before it runs."""
+        return replace(self, frequencies=jnp.broadcast_to(frequencies, self.frequencies.shape))
 
     @property
     def keys(self) -> Float[Array, "B S G N"]:
@@ -76,8 +101,8 @@ class KVCache:
     ) -> KVCache:
         """Encode the valid rows and write them at their positions.
 
-        Rows that are not valid, or past the capacity, are dropped. Formats encode each vector by itself, so that what a
-        row becomes does not depend on the others.
+        Rows that are not valid, or past the capacity, are dropped. A format encodes each vector by itself, so a row
+        does not depend on the others.
         """
         if valid.size == 1:
             # XLA's CPU backend updates the cache in place for several rows, and for a single one copies it instead,
@@ -90,7 +115,7 @@ class KVCache:
 
     def visible(self, positions: Int[Array, "B T"]) -> Bool[Array, "B T S"]:
         """Which slots the rows at `positions` read: those up to the row itself, as far back as the window reaches."""
-        return verify_attention.visible_slots(positions, jnp.arange(self.capacity), self.capacity, self.window)
+        return cache_attention.visible_slots(positions, jnp.arange(self.capacity), self.capacity, self.window)
 
     def attend(
         self, q: Float[Array, "B T H N"], positions: Int[Array, "B T"], *, scale: float
@@ -99,16 +124,66 @@ class KVCache:
 
         The output of a row that sees nothing is finite and means nothing.
         """
-        few = q.shape[1] <= verify_attention.MOST_ROWS
-        attend = verify_attention.attend if few else prefill_attention.attend
-        return attend(q, self.k, self.v, positions, scale=scale, window=self.window)
+        return cache_attention.attend(q, self.k, self.v, positions, scale=scale, window=self.window)
 
     def commit(self, n: Int[Array, "B"]) -> KVCache:
         """Nothing moves: the length, which lives with the sequence, decides what is read."""
         del n
         return self
 
-    def shifted(self, shift: Shift, rotate: Rotate) -> KVCache:
+    def continued(self, later: KVCache) -> KVCache:
+        """The later cache: it has room for the trial, so no copy is made."""
+        return later
+
+    @property
+    def limit(self) -> int | None:
+        """Its slots. What is written past them is lost; a ring overwrites what no row sees any more."""
+        return self.capacity if self.window is None else None
+
+    @property
+    def rings(self) -> tuple[Ring, ...]:
+        """Itself, if it is a ring."""
+        return () if self.window is None else (Ring(self.capacity, self.window),)
+
+    def used(self, slots: int) -> KVCache:
+        """The first slots; of a ring all, which may be in use at any length."""
+        if self.window is not None:
+            return self
+        return replace(self, k=self.k.map(lambda x: x[:, :slots]), v=self.v.map(lambda x: x[:, :slots]))
+
+    def kept(self) -> KVCache:
+        """Nothing: what has been written stays where it is."""
+        return jax.tree.map(lambda _: (), self)
+
+    def restored(self, now: KVCache) -> KVCache:
+        """A copy of the cache of now: what it has past the sequence's length is not read."""
+        return jax.tree.map(jnp.copy, now)
+
+    def put(self, rows_state: KVCache, rows: Int[Array, "n"]) -> KVCache:
+        """As many slots as both have; zeros in the others.
+
+        A kernel may multiply what rows without a token see with a weight of zero, which a NaN would survive.
+        """
+        more = self.capacity - rows_state.capacity
+
+        def put(old: Array, new: Array) -> Array:
+            new = new[:, : self.capacity]
+            padded = jnp.pad(new, [(0, 0), (0, max(more, 0)), *[(0, 0)] * (new.ndim - 2)])
+            return old.at[rows].set(padded, mode="drop")
+
+        return replace(
+            self,
+            k=self.k.map(put, rows_state.k),
+            v=self.v.map(put, rows_state.v),
+            frequencies=self.frequencies.at[rows].set(rows_state.frequencies, mode="drop"),
+        )
+
+    @property
+    def cannot_shift(self) -> None:
+        """Nothing is in the way: keys are rotated to their new positions."""
+        return None
+
+    def shift(self, shift: Shift) -> KVCache:
         """The cache without the tokens that `shift` drops, each slot that moves rotated to its new position.
 
         Values move as they are kept, and keys that stay where they are stay as they are: nothing of them is rounded.
@@ -134,5 +209,6 @@ class KVCache:
             return jnp.where((positions != before).reshape(*slot.shape, *(1,) * (new.ndim - 2)), new, old)
 
         keys = self.k.map(moved)
-        rotated = keys.set(slice(None), rotate(keys.values(), positions - before))
+        turned = apply_rope(keys.values(), positions - before, self.frequencies[:, None])
+        rotated = keys.set(slice(None), turned)
         return replace(self, k=rotated.map(where_moved, keys), v=self.v.map(moved))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pallas_kernels.kv_formats import FORMATS, format_named
 
 KV_TYPES = tuple(FORMATS)
-"""Names of all formats."""
+"""The names of all formats of KV caches."""
 
 
 @dataclass(frozen=True)

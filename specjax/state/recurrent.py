@@ -13,13 +13,14 @@ newest tokens and on commit only remembers which one counts. Both start from zer
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import causal_conv1d, gated_delta
+from specjax.state.part import Part
 
 RollbackStrategy = Literal["replay", "snapshot"]
 
@@ -37,8 +38,25 @@ class DeltaInputs(NamedTuple):
     beta: Float[Array, "B T Hv"]
 
 
+class _Sum(Part):
+    """What both strategies have in common as a part of the state: the tokens are summed up."""
+
+    @property
+    def cannot_shift(self) -> str:
+        """None of the tokens can be taken out of the sum."""
+        return "its recurrent layers (gated delta nets) hold all tokens in one sum, from which none can be taken out"
+
+
+class _Whole:
+    """A window that holds all it needs: a trial that goes on from it leaves it as it is."""
+
+    def continued(self, later: RecurrentState) -> Self:
+        del later
+        return self
+
+
 @struct.dataclass
-class ReplayState:
+class ReplayState(_Sum):
     """The committed state: matrix [B, Hv, Dk, Dv] and the last W - 1 inputs of the convolution, both float32."""
 
     matrix: Float[Array, "B Hv Dk Dv"]
@@ -72,7 +90,7 @@ class ReplayState:
 
 
 @struct.dataclass
-class KeptToken:
+class KeptToken(_Whole):
     """A window of one token per row or none: nothing can be taken back, and the state is passed over once."""
 
     after: ReplayState
@@ -83,7 +101,7 @@ class KeptToken:
 
 
 @struct.dataclass
-class ReplayWindow:
+class ReplayWindow(_Whole):
     """The last committed matrix, and what is needed to apply the window's tokens to it."""
 
     matrix: Float[Array, "B Hv Dk Dv"]
@@ -100,7 +118,7 @@ class ReplayWindow:
 
 
 @struct.dataclass
-class SnapshotState:
+class SnapshotState(_Sum):
     """R snapshot slots per row, of which `slot` names the committed one.
 
     Attributes:
@@ -153,7 +171,7 @@ class SnapshotState:
 
 
 @struct.dataclass
-class SnapshotWindow:
+class SnapshotWindow(_Whole):
     """Snapshots after each of the window's tokens; rows without tokens keep their slots."""
 
     slots: Float[Array, "B R Hv Dk Dv"]

@@ -6,14 +6,26 @@ of them: a shifted state is not that of a text which never had them. That is wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 
+class Cut(NamedTuple):
+    """What one sequence drops, as plain numbers: `drop` tokens after the first `keep`."""
+
+    keep: int
+    drop: int
+
+    def of(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that are left after the cut."""
+        return (*tokens[: self.keep], *tokens[self.keep + self.drop :])
+
+
 class Shift(NamedTuple):
-    """Which tokens go, per row. A row that drops none stays bit for bit as it was.
+    """Which tokens each row drops. A row that drops none does not change by a bit.
 
     Attributes:
         keep: tokens at the start that stay where they are.
@@ -31,5 +43,5 @@ class Shift(NamedTuple):
         return self.length - self.drop
 
     def sources(self, positions: Int[Array, "B S"]) -> Int[Array, "B S"]:
-        """Where that which comes to stand at these positions stood before."""
+        """For each position after the shift: the position that its entry had before."""
         return positions + jnp.where(positions < self.keep[:, None], 0, self.drop[:, None])

@@ -9,6 +9,8 @@ import jax
 import optax
 import orbax.checkpoint as ocp
 
+from checkpoints.orbax.folder import check_path
+
 
 class TrainState(NamedTuple):
     """What a step maps to its successor; the order of the text follows from `step`.
@@ -28,6 +30,7 @@ class Checkpoints:
     """The checkpoints of one run, newest `keep` only. Use as a context manager: leaving waits for pending writes."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
+        check_path(folder.resolve())
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 

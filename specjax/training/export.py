@@ -8,8 +8,9 @@ import jax
 from tokenizers import Tokenizer
 
 from checkpoints import TextTokenizer, write_gguf
-from checkpoints.gguf_writer import WeightType
-from checkpoints.tokenizer_hf import from_backend
+from checkpoints.gguf.writer import WeightType
+from checkpoints.tokenizers.hf import from_backend
+from specjax.models.registry import FAMILIES
 from specjax.training.checkpointing import Checkpoints, TrainState
 from specjax.training.families.registry import family_of
 from specjax.training.run_folder import RunFolder
@@ -51,6 +52,7 @@ def export_gguf(folder: RunFolder, path: Path, weights: WeightType) -> list[Path
         paths.append(path.with_stem(path.stem + suffix))
         write_gguf(
             paths[-1],
+            FAMILIES,
             file_config,
             params,
             tokenizer,

@@ -55,7 +55,7 @@ class Progress:
             self.say(f"step {step}/{self._total}  {status}  left {left}")
 
     def held_out(self, step: int, values: dict[str, float]) -> None:
-        """Report an evaluation."""
+        """Report the losses of an evaluation on held-out text."""
         self.say(f"held out at step {step}: " + "  ".join(f"{name} {value:.3f}" for name, value in values.items()))
 
     def say(self, line: str) -> None:

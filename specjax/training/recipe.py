@@ -67,7 +67,7 @@ class Recipe:
 
     @property
     def tokens_per_step(self) -> int:
-        """B * T."""
+        """B * T, the tokens that one optimizer step reads."""
         return self.batch_size * self.length
 
     def to_dict(self) -> dict[str, object]:

@@ -107,8 +107,8 @@ def check_same(folder: RunFolder, previous: Recipe, recipe: Recipe, config: Trai
     rates_were, rates_are = (learning_rate(r)(np.arange(taken)) for r in (previous, recipe))
     if not np.array_equal(rates_were, rates_are):
         raise ValueError(
-            f"{folder.path} holds a run that took {taken} of {previous.steps} steps; with {recipe.steps} steps, the"
-            " learning rate of some of them would have been another, as it decays at the end: continue it with"
+            f"{folder.path} holds a run that took {taken} of {previous.steps} steps; with {recipe.steps} steps, some"
+            " of them would have had another learning rate, because it decays at the end: continue it with"
             f" {previous.steps} steps, or choose another folder"
         )
 
@@ -121,6 +121,6 @@ def check_text(folder: RunFolder, corpus: Corpus) -> None:
             f"{p['train_bytes']} + {p['held_out_bytes']} bytes, Python {p['python_version']}" for p in (was, now)
         )
         raise ValueError(
-            f"{folder.path} holds a run on other text ({was_made_of}) than is to be had here ({is_made_of}); continue"
-            " it with the Python that began it, or choose another folder"
+            f"{folder.path} holds a run on other text ({was_made_of}) than this Python has ({is_made_of}); continue it"
+            " with the Python that started it, or choose another folder"
         )

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from checkpoints.atomic import write_text
+from checkpoints.file_errors import named
 from specjax.training.families.base import Family, TrainingConfig
 from specjax.training.families.registry import FAMILIES, family_of
 from specjax.training.plain import from_plain
@@ -27,7 +28,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Orbax checkpoints."""
+        """The folder with the newest Orbax checkpoints of the run."""
         return self.path / "checkpoints"
 
     @property
@@ -37,7 +38,7 @@ class RunFolder:
 
     @property
     def loss_plot(self) -> Path:
-        """The loss curves."""
+        """The picture of the loss curves, a PNG file."""
         return self.path / "loss.png"
 
     @property
@@ -75,11 +76,11 @@ class RunFolder:
         return Recipe.from_dict(self._read()["recipe"]) if self.description.exists() else None
 
     def read_family(self) -> Family:
-        """The model's family."""
+        """The family of the model that the run trains."""
         return FAMILIES[self._read()["family"]]
 
     def read_config(self) -> TrainingConfig:
-        """The model's config."""
+        """The config of the model that the run trains."""
         return from_plain(self.read_family().config_type, self._read()["config"])
 
     def read_provenance(self) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class RunFolder:
         return self._read()["corpus"]
 
     def read_tokenizer(self) -> Tokenizer:
-        """The run's vocabulary."""
+        """The vocabulary that the run has trained."""
         return Tokenizer.from_file(str(self.tokenizer))
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -104,7 +105,7 @@ class RunFolder:
     def log(self, event: str, step: int, **values: float) -> None:
         """Append one line to the metrics, after ending the one that a killed run may have left unfinished."""
         line = json.dumps({"event": event, "step": step, **values}).encode() + b"\n"
-        with self.metrics.open("a+b") as file:
+        with named(self.metrics), self.metrics.open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read() == b"\n" else b"\n" + line

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from checkpoints.tokenizer_backend import pre_tokenizer
+from checkpoints.tokenizers.backend import pre_tokenizer
 from specjax.training.corpus import Document
 
 END_OF_TEXT = "<|endoftext|>"
@@ -62,7 +62,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document]) -> lis
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """The id of `END_OF_TEXT`."""
+    """The token id of `END_OF_TEXT` in this vocabulary."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     assert end is not None
     return end

@@ -17,14 +17,15 @@ from tiny_checkpoints import make_config, make_tokenizer, write_tiny_gguf
 
 from checkpoints import quantization
 from checkpoints.convert import ConvertOptions, prepare
-from checkpoints.ggml_types import GGML_TYPES
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import typed
-from checkpoints.gguf_writer import FILE_TYPES, gguf_metadata, stays_f32
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import typed
+from checkpoints.gguf.writer import FILE_TYPES, gguf_metadata, stays_f32
 from checkpoints.heap import release
 from checkpoints.quantization import QuantizeOptions
-from checkpoints.rules.qwen3_5 import gguf_rules
-from specjax.models.qwen3_5 import hybrid_layer_types
+from specjax.models.qwen3_5 import FAMILY, hybrid_layer_types
+from specjax.models.qwen3_5.gguf import gguf_rules
+from specjax.models.registry import FAMILIES
 
 
 def write_large(path: Path, vocab_size: int, layers: int, width: int = 512) -> int:
@@ -49,7 +50,7 @@ def write_large(path: Path, vocab_size: int, layers: int, width: int = 512) -> i
             blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
             yield blocks
 
-    keys = gguf_metadata(config, make_tokenizer(), FILE_TYPES["Q8_0"])
+    keys = gguf_metadata(FAMILY, config, make_tokenizer(), FILE_TYPES["Q8_0"])
     write_stream(path, {key: typed(key, value) for key, value in keys.items()}, entries, data())
     return max(entry.num_bytes for entry in entries)
 
@@ -57,15 +58,17 @@ def write_large(path: Path, vocab_size: int, layers: int, width: int = 512) -> i
 def convert(source: Path, destination: Path, kind: str, split_bytes: int | None = None) -> None:
     """Convert, or quantize if that is the kind."""
     if kind == "quantize":
-        quantization.prepare(source, destination, QuantizeOptions("Q4_0", force=True, split_bytes=split_bytes)).run()
+        quantization.prepare(
+            source, destination, FAMILIES, QuantizeOptions("Q4_0", force=True, split_bytes=split_bytes)
+        ).run()
         return
     options = ConvertOptions(kind, force=True, split_bytes=split_bytes)  # type: ignore[arg-type]
-    prepare(source, destination, options).run()
+    prepare(source, destination, FAMILIES, options).run()
 
 
 def verify(source: Path, destination: Path, kind: str) -> None:
     options = ConvertOptions(kind, force=True)  # type: ignore[arg-type]
-    assert not prepare(source, destination.with_name("not-written"), options).compare([destination]).wrong
+    assert not prepare(source, destination.with_name("not-written"), FAMILIES, options).compare([destination]).wrong
 
 
 def measure(folder: Path) -> dict[str, float]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from checkpoints.quantization.encode import ENCODERS
-from pallas_kernels.quant_matmul import FORMATS
+from pallas_kernels.matmul import FORMATS
 
 ROWS, WIDTH = 8, 512
 RULES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")

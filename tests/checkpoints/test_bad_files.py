@@ -25,6 +25,8 @@ from checkpoints import (
     TokenizerError,
     UnknownArchitectureError,
 )
+from checkpoints.tokenizers import hf as tokenizer_hf
+from specjax.models.registry import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +37,19 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hf(tmp_path: Path) -> Path:
     config = make_config()
-    checkpoints.write_hf(tmp_path / "hf", config, make_params(config), make_tokenizer())
+    checkpoints.write_hf(tmp_path / "hf", FAMILIES, config, make_params(config), make_tokenizer())
     return tmp_path / "hf"
 
 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no such file"):
-        checkpoints.load(tmp_path / "nothing.gguf")
+        checkpoints.load(tmp_path / "nothing.gguf", FAMILIES)
 
 
 @pytest.mark.parametrize("dtype", ["float31", "int8", "float64", None, 7])
 def test_matrices_are_floats_of_16_or_32_bits(dtype: Any, good: Path) -> None:
     with pytest.raises(CheckpointError, match=f"dtype is {dtype!r}; matrices can be loaded as float32, bfloat16"):
-        checkpoints.load(good, dtype)
+        checkpoints.load(good, FAMILIES, dtype)
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 something else"])
@@ -55,7 +57,7 @@ def test_not_a_gguf(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(FormatError, match="not a GGUF"):
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
 
 
 def test_a_file_cut_anywhere_is_called_truncated(good: Path, tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_a_file_cut_anywhere_is_called_truncated(good: Path, tmp_path: Path) -> 
     for cut in cuts:
         path.write_bytes(content[:cut])
         with pytest.raises(FormatError, match=r"truncated.*(the file ends at byte|but the file has)") as raised:
-            checkpoints.load(path)
+            checkpoints.load(path, FAMILIES)
         assert str(path) in str(raised.value)
 
 
@@ -87,30 +89,30 @@ def test_absurd_headers_are_refused(offset: int, field: bytes, message: str, goo
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=message):
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
 
 
 def test_unknown_architecture_names_the_known_ones(good: Path, tmp_path: Path) -> None:
     path = edit_gguf(good, tmp_path / "model.gguf", keys={"general.architecture": "mamba"})
     with pytest.raises(UnknownArchitectureError, match=r"'mamba' is not known; known are .*qwen35, qwen35moe"):
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
 
 
 def test_all_absent_keys_are_listed(good: Path, tmp_path: Path) -> None:
     dropped = ["qwen35.block_count", "qwen35.ssm.inner_size", "qwen35.rope.dimension_sections"]
     path = edit_gguf(good, tmp_path / "model.gguf", drop_keys=dropped)
     with pytest.raises(ConfigError) as raised:
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
     assert all(key in str(raised.value) for key in dropped)
 
 
 def test_contradictory_metadata_are_refused(good: Path, tmp_path: Path) -> None:
     path = edit_gguf(good, tmp_path / "model.gguf", keys={"qwen35.rope.scaling.type": "yarn"})
     with pytest.raises(ConfigError, match="rope scaling 'yarn'"):
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
     path = edit_gguf(good, tmp_path / "model.gguf", keys={"qwen35.block_count": "four"})
     with pytest.raises(ConfigError, match="describe no model"):
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
 
 
 def test_all_mismatched_tensors_are_listed_at_once(good: Path, tmp_path: Path) -> None:
@@ -126,39 +128,39 @@ def test_all_mismatched_tensors_are_listed_at_once(good: Path, tmp_path: Path) -
         retype={"blk.2.attn_k.weight": wrong_shape, "blk.1.ffn_up.weight": wrong_type},
     )
     with pytest.raises(TensorMismatchError) as raised:
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
     error = raised.value
     assert [name.split()[0] for name in error.missing] == list(missing)
     assert [name.split()[0] for name in error.surplus] == list(surplus)
     assert error.misshapen == ("blk.2.attn_k.weight: expected (32, 64), got (64, 32)",)
     assert error.unsupported == ("blk.1.ffn_up.weight: I32",)
     assert all(line in str(error) for line in (*error.missing, *error.surplus, *error.misshapen, *error.unsupported))
-    assert checkpoints.describe(path).problems == str(error)
+    assert checkpoints.describe(path, FAMILIES).problems == str(error)
 
 
 def test_a_declared_head_that_is_absent_is_said_aloud(good: Path, tmp_path: Path) -> None:
     head = [tensor.name for tensor in gguf.GGUFReader(good).tensors if tensor.name.startswith("blk.3.")]
     path = edit_gguf(good, tmp_path / "model.gguf", drop=head)
     with pytest.warns(MissingMTPWarning, match=r"none of its tensors \(blk.3"):
-        loaded = checkpoints.load(path)
+        loaded = checkpoints.load(path, FAMILIES)
     assert loaded.config == make_config(mtp_layers=0)
     assert loaded.params.keys() == {"target"}
     with pytest.warns(MissingMTPWarning):
-        assert not checkpoints.describe(path).has_mtp
+        assert not checkpoints.describe(path, FAMILIES).has_mtp
 
 
 def test_a_head_that_is_partly_there_is_an_error(good: Path, tmp_path: Path) -> None:
     gone = ["blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight"]
     path = edit_gguf(good, tmp_path / "model.gguf", drop=gone)
     with pytest.raises(TensorMismatchError) as raised:
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
     assert {name.split()[0] for name in raised.value.missing} == set(gone)
 
 
 def test_an_undeclared_head_is_surplus(good: Path, tmp_path: Path) -> None:
     path = edit_gguf(good, tmp_path / "model.gguf", drop_keys=["qwen35.nextn_predict_layers"])
     with pytest.raises(TensorMismatchError) as raised:
-        checkpoints.load(path)
+        checkpoints.load(path, FAMILIES)
     assert {name.split(" ")[0].split(".nextn.")[1] for name in raised.value.surplus} == {
         "eh_proj.weight",
         "enorm.weight",
@@ -181,9 +183,9 @@ def test_an_undeclared_head_is_surplus(good: Path, tmp_path: Path) -> None:
 def test_unusable_tokenizers(changes: dict[str, Any], message: str, good: Path, tmp_path: Path) -> None:
     path = edit_gguf(good, tmp_path / "model.gguf", **changes)
     with pytest.raises(TokenizerError, match=message):
-        checkpoints.load(path)
-    assert checkpoints.load(path, need_tokenizer=False).tokenizer is None
-    assert checkpoints.describe(path).vocab_size is None
+        checkpoints.load(path, FAMILIES)
+    assert checkpoints.load(path, FAMILIES, need_tokenizer=False).tokenizer is None
+    assert checkpoints.describe(path, FAMILIES).vocab_size is None
 
 
 def test_a_missing_part_of_a_split_file(good: Path, tmp_path: Path) -> None:
@@ -191,10 +193,10 @@ def test_a_missing_part_of_a_split_file(good: Path, tmp_path: Path) -> None:
     first, second, *_ = sorted(tmp_path.glob("split-*.gguf"))
     second.unlink()
     with pytest.raises(FormatError, match=f"{second.name}: no such file"):
-        checkpoints.load(first)
+        checkpoints.load(first, FAMILIES)
     first.rename(tmp_path / "renamed.gguf")
     with pytest.raises(FormatError, match="one of 2 parts"):
-        checkpoints.load(tmp_path / "renamed.gguf")
+        checkpoints.load(tmp_path / "renamed.gguf", FAMILIES)
 
 
 def _remove(name: str) -> Callable[[Path], None]:
@@ -221,6 +223,16 @@ def _set(**keys: Any) -> Callable[[Path], None]:
     return edit
 
 
+def _edit_tokenizer(vocab: dict[str, int] | None = None, **settings: str) -> Callable[[Path], None]:
+    def edit(directory: Path) -> None:
+        document = json.loads((directory / "tokenizer.json").read_text())
+        document["model"] |= settings
+        document["model"]["vocab"] |= vocab or {}
+        (directory / "tokenizer.json").write_text(json.dumps(document))
+
+    return edit
+
+
 @pytest.mark.parametrize(
     ("damage", "kind", "message"),
     [
@@ -235,6 +247,16 @@ def _set(**keys: Any) -> Callable[[Path], None]:
         (_write("tokenizer_config.json", b"{"), TokenizerError, r"tokenizer_config\.json: not JSON"),
         (_write("generation_config.json", b"3"), TokenizerError, r"generation_config\.json: not a JSON object"),
         (_write("generation_config.json", b'{"eos_token_id": "x"}'), TokenizerError, "eos_token_id is 'x'"),
+        (_write("config.json", b"[" * 100_000), FormatError, r"config\.json: not JSON: maximum recursion"),
+        (_write("tokenizer.json", b'{"a":' * 100_000), TokenizerError, r"tokenizer\.json: not JSON: maximum recursion"),
+        (_write("tokenizer_config.json", rb'{"eos_token": "\ud800"}'), TokenizerError, "surrogates not allowed"),
+        (_edit_tokenizer(vocab={"def": 4294967290}), TokenizerError, "has the id 4294967290, and no vocabulary"),
+        (
+            _edit_tokenizer(continuing_subword_prefix="##"),
+            TokenizerError,
+            "continuing_subword_prefix is '##'; only BPE",
+        ),
+        (_edit_tokenizer(end_of_word_suffix="</w>"), TokenizerError, "end_of_word_suffix is '</w>'; only BPE"),
         (_set(model_type="mamba"), UnknownArchitectureError, "'mamba' is not known; known are .*qwen3_5,"),
         (_set(hidden_size=None, vocab_size=None), ConfigError, "lacks vocab_size, hidden_size"),
         (_set(rope_parameters={"rope_type": "yarn"}), ConfigError, "'yarn' is not supported"),
@@ -245,12 +267,33 @@ def _set(**keys: Any) -> Callable[[Path], None]:
 def test_damaged_directories(damage: Callable[[Path], None], kind: type[Exception], message: str, hf: Path) -> None:
     damage(hf)
     with pytest.raises(kind, match=message):
-        checkpoints.load(hf)
+        checkpoints.load(hf, FAMILIES)
+
+
+def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(hf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """So called, and so derived, are those of the bindings."""
+
+    def panic(_: str) -> None:
+        raise PanicException("slice index starts at 1 but ends at 0")
+
+    monkeypatch.setattr(tokenizer_hf, "Tokenizer", type("Tokenizer", (), {"from_file": staticmethod(panic)}))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: slice index starts at 1"):
+        checkpoints.load(hf, FAMILIES)
+
+
+def test_characters_outside_the_basic_plane_may_be_escaped(hf: Path) -> None:
+    settings = hf / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": "\U0001f600"}))
+    assert r"\ud83d\ude00" in settings.read_text()
+    loaded = checkpoints.load(hf, FAMILIES)
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.vocabulary.chat_template == "\U0001f600"
 
 
 def test_an_empty_text_config_is_none(hf: Path) -> None:
     _set(text_config=None)(hf)
-    loaded = checkpoints.load(hf)
+    loaded = checkpoints.load(hf, FAMILIES)
     assert loaded.config == make_config()
     assert loaded.tokenizer is not None
     assert loaded.tokenizer.eos_ids == make_tokenizer().eos_ids
@@ -261,7 +304,7 @@ def test_all_mismatched_tensors_of_a_directory_are_listed_at_once(hf: Path) -> N
     del tensors["model.norm.weight"], tensors["mtp.fc.weight"]
     save_file(tensors | {"model.extra.weight": np.zeros(3, np.float32)}, hf / "model.safetensors")
     with pytest.raises(TensorMismatchError) as raised:
-        checkpoints.load(hf)
+        checkpoints.load(hf, FAMILIES)
     assert [name.split()[0] for name in raised.value.missing] == ["model.norm.weight", "mtp.fc.weight"]
     assert raised.value.surplus == ("model.extra.weight (3,)",)
 
@@ -271,14 +314,14 @@ def test_a_directory_without_its_declared_head_loads_the_trunk(hf: Path) -> None
     trunk = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
     save_file(trunk, hf / "model.safetensors")
     with pytest.warns(MissingMTPWarning, match=r"none of its tensors \(mtp"):
-        loaded = checkpoints.load(hf)
+        loaded = checkpoints.load(hf, FAMILIES)
     assert loaded.params.keys() == {"target"}
 
 
 def test_wrong_parameters_are_not_written(tmp_path: Path) -> None:
     config, params = make_config(), make_params(make_config(moe=True))
     with pytest.raises(TensorMismatchError, match=r"target\.layers_0\.mlp\.gate_proj\.weight"):
-        checkpoints.write_gguf(tmp_path / "model.gguf", config, params, make_tokenizer())
+        checkpoints.write_gguf(tmp_path / "model.gguf", FAMILIES, config, params, make_tokenizer())
     with pytest.raises(CheckpointError, match="'Q3_K' weights; known are F32, F16, BF16, Q8_0"):
-        checkpoints.write_gguf(tmp_path / "m", config, params, make_tokenizer(), weights="Q3_K")  # type: ignore[arg-type]
+        checkpoints.write_gguf(tmp_path / "m", FAMILIES, config, params, make_tokenizer(), weights="Q3_K")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

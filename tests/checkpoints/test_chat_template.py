@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import replace
 
 import pytest
 from tiny_checkpoints import END, make_tokenizer
 
-from checkpoints import TextTokenizer, TokenizerError, tokenizer_gguf
-from checkpoints.chat_template import Message, render
+from checkpoints import TextTokenizer, TokenizerError
+from checkpoints.tokenizers import chat_template
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers.chat_template import Message, render
 
 CONVERSATION = [
     Message(role="system", content="S"),
@@ -64,3 +68,27 @@ def test_a_bos_token_comes_once() -> None:
 def test_what_a_template_cannot_do_is_said(template: str | None, message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         render(with_template(template), CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ lipsum(n=10**7) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_a_template_that_would_run_for_hours_is_broken_off(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.2)
+    traced, start = sys.gettrace(), time.monotonic()
+    with pytest.raises(TokenizerError, match=r"it runs for more than 0\.2 seconds"):
+        render(with_template(template), CONVERSATION)
+    assert time.monotonic() - start < 5
+    assert sys.gettrace() is traced
+
+
+@pytest.mark.parametrize("product", ["'a' * 10**12", "10**12 * [1]", "2 ** 1000000000"])
+def test_a_template_cannot_fill_the_memory_by_one_product(product: str) -> None:
+    with pytest.raises(TokenizerError, match=r"times are more than 10000000|is larger than 64"):
+        render(with_template(f"{{{{ ({product}) | length }}}}"), CONVERSATION)
+    assert render(with_template("{{ '=' * 20 }}{{ 2 ** 10 * 3 }}"), CONVERSATION) == "=" * 20 + "3072"

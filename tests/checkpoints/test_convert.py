@@ -16,14 +16,16 @@ from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import assert_same, edit_gguf, make_config, make_params, make_tokenizer, write_tiny_gguf
 
 import checkpoints
-from checkpoints import CheckpointError
+from checkpoints import CheckpointError, quantization
 from checkpoints.convert import Conversion, ConvertOptions, prepare
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.rules import dense
-from checkpoints.safetensors_file import SafetensorsDirectory
-from checkpoints.tree import flatten, unflatten
-from pallas_kernels.quant_matmul import QTensor
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.mapping.tree import flatten, unflatten
+from checkpoints.quantization import QuantizeOptions
+from checkpoints.safetensors.file import SafetensorsDirectory
+from pallas_kernels.matmul import QTensor
 from specjax.models.dense import DenseConfig
+from specjax.models.dense import gguf as dense
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -37,7 +39,7 @@ CHOSEN_FOLDERS = (*(f"{name}/hf" for name in CHOSEN), "gemma4/edge/assistant")
 
 def convert(source: Path, destination: Path, **options: object) -> Conversion:
     """Convert, and compare as --verify does."""
-    conversion = prepare(source, destination, ConvertOptions(**options))  # type: ignore[arg-type]
+    conversion = prepare(source, destination, FAMILIES, ConvertOptions(**options))  # type: ignore[arg-type]
     found = conversion.compare(conversion.run())
     assert not found.wrong
     return conversion
@@ -98,21 +100,23 @@ def test_packed_matrices_stay_packed_in_orbax_and_are_decoded_for_safetensors(
     types = {tensor.info.type for tensor in conversion.tensors}
     assert types == ({"F32", "BF16"} if through == "hf" else {"F32", "Q8_0"})
     assert bool(conversion.decoded) == (through == "hf")
-    loaded = checkpoints.load(tmp_path / "model")
+    loaded = checkpoints.load(tmp_path / "model", FAMILIES)
     assert loaded.config == config
     assert loaded.tokenizer is not None
-    assert loaded.tokenizer.eos_ids == checkpoints.load(source).tokenizer.eos_ids  # type: ignore[union-attr]
+    assert loaded.tokenizer.eos_ids == checkpoints.load(source, FAMILIES).tokenizer.eos_ids  # type: ignore[union-attr]
     assert_same(loaded.params, make_params(config), rtol=1e-6)
 
 
 def test_an_orbax_folder_loads_packed_as_its_gguf_does(tiny: Path, tmp_path: Path) -> None:
     convert(tiny, tmp_path / "model.orbax")
-    ours, theirs = (flatten(checkpoints.load(path, packed="a16").params) for path in (tmp_path / "model.orbax", tiny))
+    ours, theirs = (
+        flatten(checkpoints.load(path, FAMILIES, packed="a16").params) for path in (tmp_path / "model.orbax", tiny)
+    )
     assert ours.keys() == theirs.keys()
     assert sum(isinstance(leaf, QTensor) for leaf in ours.values()) > 10
     for path, leaf in theirs.items():
         assert repr(ours[path]) == repr(leaf), path
-    assert checkpoints.describe(tmp_path / "model.orbax").problems is None
+    assert checkpoints.describe(tmp_path / "model.orbax", FAMILIES).problems is None
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q2_K", "MXFP4", "TQ1_0"])
@@ -126,7 +130,7 @@ def test_types_that_nothing_computes_with_are_kept_too(kind: str, tmp_path: Path
     convert(source, tmp_path / "model.orbax")
     convert(tmp_path / "model.orbax", tmp_path / "back.gguf")
     assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()
-    assert_same(checkpoints.load(tmp_path / "model.orbax").params, checkpoints.load(source).params)
+    assert_same(checkpoints.load(tmp_path / "model.orbax", FAMILIES).params, checkpoints.load(source, FAMILIES).params)
 
 
 def test_rows_that_a_rule_reorders_are_reordered_packed(tmp_path: Path) -> None:
@@ -136,9 +140,9 @@ def test_rows_that_a_rule_reorders_are_reordered_packed(tmp_path: Path) -> None:
     shapes = dense.gguf_rules(config).shapes
     params = unflatten({path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()})
     packed = tmp_path / "packed.gguf"
-    checkpoints.write_gguf(packed, config, params, make_tokenizer(), weights="Q8_0")
+    checkpoints.write_gguf(packed, FAMILIES, config, params, make_tokenizer(), weights="Q8_0")
     convert(packed, tmp_path / "model.orbax")
-    assert_same(checkpoints.load(tmp_path / "model.orbax").params, checkpoints.load(packed).params)
+    assert_same(checkpoints.load(tmp_path / "model.orbax", FAMILIES).params, checkpoints.load(packed, FAMILIES).params)
     convert(tmp_path / "model.orbax", tmp_path / "back.gguf")
     assert (tmp_path / "back.gguf").read_bytes() == packed.read_bytes()
 
@@ -158,7 +162,7 @@ def test_fused_experts_stay_fused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["gguf", "hf", "orbax"])
 def test_dtype_is_of_matrices(to: str, tmp_path: Path) -> None:
     convert(FIXTURES / "qwen3_5/dense/hf", tmp_path / "model", to=to, dtype="float16")
-    tensors = checkpoints.describe(tmp_path / "model").tensors
+    tensors = checkpoints.describe(tmp_path / "model", FAMILIES).tensors
     assert {tensor.type for tensor in tensors if len(tensor.shape) == 2 and "conv" not in tensor.name} == {"F16"}
     if to == "hf":
         assert SafetensorsDirectory(tmp_path / "model").document["dtype"] == "float16"
@@ -172,7 +176,7 @@ def test_values_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:
     source = edit_gguf(plain, tmp_path / "large.gguf", retype={name: (large, GGMLQuantizationType.F32)})
     for to in ("gguf", "hf", "orbax"):
         with pytest.raises(CheckpointError, match="do not fit F16"):
-            prepare(source, tmp_path / "out", ConvertOptions(to=to, dtype="float16")).run()  # type: ignore[arg-type]
+            prepare(source, tmp_path / "out", FAMILIES, ConvertOptions(to=to, dtype="float16")).run()  # type: ignore[arg-type]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.gguf", "plain.gguf"]
 
 
@@ -181,7 +185,7 @@ def test_values_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:
 def test_a_dropped_head_leaves_a_model_that_declares_none(name: str, to: str, tmp_path: Path) -> None:
     """A missing head would be warned of, and warnings are errors here."""
     convert(FIXTURES / name, tmp_path / "trunk", to=to, drop_mtp=True)
-    trunk, whole = checkpoints.load(tmp_path / "trunk"), checkpoints.load(FIXTURES / name)
+    trunk, whole = checkpoints.load(tmp_path / "trunk", FAMILIES), checkpoints.load(FIXTURES / name, FAMILIES)
     assert trunk.config.mtp_layers == 0
     assert_same(trunk.params, {"target": whole.params["target"]}, rtol=1e-6)
 
@@ -190,35 +194,64 @@ def test_a_head_is_dropped_from_orbax_as_well(tmp_path: Path) -> None:
     convert(FIXTURES / "step3_5/flash/hf", tmp_path / "whole.orbax")
     convert(tmp_path / "whole.orbax", tmp_path / "trunk.gguf", drop_mtp=True)
     assert "step35.nextn_predict_layers" not in GGUFFile(tmp_path / "trunk.gguf").metadata
-    assert checkpoints.load(tmp_path / "trunk.gguf").params.keys() == {"target"}
+    assert checkpoints.load(tmp_path / "trunk.gguf", FAMILIES).params.keys() == {"target"}
 
 
 def test_a_head_that_is_absent_is_dropped_only_when_asked(tiny: Path, tmp_path: Path) -> None:
     head = [name for name in GGUFFile(tiny).tensors if name.startswith("blk.3.")]
     headless = edit_gguf(tiny, tmp_path / "headless.gguf", drop=head)
     folder = tmp_path / "hf"
-    checkpoints.write_hf(folder, make_config(), make_params(make_config()))
+    checkpoints.write_hf(folder, FAMILIES, make_config(), make_params(make_config()))
     tensors = load_file(folder / "model.safetensors")
     save_file({n: x for n, x in tensors.items() if not n.startswith("mtp.")}, folder / "model.safetensors")
     for source in (headless, folder):
         with pytest.raises(CheckpointError, match=r"none of its tensors.*give --drop-mtp"):
-            prepare(source, tmp_path / "out", ConvertOptions("orbax"))
+            prepare(source, tmp_path / "out", FAMILIES, ConvertOptions("orbax"))
         convert(source, tmp_path / f"{source.stem}.orbax", drop_mtp=True)
-        assert not checkpoints.describe(tmp_path / f"{source.stem}.orbax").has_mtp
+        assert not checkpoints.describe(tmp_path / f"{source.stem}.orbax", FAMILIES).has_mtp
     for source, message in ((tmp_path / "hf.orbax", "no MTP head"), (FIXTURES / GGUFS[-1], "nothing but a head")):
         with pytest.raises(CheckpointError, match=message):
-            prepare(source, tmp_path / "out", ConvertOptions("orbax", drop_mtp=True))
+            prepare(source, tmp_path / "out", FAMILIES, ConvertOptions("orbax", drop_mtp=True))
 
 
 def test_what_a_format_cannot_express_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no tokenizer.*--tokenizer"):
-        prepare(FIXTURES / "gemma4/edge/assistant", tmp_path / "m.gguf")
+        prepare(FIXTURES / "gemma4/edge/assistant", tmp_path / "m.gguf", FAMILIES)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pre_tokenizer_that_a_gguf_cannot_name_is_said_with_the_file_and_a_way_out(
+    tiny: Path, tmp_path: Path
+) -> None:
+    for name in ("odd", "other"):
+        convert(tiny, tmp_path / name, to="hf")
+        path = tmp_path / name / "tokenizer.json"
+        document = json.loads(path.read_text())
+        document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+"
+        path.write_text(json.dumps(document))
+    odd, other = tmp_path / "odd", tmp_path / "other"
+    says = "this pre-tokenizer cannot be written to a GGUF: .*; specjax convert --tokenizer takes"
+    with pytest.raises(CheckpointError, match=f"{odd}: {says}"):
+        prepare(odd, tmp_path / "m.gguf", FAMILIES)
+    with pytest.raises(CheckpointError, match=f"{other}: {says}"):
+        prepare(odd, tmp_path / "m.gguf", FAMILIES, ConvertOptions(tokenizer=other))
+    with pytest.raises(CheckpointError, match=f"{odd}: {says}"):
+        quantization.prepare(odd, tmp_path / "m.gguf", FAMILIES, QuantizeOptions("Q8_0"))
+    convert(odd, tmp_path / "m.gguf", tokenizer=tiny)
+
+
+@pytest.mark.parametrize("mlp_width", [0, 512])
+def test_a_sparse_model_keeps_a_dense_width_of_which_it_has_no_use(mlp_width: int, tmp_path: Path) -> None:
+    config = make_config(moe=True, mlp_width=mlp_width)
+    convert(write_tiny_gguf(tmp_path / "m.gguf", config), tmp_path / "hf", to="hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()).get("intermediate_size", 0) == mlp_width
+    convert(tmp_path / "hf", tmp_path / "back.gguf")
+    assert checkpoints.describe(tmp_path / "back.gguf", FAMILIES).config == config
 
 
 def test_a_tower_is_left_out_of_a_gguf_and_kept_by_orbax(tmp_path: Path) -> None:
     config = make_config()
-    checkpoints.write_hf(tmp_path / "hf", config, make_params(config), make_tokenizer())
+    checkpoints.write_hf(tmp_path / "hf", FAMILIES, config, make_params(config), make_tokenizer())
     weights = tmp_path / "hf" / "model.safetensors"
     tower = {"model.visual.x": np.arange(6, dtype=np.uint8).reshape(2, 3)}
     save_file(load_file(weights) | tower, weights)
@@ -226,7 +259,7 @@ def test_a_tower_is_left_out_of_a_gguf_and_kept_by_orbax(tmp_path: Path) -> None
     convert(tmp_path / "model.orbax", tmp_path / "back", to="hf")
     back = load_file(tmp_path / "back" / "model.safetensors")
     np.testing.assert_array_equal(back["model.visual.x"], tower["model.visual.x"])
-    to_gguf = prepare(tmp_path / "hf", tmp_path / "m.gguf")
+    to_gguf = prepare(tmp_path / "hf", tmp_path / "m.gguf", FAMILIES)
     assert list(to_gguf.left_out.items()) == [("model.visual.x", "the vision tower; only the text model is loaded")]
 
 
@@ -249,24 +282,24 @@ def test_only_models_are_replaced_and_only_by_force(tiny: Path, tmp_path: Path) 
     convert(tiny, tmp_path / "m.orbax")
     for name, size in (("m.gguf", None), ("s.gguf", 60_000), ("m.orbax", None)):
         with pytest.raises(CheckpointError, match=r"exists; give --force"):
-            prepare(tiny, tmp_path / name, ConvertOptions(split_bytes=size))
+            prepare(tiny, tmp_path / name, FAMILIES, ConvertOptions(split_bytes=size))
         convert(tiny, tmp_path / name, force=True, split_bytes=size)
     part = next(tmp_path.glob("s-00002-of-*.gguf"))
     with pytest.raises(CheckpointError, match="is the source itself"):
-        prepare(part, tmp_path / "s.gguf", ConvertOptions(split_bytes=60_000, force=True))
+        prepare(part, tmp_path / "s.gguf", FAMILIES, ConvertOptions(split_bytes=60_000, force=True))
     convert(part, tmp_path / "s.gguf")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").touch()
     with pytest.raises(CheckpointError, match="holds no model"):
-        prepare(tiny, tmp_path / "home", ConvertOptions("hf", force=True))
+        prepare(tiny, tmp_path / "home", FAMILIES, ConvertOptions("hf", force=True))
     with pytest.raises(CheckpointError, match="is the source itself"):
-        prepare(tiny, tiny, ConvertOptions(force=True))
+        prepare(tiny, tiny, FAMILIES, ConvertOptions(force=True))
     with pytest.raises(CheckpointError, match="of which format"):
-        prepare(tiny, tmp_path / "new")
+        prepare(tiny, tmp_path / "new", FAMILIES)
 
 
 def test_a_comparison_finds_a_changed_value(tiny: Path, tmp_path: Path) -> None:
-    conversion = prepare(tiny, tmp_path / "copy.gguf")
+    conversion = prepare(tiny, tmp_path / "copy.gguf", FAMILIES)
     (written,) = conversion.run()
     raw = bytearray(written.read_bytes())
     raw[-100] ^= 1
@@ -280,8 +313,8 @@ def test_a_comparison_finds_a_changed_value(tiny: Path, tmp_path: Path) -> None:
 SHARDED = """
 import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from checkpoints.tree import flatten
-from checkpoints.orbax_folder import OrbaxFolder, restore
+from checkpoints.mapping.tree import flatten
+from checkpoints.orbax.folder import OrbaxFolder, restore
 import orbax.checkpoint as ocp
 
 mesh = Mesh(np.array(jax.devices()), ("x",))

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from large_model import convert, write_large
 from tiny_checkpoints import make_config, write_tiny_gguf
 
 import checkpoints
 from checkpoints import CheckpointError, quantization
 from checkpoints.convert import ConvertOptions, prepare, remove
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import ImportanceMatrix, QuantizeOptions, write_imatrix
 from checkpoints.quantization.imatrix import Entry
+from specjax.models.registry import FAMILIES
 
 SCRIPT = Path(__file__).with_name("large_model.py")
 PATHS = os.pathsep.join([str(SCRIPT.parents[2]), str(SCRIPT.parent)])
@@ -92,22 +90,10 @@ def _state(kind: str, source: Path, folder: Path, names: list[str]) -> str:
         assert all(path.read_bytes() == wanted[path.name].read_bytes() for path in visible)
         state = "whole"
     else:
-        assert not prepare(source, folder / "unused.gguf").compare(visible).wrong
+        assert not prepare(source, folder / "unused.gguf", FAMILIES).compare(visible).wrong
         state = "whole"
     remove(visible)
     return state
-
-
-@contextmanager
-def full_disk(num_bytes: int) -> Iterator[None]:
-    """Files cannot grow beyond some bytes: the error of a full disk, without one."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 # When a write fails, Orbax leaves others behind that complain later about a closed event loop.
@@ -115,18 +101,18 @@ def full_disk(num_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["gguf", "hf", "orbax"])
 def test_a_full_disk_is_said_and_keeps_nothing(kind: str, tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
-    conversion = prepare(source, tmp_path / "model", ConvertOptions(kind))  # type: ignore[arg-type]
+    conversion = prepare(source, tmp_path / "model", FAMILIES, ConvertOptions(kind))  # type: ignore[arg-type]
     with full_disk(20_000), pytest.raises(CheckpointError, match=r"model: cannot be written: .*make room"):
         conversion.run()
     assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
     conversion.run()
-    assert checkpoints.describe(tmp_path / "model").problems is None
+    assert checkpoints.describe(tmp_path / "model", FAMILIES).problems is None
 
 
 @pytest.mark.parametrize("split", [None, 40_000])
 def test_a_full_disk_is_said_by_quantizations_and_importance_matrices(split: int | None, tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
-    plan = quantization.prepare(source, tmp_path / "q.gguf", QuantizeOptions("Q8_0", split_bytes=split))
+    plan = quantization.prepare(source, tmp_path / "q.gguf", FAMILIES, QuantizeOptions("Q8_0", split_bytes=split))
     with full_disk(20_000), pytest.raises(CheckpointError, match=r"cannot be written: .*make room"):
         plan.run()
     entries = {"blk.0.ffn_up.weight": Entry(np.ones((1, 8192), np.float32), np.ones(1, np.float32))}
@@ -134,7 +120,7 @@ def test_a_full_disk_is_said_by_quantizations_and_importance_matrices(split: int
     with full_disk(20_000), pytest.raises(CheckpointError, match=r"imatrix\.gguf: cannot be written: .*make room"):
         write_imatrix(tmp_path / "imatrix.gguf", matrix)
     assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
-    assert checkpoints.describe(plan.run()).problems is None
+    assert checkpoints.describe(plan.run(), FAMILIES).problems is None
     write_imatrix(tmp_path / "imatrix.gguf", matrix)
 
 
@@ -142,22 +128,24 @@ def test_a_full_disk_is_said_by_quantizations_and_importance_matrices(split: int
 def test_an_interrupt_keeps_what_was_there(kind: str, tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     older = write_tiny_gguf(tmp_path / "older.gguf", make_config(moe=True))
-    prepare(older, tmp_path / "model", ConvertOptions(kind)).run()  # type: ignore[arg-type]
+    prepare(older, tmp_path / "model", FAMILIES, ConvertOptions(kind)).run()  # type: ignore[arg-type]
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    conversion = prepare(source, tmp_path / "model", ConvertOptions(kind, force=True))  # type: ignore[arg-type]
+    conversion = prepare(source, tmp_path / "model", FAMILIES, ConvertOptions(kind, force=True))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         conversion.run(interrupt)
-    assert checkpoints.describe(tmp_path / "model").config == make_config(moe=True)
+    assert checkpoints.describe(tmp_path / "model", FAMILIES).config == make_config(moe=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "older.gguf", "source.gguf"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an error of the system, which names the place; root may write everywhere, so the place is no folder."""
+def test_a_folder_that_is_not_there_is_said_and_not_made(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     for kind in ("gguf", "hf", "orbax"):
-        conversion = prepare(source, source / "model", ConvertOptions(kind))  # type: ignore[arg-type]
-        with pytest.raises(OSError, match=r"source\.gguf"):
-            conversion.run()
+        for folder in (source, tmp_path / "absent"):
+            with pytest.raises(CheckpointError, match=f"there is no folder {folder}; make it first"):
+                prepare(source, folder / "model", FAMILIES, ConvertOptions(kind))  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        quantization.prepare(source, tmp_path / "absent" / "q.gguf", FAMILIES, QuantizeOptions("Q8_0"))
+    assert list(tmp_path.iterdir()) == [source]

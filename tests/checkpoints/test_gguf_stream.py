@@ -19,10 +19,11 @@ from tiny_checkpoints import make_config, write_tiny_gguf
 import checkpoints
 from checkpoints import CheckpointError, FormatError
 from checkpoints.atomic import replaced
-from checkpoints.ggml_types import GGML_TYPES, GGMLType
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.gguf_stream import TensorEntry, write_stream
-from checkpoints.gguf_values import GGUFValue, typed
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.gguf.ggml_types import GGML_TYPES, GGMLType
+from checkpoints.gguf.stream import TensorEntry, write_stream
+from checkpoints.gguf.values import GGUFValue, typed
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 
 ARCHITECTURE = {"general.architecture": typed("", "qwen35")}
@@ -193,4 +194,4 @@ def test_values_survive_a_model_that_is_read_and_written(quantized: Path, tmp_pa
     """The high-level writer is built on the stream: its file is canonical."""
     copy(quantized, tmp_path / "copy.gguf")
     assert (tmp_path / "copy.gguf").read_bytes() == quantized.read_bytes()
-    assert checkpoints.describe(tmp_path / "copy.gguf").problems is None
+    assert checkpoints.describe(tmp_path / "copy.gguf", FAMILIES).problems is None

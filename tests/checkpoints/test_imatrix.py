@@ -10,9 +10,10 @@ import pytest
 from tiny_checkpoints import make_config, write_tiny_gguf
 
 import checkpoints
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import QuantizeOptions, encode, prepare, read_imatrix, write_imatrix
 from checkpoints.quantization.imatrix import Entry, ImportanceMatrix
+from specjax.models.registry import FAMILIES
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "quantized" / "moe_imatrix.gguf"
 
@@ -70,7 +71,7 @@ def test_every_matrix_is_encoded_with_what_is_known_of_it(tmp_path: Path) -> Non
     source = GGUFFile(write_tiny_gguf(tmp_path / "source.gguf", make_config(moe=True)))
     names = ("blk.0.attn_qkv.weight", "blk.1.ffn_down_exps.weight")
     matrix = random_matrix({name: source.tensors[name].shape for name in names})
-    plan = prepare(source.path, tmp_path / "q.gguf", QuantizeOptions("IQ4_NL"), matrix)
+    plan = prepare(source.path, tmp_path / "q.gguf", FAMILIES, QuantizeOptions("IQ4_NL"), matrix)
     written = GGUFFile(plan.run())
     unknown = {tensor.source.name for tensor in plan.without_importance}
     assert "blk.0.attn_gate.weight" in unknown
@@ -88,9 +89,9 @@ def test_matrices_of_other_models_are_refused(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     options = QuantizeOptions("Q4_0")
     with pytest.raises(checkpoints.CheckpointError, match="none of the model's tensors"):
-        prepare(source, tmp_path / "q.gguf", options, random_matrix({"blk.99.ffn_up.weight": (8, 64)}))
+        prepare(source, tmp_path / "q.gguf", FAMILIES, options, random_matrix({"blk.99.ffn_up.weight": (8, 64)}))
     with pytest.raises(checkpoints.CheckpointError, match=r"blk\.0\.ffn_up\.weight .* belongs to another model"):
-        prepare(source, tmp_path / "q.gguf", options, random_matrix({"blk.0.ffn_up.weight": (96, 32)}))
+        prepare(source, tmp_path / "q.gguf", FAMILIES, options, random_matrix({"blk.0.ffn_up.weight": (96, 32)}))
 
 
 @pytest.mark.parametrize(

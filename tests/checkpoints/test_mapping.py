@@ -14,11 +14,13 @@ import pytest
 from tiny_checkpoints import make_config, make_params, make_tokenizer
 
 import checkpoints
-from checkpoints.mapping import RuleTable
-from checkpoints.rule import Copy
-from checkpoints.rules.qwen3_5 import gguf_rules, hf_rules
-from checkpoints.tree import flatten, unflatten
+from checkpoints.mapping.rule import Copy
+from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.tree import flatten, unflatten
 from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types
+from specjax.models.qwen3_5.gguf import gguf_rules
+from specjax.models.qwen3_5.hf import hf_rules
+from specjax.models.registry import FAMILIES
 
 
 def released(moe: bool) -> Any:
@@ -65,14 +67,14 @@ def test_peak_host_memory_is_the_result_and_at_most_one_tensor(kind: str, tmp_pa
     config = make_config(vocab_size=8192, width=256, mlp_width=2048)
     params = make_params(config)
     if kind == "hf":
-        checkpoints.write_hf(tmp_path / "model", config, params, make_tokenizer())
+        checkpoints.write_hf(tmp_path / "model", FAMILIES, config, params, make_tokenizer())
     else:
-        checkpoints.write_gguf(tmp_path / "model", config, params, make_tokenizer(), weights=kind)  # type: ignore[arg-type]
+        checkpoints.write_gguf(tmp_path / "model", FAMILIES, config, params, make_tokenizer(), weights=kind)  # type: ignore[arg-type]
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
-    checkpoints.describe(tmp_path / "model")  # what is cached at the first call is not counted
+    checkpoints.describe(tmp_path / "model", FAMILIES)  # what is cached at the first call is not counted
     tracemalloc.start()
     try:
-        loaded = checkpoints.load(tmp_path / "model")
+        loaded = checkpoints.load(tmp_path / "model", FAMILIES)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -83,8 +85,8 @@ def test_peak_host_memory_is_the_result_and_at_most_one_tensor(kind: str, tmp_pa
 def test_loaded_arrays_do_not_alias_each_other_or_the_file(tmp_path: Path) -> None:
     config = make_config()
     path = tmp_path / "model.gguf"
-    checkpoints.write_gguf(path, config, make_params(config), make_tokenizer())
-    first, second = checkpoints.load(path).params, checkpoints.load(path).params
+    checkpoints.write_gguf(path, FAMILIES, config, make_params(config), make_tokenizer())
+    first, second = checkpoints.load(path, FAMILIES).params, checkpoints.load(path, FAMILIES).params
     path.write_bytes(b"\0" * path.stat().st_size)
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)

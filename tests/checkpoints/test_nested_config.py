@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import checkpoints
+from specjax.models.registry import FAMILIES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -19,4 +20,4 @@ def test_an_empty_text_config_is_as_good_as_none(model: str, tmp_path: Path) -> 
     shutil.copytree(original, tmp_path / "hf")
     document = json.loads((original / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps(document | {"text_config": None}))
-    assert checkpoints.describe(tmp_path / "hf").config == checkpoints.describe(original).config
+    assert checkpoints.describe(tmp_path / "hf", FAMILIES).config == checkpoints.describe(original, FAMILIES).config

@@ -14,21 +14,22 @@ from tiny_checkpoints import make_config, make_params, make_tokenizer
 
 import checkpoints
 from checkpoints.errors import DecodedWarning
-from checkpoints.tree import flatten
-from pallas_kernels.quant_matmul import QTensor, dequantize
+from checkpoints.mapping.tree import flatten
+from pallas_kernels.matmul import QTensor, dequantize
+from specjax.models.registry import FAMILIES
 
 
 def write(path: Path, moe: bool = False) -> Path:
     config = make_config(moe)
-    checkpoints.write_gguf(path, config, make_params(config), make_tokenizer(), weights="Q8_0")
+    checkpoints.write_gguf(path, FAMILIES, config, make_params(config), make_tokenizer(), weights="Q8_0")
     return path
 
 
 @pytest.mark.parametrize("moe", [False, True])
 def test_packed_matrices_have_the_values_of_decoded_ones(moe: bool, tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", moe)
-    decoded = flatten(checkpoints.load(path).params)
-    packed = flatten(checkpoints.load(path, packed="a8").params)
+    decoded = flatten(checkpoints.load(path, FAMILIES).params)
+    packed = flatten(checkpoints.load(path, FAMILIES, packed="a8").params)
     quantized = {name for name, leaf in packed.items() if isinstance(leaf, QTensor)}
     assert "target.layers_0.delta_net.qkv_proj.weight" in quantized
     assert ("target.layers_0.moe.experts_gate" in quantized) == moe
@@ -40,9 +41,14 @@ def test_packed_matrices_have_the_values_of_decoded_ones(moe: bool, tmp_path: Pa
 
 
 def test_packed_models_are_written_with_the_values_they_have(tmp_path: Path) -> None:
-    first = checkpoints.load(write(tmp_path / "model.gguf"), packed="a16")
-    checkpoints.write_gguf(tmp_path / "again.gguf", first.config, first.params, make_tokenizer(), weights="F32")
-    again, want = checkpoints.load(tmp_path / "again.gguf"), checkpoints.load(tmp_path / "model.gguf")
+    first = checkpoints.load(write(tmp_path / "model.gguf"), FAMILIES, packed="a16")
+    checkpoints.write_gguf(
+        tmp_path / "again.gguf", FAMILIES, first.config, first.params, make_tokenizer(), weights="F32"
+    )
+    again, want = (
+        checkpoints.load(tmp_path / "again.gguf", FAMILIES),
+        checkpoints.load(tmp_path / "model.gguf", FAMILIES),
+    )
     for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(want.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -50,11 +56,11 @@ def test_packed_models_are_written_with_the_values_they_have(tmp_path: Path) -> 
 def test_loading_packed_takes_little_more_memory_than_the_file(tmp_path: Path) -> None:
     config = make_config(vocab_size=8192, width=256, mlp_width=2048)
     path = tmp_path / "model.gguf"
-    checkpoints.write_gguf(path, config, make_params(config), make_tokenizer(), weights="Q8_0")
-    largest = max(tensor.num_bytes for tensor in checkpoints.describe(path).tensors)
+    checkpoints.write_gguf(path, FAMILIES, config, make_params(config), make_tokenizer(), weights="Q8_0")
+    largest = max(tensor.num_bytes for tensor in checkpoints.describe(path, FAMILIES).tensors)
     tracemalloc.start()
     try:
-        loaded = checkpoints.load(path, packed="a16")
+        loaded = checkpoints.load(path, FAMILIES, packed="a16")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -87,9 +93,9 @@ def test_types_that_cannot_stay_packed_are_decoded_and_said(tmp_path: Path) -> N
     writer.write_tensors_to_file()
     writer.close()
     with pytest.warns(DecodedWarning, match=r"1 of type MXFP4.*decoded to float32.*Q8_0, Q4_0"):
-        loaded = flatten(checkpoints.load(copy, packed="a16").params)
+        loaded = flatten(checkpoints.load(copy, FAMILIES, packed="a16").params)
     assert isinstance(loaded["target.layers_0.mlp.down_proj.weight"], jax.Array)
     assert isinstance(loaded["target.layers_0.mlp.up_proj.weight"], QTensor)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        checkpoints.load(copy)
+        checkpoints.load(copy, FAMILIES)

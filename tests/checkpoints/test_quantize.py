@@ -15,9 +15,10 @@ from tiny_checkpoints import assert_same, edit_gguf, make_config, write_tiny_ggu
 import checkpoints
 from checkpoints.convert import ConvertOptions
 from checkpoints.convert import prepare as prepare_conversion
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import ENCODERS, EncodingError, QuantizeOptions, encode, prepare
 from checkpoints.quantization.plan import HEAD_TYPE
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -26,11 +27,11 @@ CHANGED_KEYS = {"general.file_type", "general.quantization_version"}
 
 
 def quantize(source: Path, destination: Path, kind: str, **options: Any) -> GGUFFile:
-    return GGUFFile(prepare(source, destination, QuantizeOptions(kind, **options)).run())
+    return GGUFFile(prepare(source, destination, FAMILIES, QuantizeOptions(kind, **options)).run())
 
 
 def types_of(source: Path, kind: str, **options: Any) -> dict[str, str]:
-    plan = prepare(source, Path("not-written.gguf"), QuantizeOptions(kind, **options))
+    plan = prepare(source, Path("not-written.gguf"), FAMILIES, QuantizeOptions(kind, **options))
     return {tensor.source.name: tensor.type for tensor in plan.tensors}
 
 
@@ -63,7 +64,7 @@ def test_quantized_files_load_as_models(tmp_path: Path) -> None:
     """Values are those of the source, within what eight bits round."""
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     quantize(source, tmp_path / "q8.gguf", "Q8_0")
-    before, after = (checkpoints.load(path, packed=None) for path in (source, tmp_path / "q8.gguf"))
+    before, after = (checkpoints.load(path, FAMILIES, packed=None) for path in (source, tmp_path / "q8.gguf"))
     assert after.config == before.config
     assert after.tokenizer is not None
     assert_same(after.params, before.params, rtol=0.01)
@@ -96,7 +97,9 @@ def test_heads_and_assistants_keep_eight_bits_unless_asked_otherwise(tmp_path: P
 
 def test_an_assistants_token_order_stays_integers(tmp_path: Path) -> None:
     folder = FIXTURES / "gemma4/edge"
-    prepare_conversion(folder / "assistant", tmp_path / "a.gguf", ConvertOptions(tokenizer=folder / "hf")).run()
+    prepare_conversion(
+        folder / "assistant", tmp_path / "a.gguf", FAMILIES, ConvertOptions(tokenizer=folder / "hf")
+    ).run()
     source = GGUFFile(tmp_path / "a.gguf")
     written = quantize(source.path, tmp_path / "q.gguf", "Q8_0")
     name = "masked_embd_ordering"
@@ -107,7 +110,7 @@ def test_an_assistants_token_order_stays_integers(tmp_path: Path) -> None:
 def test_rows_that_do_not_divide_get_a_type_that_fits_and_a_note(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config(mlp_width=48))
     for kind, fitting in {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}.items():
-        plan = {t.source.name: t for t in prepare(source, tmp_path / "q.gguf", QuantizeOptions(kind)).tensors}
+        plan = {t.source.name: t for t in prepare(source, tmp_path / "q.gguf", FAMILIES, QuantizeOptions(kind)).tensors}
         up, down = plan["blk.0.ffn_up.weight"], plan["blk.0.ffn_down.weight"]
         assert (up.type, down.type) == (fitting, "F32")
         assert up.note == f"rows of 64 do not divide into blocks of {kind}"
@@ -122,12 +125,12 @@ def test_parts_go_in_and_come_out_as_the_whole_does(name: str, tmp_path: Path) -
         write_tiny_gguf(whole, make_config(moe=True))
     else:
         folder = FIXTURES / "gemma4/edge"
-        prepare_conversion(folder / "assistant", whole, ConvertOptions(tokenizer=folder / "hf")).run()
-    parts = prepare_conversion(whole, tmp_path / "in.gguf", ConvertOptions(split_bytes=60_000)).run()
+        prepare_conversion(folder / "assistant", whole, FAMILIES, ConvertOptions(tokenizer=folder / "hf")).run()
+    parts = prepare_conversion(whole, tmp_path / "in.gguf", FAMILIES, ConvertOptions(split_bytes=60_000)).run()
     assert len(parts) > 1
     usual = quantize(whole, tmp_path / "usual.gguf", "Q4_0")
     assert quantize(parts[1], tmp_path / "merged.gguf", "Q4_0").path.read_bytes() == usual.path.read_bytes()
-    plan = prepare(parts[0], tmp_path / "out.gguf", QuantizeOptions("Q4_0", split_bytes=40_000))
+    plan = prepare(parts[0], tmp_path / "out.gguf", FAMILIES, QuantizeOptions("Q4_0", split_bytes=40_000))
     first = plan.run()
     assert first == plan.files[0]
     assert sorted(tmp_path.glob("out-*")) == plan.files
@@ -142,14 +145,14 @@ def test_parts_go_in_and_come_out_as_the_whole_does(name: str, tmp_path: Path) -
 def test_parts_are_replaced_only_by_force_and_never_by_themselves(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     options = QuantizeOptions("Q8_0", split_bytes=60_000)
-    plan = prepare(source, tmp_path / "q.gguf", options)
+    plan = prepare(source, tmp_path / "q.gguf", FAMILIES, options)
     first = plan.run()
     with pytest.raises(checkpoints.CheckpointError, match=r"q-00001-of-\d+\.gguf: exists; give --force"):
-        prepare(source, tmp_path / "q.gguf", options)
+        prepare(source, tmp_path / "q.gguf", FAMILIES, options)
     forced = QuantizeOptions("Q8_0", split_bytes=60_000, force=True)
-    assert prepare(source, tmp_path / "q.gguf", forced).run() == first
+    assert prepare(source, tmp_path / "q.gguf", FAMILIES, forced).run() == first
     with pytest.raises(checkpoints.CheckpointError, match="is the source itself"):
-        prepare(plan.files[1], tmp_path / "q.gguf", forced)
+        prepare(plan.files[1], tmp_path / "q.gguf", FAMILIES, forced)
 
 
 def test_the_first_pattern_that_is_found_decides(tmp_path: Path) -> None:
@@ -191,6 +194,7 @@ def test_a_damaged_tensor_leaves_nothing_behind(tmp_path: Path) -> None:
     values = GGUFFile(good).read(name, np.float32)
     values[3, 5] = np.nan
     bad = edit_gguf(good, tmp_path / "bad.gguf", retype={name: (values, GGMLQuantizationType.F32)})
+    (tmp_path / "out").mkdir()
     with pytest.raises(EncodingError, match=r"blk\.2\.ffn_down\.weight: the value at row 3, column 5 is nan"):
         quantize(bad, tmp_path / "out" / "q.gguf", "Q4_0")
     assert list((tmp_path / "out").iterdir()) == []
@@ -200,7 +204,7 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
     """At its peak less than three times the largest tensor, whatever the model's size."""
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config(vocab_size=1 << 13, width=256))
     largest = max(tensor.num_bytes for tensor in GGUFFile(source).tensors.values())
-    plan = prepare(source, tmp_path / "q.gguf", QuantizeOptions("Q4_0", pure=True))
+    plan = prepare(source, tmp_path / "q.gguf", FAMILIES, QuantizeOptions("Q4_0", pure=True))
     tracemalloc.start()
     try:
         plan.run()
@@ -212,7 +216,7 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
 
 def test_progress_ends_at_the_size_that_was_planned(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
-    plan, seen = prepare(source, tmp_path / "q.gguf", QuantizeOptions("Q4_0")), []
+    plan, seen = prepare(source, tmp_path / "q.gguf", FAMILIES, QuantizeOptions("Q4_0")), []
     plan.run(lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1] == (plan.num_bytes, plan.num_bytes)
@@ -238,11 +242,11 @@ def test_destinations_are_replaced_only_by_force(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", make_config())
     quantize(source, tmp_path / "q.gguf", "Q4_0")
     with pytest.raises(checkpoints.CheckpointError, match="give --force"):
-        prepare(source, tmp_path / "q.gguf", QuantizeOptions("Q4_0"))
+        prepare(source, tmp_path / "q.gguf", FAMILIES, QuantizeOptions("Q4_0"))
     quantize(source, tmp_path / "q.gguf", "Q4_0", force=True)
     with pytest.raises(checkpoints.CheckpointError, match="the source itself"):
-        prepare(source, source, QuantizeOptions("Q4_0", force=True))
+        prepare(source, source, FAMILIES, QuantizeOptions("Q4_0", force=True))
     with pytest.raises(checkpoints.CheckpointError, match="is a folder"):
-        prepare(source, tmp_path, QuantizeOptions("Q4_0", force=True))
+        prepare(source, tmp_path, FAMILIES, QuantizeOptions("Q4_0", force=True))
     with pytest.raises(checkpoints.CheckpointError, match="found in the name of no matrix"):
-        prepare(source, tmp_path / "new.gguf", QuantizeOptions("Q4_0", tensor_types=(("_norm", "Q8_0"),)))
+        prepare(source, tmp_path / "new.gguf", FAMILIES, QuantizeOptions("Q4_0", tensor_types=(("_norm", "Q8_0"),)))

@@ -13,10 +13,10 @@ from tiny_checkpoints import edit_gguf
 import checkpoints
 from checkpoints import ConfigError
 from checkpoints.convert import ConvertOptions, prepare
-from checkpoints.gguf_file import GGUFFile
-from checkpoints.rope_formula import find_formula
-from checkpoints.safetensors_file import SafetensorsDirectory
-from specjax.layers.rope import Llama3Rope
+from checkpoints.gguf.file import GGUFFile
+from checkpoints.mapping.rope_formula import Llama3Rope, find_formula
+from checkpoints.safetensors.file import SafetensorsDirectory
+from specjax.models.registry import FAMILIES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA_3_1 = (Llama3Rope(8.0, 1.0, 4.0, 8192), 500000.0, 128)
@@ -66,11 +66,11 @@ def test_numbers_that_follow_no_formula_have_none() -> None:
 def test_a_folder_comes_out_of_a_gguf_with_its_config_and_its_bytes(name: str, tmp_path: Path) -> None:
     """Vectors, which a GGUF has in F32, come back in the type that they had."""
     source = FIXTURES / name / "hf"
-    prepare(source, tmp_path / "model.gguf").run()
-    conversion = prepare(tmp_path / "model.gguf", tmp_path / "back", ConvertOptions("hf"))
+    prepare(source, tmp_path / "model.gguf", FAMILIES).run()
+    conversion = prepare(tmp_path / "model.gguf", tmp_path / "back", FAMILIES, ConvertOptions("hf"))
     assert not conversion.compare(conversion.run()).wrong
     before, after = SafetensorsDirectory(source), SafetensorsDirectory(tmp_path / "back")
-    assert checkpoints.describe(tmp_path / "back").config == checkpoints.describe(source).config
+    assert checkpoints.describe(tmp_path / "back", FAMILIES).config == checkpoints.describe(source, FAMILIES).config
     assert after.document["dtype"] == "bfloat16"
     assert after.tensors.keys() == before.tensors.keys()
     computed = {tensor for tensor in before.tensors if tensor.endswith(("A_log", "norm.weight"))}
@@ -86,12 +86,16 @@ def test_a_folder_comes_out_of_a_gguf_with_its_config_and_its_bytes(name: str, t
 @pytest.mark.parametrize("name", ["dense/llama", "step3_5/flash"])
 def test_files_of_llama_cpps_converter_become_folders(name: str, tmp_path: Path) -> None:
     source = FIXTURES / name / "model.gguf"
-    conversion = prepare(source, tmp_path / "hf", ConvertOptions("hf"))
+    conversion = prepare(source, tmp_path / "hf", FAMILIES, ConvertOptions("hf"))
     assert not conversion.compare(conversion.run()).wrong
-    loaded = checkpoints.load(source)
-    checkpoints.write_hf(tmp_path / "written", loaded.config, loaded.params)
-    want = checkpoints.describe(FIXTURES / name / "hf").config
-    assert checkpoints.describe(tmp_path / "hf").config == checkpoints.describe(tmp_path / "written").config == want
+    loaded = checkpoints.load(source, FAMILIES)
+    checkpoints.write_hf(tmp_path / "written", FAMILIES, loaded.config, loaded.params)
+    want = checkpoints.describe(FIXTURES / name / "hf", FAMILIES).config
+    assert (
+        checkpoints.describe(tmp_path / "hf", FAMILIES).config
+        == checkpoints.describe(tmp_path / "written", FAMILIES).config
+        == want
+    )
 
 
 @pytest.mark.parametrize("name", ["dense/llama", "step3_5/flash"])
@@ -102,5 +106,5 @@ def test_numbers_without_a_formula_are_refused(name: str, tmp_path: Path) -> Non
     kind = GGMLQuantizationType.F32
     changed = edit_gguf(source, tmp_path / "m.gguf", retype={"rope_freqs.weight": (divisors, kind)})
     with pytest.raises(ConfigError, match="convert from the original checkpoint"):
-        prepare(changed, tmp_path / "hf", ConvertOptions("hf"))
+        prepare(changed, tmp_path / "hf", FAMILIES, ConvertOptions("hf"))
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]

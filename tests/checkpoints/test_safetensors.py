@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import assert_same, make_config, make_params, make_tokenizer, write_tiny_gguf
 
 import checkpoints
-from checkpoints.transforms import tile_heads
+from checkpoints.mapping.transforms import tile_heads
+from specjax.models.registry import FAMILIES
 
 ROUNDING = 3e-7
 """Of a, which the file stores as the logarithm of its negative, and of norms, which it stores as w - 1."""
@@ -21,7 +22,7 @@ ROUNDING = 3e-7
 
 def write(directory: Path, moe: bool = False, **arguments: Any) -> Path:
     config = make_config(moe)
-    checkpoints.write_hf(directory, config, make_params(config), make_tokenizer(), **arguments)
+    checkpoints.write_hf(directory, FAMILIES, config, make_params(config), make_tokenizer(), **arguments)
     return directory
 
 
@@ -43,16 +44,16 @@ def rewrite(directory: Path, rename: Any) -> None:
 )
 def test_a_written_model_reads_back_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     config = make_config(**changes)
-    checkpoints.write_hf(tmp_path, config, make_params(config), make_tokenizer())
-    loaded = checkpoints.load(tmp_path)
+    checkpoints.write_hf(tmp_path, FAMILIES, config, make_params(config), make_tokenizer())
+    loaded = checkpoints.load(tmp_path, FAMILIES)
     assert loaded.config == config
     assert_same(loaded.params, make_params(config), ROUNDING)
 
 
 @pytest.mark.parametrize("moe", [False, True])
 def test_safetensors_and_gguf_of_a_model_are_the_same_model(moe: bool, tmp_path: Path) -> None:
-    from_gguf = checkpoints.load(write_tiny_gguf(tmp_path / "model.gguf", make_config(moe)))
-    from_hf = checkpoints.load(write(tmp_path / "hf", moe))
+    from_gguf = checkpoints.load(write_tiny_gguf(tmp_path / "model.gguf", make_config(moe)), FAMILIES)
+    from_hf = checkpoints.load(write(tmp_path / "hf", moe), FAMILIES)
     assert from_gguf.config == from_hf.config
     assert_same(from_hf.params, from_gguf.params, ROUNDING)
 
@@ -60,7 +61,7 @@ def test_safetensors_and_gguf_of_a_model_are_the_same_model(moe: bool, tmp_path:
 def test_shards_are_one_model(tmp_path: Path) -> None:
     write(tmp_path, shard_bytes=100_000)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    assert_same(checkpoints.load(tmp_path).params, make_params(make_config()), ROUNDING)
+    assert_same(checkpoints.load(tmp_path, FAMILIES).params, make_params(make_config()), ROUNDING)
 
 
 def test_a_new_model_leaves_no_shards_of_the_old_one(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_new_model_leaves_no_shards_of_the_old_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
     write(tmp_path, shard_bytes=100_000)
     assert not (tmp_path / "model.safetensors").exists()
-    checkpoints.load(tmp_path)
+    checkpoints.load(tmp_path, FAMILIES)
 
 
 def test_writing_over_a_model_and_being_interrupted_leaves_none(tmp_path: Path) -> None:
@@ -83,21 +84,21 @@ def test_writing_over_a_model_and_being_interrupted_leaves_none(tmp_path: Path) 
     with pytest.raises(PowerCutError):
         write(tmp_path, shard_bytes=100_000, progress=interrupt)
     with pytest.raises(checkpoints.FormatError, match=r"no config\.json"):
-        checkpoints.load(tmp_path)
+        checkpoints.load(tmp_path, FAMILIES)
     assert all(path.suffix == ".safetensors" for path in tmp_path.iterdir())
     write(tmp_path)
-    checkpoints.load(tmp_path)
+    checkpoints.load(tmp_path, FAMILIES)
 
 
 def test_the_vocabulary_of_an_earlier_model_goes_with_it(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "chat_template.jinja").touch()
-    checkpoints.write_hf(tmp_path, make_config(), make_params(make_config()))
+    checkpoints.write_hf(tmp_path, FAMILIES, make_config(), make_params(make_config()))
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_bfloat16_files_are_read(tmp_path: Path) -> None:
-    loaded = checkpoints.load(write(tmp_path, dtype=ml_dtypes.bfloat16), ml_dtypes.bfloat16)
+    loaded = checkpoints.load(write(tmp_path, dtype=ml_dtypes.bfloat16), FAMILIES, ml_dtypes.bfloat16)
     want = make_params(make_config())
     got = loaded.params["target"]["layers_0"]["delta_net"]["qkv_proj"]["weight"]
     assert got.dtype == ml_dtypes.bfloat16
@@ -125,7 +126,7 @@ def test_one_tensor_per_expert_is_read_like_fused_experts(tmp_path: Path) -> Non
         return out
 
     rewrite(tmp_path, unfuse)
-    assert_same(checkpoints.load(tmp_path).params, make_params(make_config(moe=True)), ROUNDING)
+    assert_same(checkpoints.load(tmp_path, FAMILIES).params, make_params(make_config(moe=True)), ROUNDING)
 
 
 def test_the_text_model_inside_a_conditional_generation_one_is_found(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_the_text_model_inside_a_conditional_generation_one_is_found(tmp_path: P
         "tie_word_embeddings": False,
     }
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    loaded = checkpoints.load(tmp_path)
+    loaded = checkpoints.load(tmp_path, FAMILIES)
     assert loaded.config == make_config()
     assert_same(loaded.params, make_params(make_config()), ROUNDING)
 
@@ -171,7 +172,7 @@ def test_names_and_shapes_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 def test_a_directory_describes_itself_like_a_file(tmp_path: Path) -> None:
-    description = checkpoints.describe(write(tmp_path, moe=True))
+    description = checkpoints.describe(write(tmp_path, moe=True), FAMILIES)
     assert description.config == make_config(moe=True)
     assert description.format == "safetensors"
     assert description.has_mtp

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 import checkpoints
 import specjax
 from checkpoints import Checkpoint, ConfigError, MissingMTPWarning, TensorMismatchError
-from checkpoints.rules.step3_5_gguf import config_to_gguf
+from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Llama3Rope
+from specjax.models.step3_5.gguf import config_to_gguf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "step3_5"
 DECLARED = 3
@@ -26,7 +27,7 @@ DECLARED = 3
 
 @cache
 def load(name: str, file: str) -> Checkpoint:
-    return checkpoints.load(FIXTURES / name / file)
+    return checkpoints.load(FIXTURES / name / file, FAMILIES)
 
 
 def assert_same(got: Checkpoint, want: Checkpoint) -> None:
@@ -39,8 +40,8 @@ def assert_same(got: Checkpoint, want: Checkpoint) -> None:
 def test_a_gguf_written_again_is_the_same_model(name: str, tmp_path: Path) -> None:
     want = load(name, "model.gguf")
     assert want.tokenizer is not None
-    checkpoints.write_gguf(tmp_path / "again.gguf", want.config, want.params, want.tokenizer, weights="BF16")
-    again = checkpoints.load(tmp_path / "again.gguf")
+    checkpoints.write_gguf(tmp_path / "again.gguf", FAMILIES, want.config, want.params, want.tokenizer, weights="BF16")
+    again = checkpoints.load(tmp_path / "again.gguf", FAMILIES)
     assert_same(again, want)
     ours, theirs = config_to_gguf(again.config), want.metadata
     # llama.cpp's converter leaves these at their defaults, or writes them though nothing reads them.
@@ -57,8 +58,8 @@ def test_a_gguf_written_again_is_the_same_model(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["flash", "plain"])
 def test_safetensors_written_again_are_the_same_model(name: str, tmp_path: Path) -> None:
     want = load(name, "hf")
-    checkpoints.write_hf(tmp_path, want.config, want.params, want.tokenizer)
-    assert_same(checkpoints.load(tmp_path), want)
+    checkpoints.write_hf(tmp_path, FAMILIES, want.config, want.params, want.tokenizer)
+    assert_same(checkpoints.load(tmp_path, FAMILIES), want)
     ours, theirs = json.loads((tmp_path / "config.json").read_text()), want.metadata
     limits = ("swiglu_limits", "swiglu_limits_shared")
     for key in set(theirs) - {"dtype", "eos_token_id", "use_moe_router_bias"}:
@@ -70,7 +71,9 @@ def test_rotary_factors_without_their_formula_go_to_gguf_only(tmp_path: Path) ->
     flash = load("flash", "model.gguf")
     bent = flash.params["target"]["rope_factors"] * 1.125
     with pytest.raises(ConfigError, match="by a formula"):
-        checkpoints.write_hf(tmp_path, flash.config, {"target": {**flash.params["target"], "rope_factors": bent}})
+        checkpoints.write_hf(
+            tmp_path, FAMILIES, flash.config, {"target": {**flash.params["target"], "rope_factors": bent}}
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -91,7 +94,7 @@ def write_with_heads(path: Path, heads: int) -> Path:
     params = {"target": whole.params["target"]}
     if heads:
         params["mtp"] = {f"heads_{index}": whole.params["mtp"][f"heads_{index}"] for index in range(heads)}
-    checkpoints.write_gguf(path, config, params, whole.tokenizer, metadata=config_to_gguf(whole.config))
+    checkpoints.write_gguf(path, FAMILIES, config, params, whole.tokenizer, metadata=config_to_gguf(whole.config))
     return path
 
 
@@ -123,7 +126,7 @@ def test_safetensors_without_all_heads_say_so_and_work(heads: int, tmp_path: Pat
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     with pytest.warns(MissingMTPWarning, match="3 MTP heads are declared"):
-        part = checkpoints.load(tmp_path, need_tokenizer=False)
+        part = checkpoints.load(tmp_path, FAMILIES, need_tokenizer=False)
     assert part.config == replace(load("flash", "hf").config, heads=load("flash", "hf").config.heads[:heads])
 
 
@@ -134,14 +137,14 @@ def test_a_head_that_is_there_in_part_is_an_error_that_lists_what_is_missing(tmp
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     with pytest.raises(TensorMismatchError, match=r"model\.layers\.4\.eh_proj\.weight"):
-        checkpoints.load(tmp_path, need_tokenizer=False)
+        checkpoints.load(tmp_path, FAMILIES, need_tokenizer=False)
 
 
 def test_a_whole_file_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for file in ("model.gguf", "hf"):
-            assert checkpoints.load(FIXTURES / "flash" / file).config.mtp_layers == DECLARED
+            assert checkpoints.load(FIXTURES / "flash" / file, FAMILIES).config.mtp_layers == DECLARED
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_what_is_not_supported_is_refused(change: dict[str, Any], message: str, 
     (tmp_path / "config.json").write_text(json.dumps(document))
     (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
-        checkpoints.load(tmp_path, need_tokenizer=False)
+        checkpoints.load(tmp_path, FAMILIES, need_tokenizer=False)
 
 
 def test_released_step_3_7_is_read_out_of_the_conditional_generation_class(tmp_path: Path) -> None:
@@ -171,4 +174,4 @@ def test_released_step_3_7_is_read_out_of_the_conditional_generation_class(tmp_p
     tensors["vision_model.conv1.weight"] = np.zeros((2, 2), np.float32)
     tensors["vit_large_projector.weight"] = np.zeros((2, 2), np.float32)
     save_file(tensors, tmp_path / "model.safetensors")
-    assert_same(checkpoints.load(tmp_path, need_tokenizer=False), load("flash", "hf"))
+    assert_same(checkpoints.load(tmp_path, FAMILIES, need_tokenizer=False), load("flash", "hf"))

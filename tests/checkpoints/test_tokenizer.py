@@ -14,9 +14,12 @@ from tiny_checkpoints import END, MERGES, TURN_END, USER_DEFINED, make_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import checkpoints
-from checkpoints import TokenizerError, Vocabulary, tokenizer_gguf, tokenizer_hf
-from checkpoints.tokenizer_backend import pre_tokenizer
-from checkpoints.vocabulary import BYTE_ALPHABET, PRE_TOKENIZERS
+from checkpoints import TokenizerError, Vocabulary
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.backend import pre_tokenizer
+from checkpoints.tokenizers.vocabulary import BYTE_ALPHABET, PRE_TOKENIZERS
+from specjax.models.registry import FAMILIES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "qwen3_5"
 TOKENIZER = make_tokenizer()
@@ -68,8 +71,8 @@ def test_ids_equal_those_of_hugging_face(text: str, pre: str) -> None:
 
 @pytest.mark.parametrize("model", ["dense", "moe", "tied"])
 def test_ids_equal_those_of_llama_cpp(model: str) -> None:
-    from_gguf = checkpoints.load(FIXTURES / model / "model.gguf").tokenizer
-    from_hf = checkpoints.load(FIXTURES / model / "hf").tokenizer
+    from_gguf = checkpoints.load(FIXTURES / model / "model.gguf", FAMILIES).tokenizer
+    from_hf = checkpoints.load(FIXTURES / model / "hf", FAMILIES).tokenizer
     assert from_gguf is not None
     assert from_hf is not None
     assert from_gguf.eos_ids == from_hf.eos_ids

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from checkpoints import TextTokenizer, TokenizerError, tokenizer_gguf, tokenizer_hf
-from checkpoints.vocabulary import SPACE
+from checkpoints import TextTokenizer, TokenizerError
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.tokenizers.vocabulary import SPACE
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "tokenizer_cases.json").read_text(encoding="utf-8"))
-NAMES = ["llama-bpe", "deepseek-v3", "gemma4", "llama"]
+NAMES = ["llama-bpe", "deepseek-v3", "glm4", "gemma4", "llama"]
 KINDS = dict(zip(NAMES, FIXTURE, strict=True))
 
 
@@ -36,7 +38,7 @@ def test_ids_bytes_and_ends_equal_those_of_llama_cpp(kind: str) -> None:
 def test_every_text_comes_back(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     for text in KINDS[kind]["texts"]:
-        expected = text if kind in ("llama-bpe", "deepseek-v3") else text.replace(SPACE, " ")
+        expected = text if kind in ("llama-bpe", "deepseek-v3", "glm4") else text.replace(SPACE, " ")
         if kind == "llama" and text:
             expected = " " + expected.replace("<think>", "<think> ").replace("</think>", "</think> ")
         assert tokenizer.decode(tokenizer.encode(text, special=False)) == expected
@@ -63,6 +65,7 @@ def test_whether_a_bos_token_is_added_is_the_files_word_then_the_kinds() -> None
     assert tokenizer_of("llama-bpe", add_bos_token=None).vocabulary.add_bos
     assert not tokenizer_of("llama-bpe", add_bos_token=False).vocabulary.add_bos
     assert not tokenizer_of("deepseek-v3", add_bos_token=None).vocabulary.add_bos
+    assert not tokenizer_of("glm4", add_bos_token=None).vocabulary.add_bos
     assert tokenizer_of("llama", add_bos_token=None).vocabulary.add_bos
     assert not tokenizer_of("llama", add_bos_token=False).vocabulary.add_bos
     assert tokenizer_of("gemma4", add_bos_token=False).vocabulary.add_bos  # early files have it wrong
@@ -100,7 +103,11 @@ def test_ends_of_generation_that_texts_do_not_reveal_are_named_in_a_gguf() -> No
     ("kind", "changes", "message"),
     [
         ("llama-bpe", {"model": "bert"}, "'bert' is not known; known are gpt2, gemma4, llama"),
-        ("llama-bpe", {"pre": "nobody"}, "'nobody' is not known; known are qwen2, qwen35, llama-bpe, deepseek-v3"),
+        (
+            "llama-bpe",
+            {"pre": "nobody"},
+            "'nobody' is not known; known are qwen2, qwen35, llama-bpe, glm4, deepseek-v3",
+        ),
         ("gemma4", {"merges": None}, "lacks tokenizer.ggml.merges"),
         ("llama", {"scores": None}, "lacks tokenizer.ggml.scores"),
         ("llama", {"scores": [0.0]}, "454 tokens, but 1 scores"),

@@ -22,8 +22,9 @@ from tiny_checkpoints import edit_gguf, make_config, make_params, make_tokenizer
 import checkpoints
 from checkpoints import CheckpointError
 from checkpoints.convert import ConvertOptions, prepare
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 from checkpoints.verifier import verify
+from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -31,7 +32,7 @@ ASSISTANT = FIXTURES / "gemma4/edge/assistant"
 
 
 def errors(path: Path, **options: Any) -> str:
-    return "\n".join(f"{finding.what} | {finding.fix}" for finding in verify(path, **options).errors)
+    return "\n".join(f"{finding.what} | {finding.fix}" for finding in verify(path, FAMILIES, **options).errors)
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +45,18 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ["dense/llama/hf", "gemma4/moe/hf", "gemma4/edge/assistant", "gemma4/dense/assistant.gguf", "step3_5/flash/hf"],
 )
 def test_good_models_have_no_findings(name: str) -> None:
-    assert not verify(FIXTURES / name).findings
+    assert not verify(FIXTURES / name, FAMILIES).findings
 
 
 def test_the_bundled_model_has_no_findings() -> None:
-    report = verify(bundled_model())
+    report = verify(bundled_model(), FAMILIES)
     assert not report.findings
     assert any("finite" in line for line in report.checked)
 
 
 def test_an_orbax_folder_is_verified_too(good: Path, tmp_path: Path) -> None:
-    prepare(good, tmp_path / "m.orbax").run()
-    assert not verify(tmp_path / "m.orbax").findings
+    prepare(good, tmp_path / "m.orbax", FAMILIES).run()
+    assert not verify(tmp_path / "m.orbax", FAMILIES).findings
     for file in (tmp_path / "m.orbax" / "ocdbt.process_0" / "d").iterdir():
         file.write_bytes(b"")
     assert "cannot be read" in errors(tmp_path / "m.orbax")
@@ -76,7 +77,7 @@ def test_an_orbax_folder_is_verified_too(good: Path, tmp_path: Path) -> None:
 def test_damage_to_an_orbax_folders_manifest_is_explained(
     table: str, column: int, value: object, message: str, origin: str, good: Path, tmp_path: Path
 ) -> None:
-    prepare(good if origin == "good" else FIXTURES / origin, tmp_path / "m.orbax").run()
+    prepare(good if origin == "good" else FIXTURES / origin, tmp_path / "m.orbax", FAMILIES).run()
     manifest = tmp_path / "m.orbax" / "specjax.json"
     document = json.loads(manifest.read_text())
     row = document[table][-1]
@@ -87,12 +88,25 @@ def test_damage_to_an_orbax_folders_manifest_is_explained(
     assert message in errors(tmp_path / "m.orbax")
     for kind in ("gguf", "hf", "orbax"):
         with pytest.raises(CheckpointError):
-            prepare(tmp_path / "m.orbax", tmp_path / "out", ConvertOptions(kind))
+            prepare(tmp_path / "m.orbax", tmp_path / "out", FAMILIES, ConvertOptions(kind))
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("table", ["parameters", "tensors"])
+@pytest.mark.parametrize("row", [[], {}, 7, ["target.embed.weight"]])
+def test_a_row_of_an_orbax_folders_manifest_that_is_none_is_said(
+    table: str, row: object, good: Path, tmp_path: Path
+) -> None:
+    prepare(good, tmp_path / "m.orbax", FAMILIES).run()
+    manifest = tmp_path / "m.orbax" / "specjax.json"
+    document = json.loads(manifest.read_text())
+    document[table].append(row)
+    manifest.write_text(json.dumps(document))
+    assert "specjax.json: damaged (" in errors(tmp_path / "m.orbax")
+
+
 def test_an_orbax_array_of_another_type_and_a_damaged_tree_are_explained(good: Path, tmp_path: Path) -> None:
-    prepare(good, tmp_path / "m.orbax").run()
+    prepare(good, tmp_path / "m.orbax", FAMILIES).run()
     manifest, tree = (tmp_path / "m.orbax" / name for name in ("specjax.json", "_METADATA"))
     text = manifest.read_text()
     document = json.loads(text)
@@ -197,7 +211,7 @@ def test_rotary_divisors_are_checked(name: str, message: str, tmp_path: Path) ->
 def test_damage_to_an_assistants_centroid_head_is_explained(tmp_path: Path) -> None:
     """Nothing of the head may be lost, cut, or of another type."""
     source, bad = tmp_path / "assistant.gguf", tmp_path / "bad.gguf"
-    prepare(ASSISTANT, source, ConvertOptions(tokenizer=ASSISTANT.parent / "hf")).run()
+    prepare(ASSISTANT, source, FAMILIES, ConvertOptions(tokenizer=ASSISTANT.parent / "hf")).run()
     file, f32, i32 = GGUFFile(source), GGMLQuantizationType.F32, GGMLQuantizationType.I32
     ordering, centroids = "masked_embd_ordering", "masked_embd_centroids.weight"
     ids, table = file.read(ordering, np.int32), file.read(centroids, np.float32)
@@ -233,7 +247,7 @@ def test_shards_must_be_those_of_the_index(tmp_path: Path) -> None:
 
 def test_values_are_left_unread_when_fast(good: Path, tmp_path: Path) -> None:
     bad = edit_gguf(good, tmp_path / "bad.gguf", retype={UP: _f32((96, 64), np.nan)})
-    assert not verify(bad, fast=True).errors
+    assert not verify(bad, FAMILIES, fast=True).errors
 
 
 def test_a_declared_head_that_is_absent_is_an_error(good: Path, tmp_path: Path) -> None:
@@ -243,7 +257,7 @@ def test_a_declared_head_that_is_absent_is_an_error(good: Path, tmp_path: Path) 
 
 def test_small_tensors_that_llama_cpp_wants_in_f32_are_noted(good: Path, tmp_path: Path) -> None:
     half = np.ones(64, np.float16), GGMLQuantizationType.F16
-    report = verify(edit_gguf(good, tmp_path / "bad.gguf", retype={"output_norm.weight": half}))
+    report = verify(edit_gguf(good, tmp_path / "bad.gguf", retype={"output_norm.weight": half}), FAMILIES)
     assert not report.errors
     assert "output_norm.weight (F16)" in report.findings[0].what
 
@@ -285,7 +299,7 @@ def test_older_assistants_are_explained(tmp_path: Path) -> None:
 
 def test_tokens_beyond_the_table_and_a_head_that_is_not_tied(tmp_path: Path) -> None:
     config = make_config(vocab_size=260, tied_embeddings=True)
-    checkpoints.write_hf(tmp_path / "hf", config, make_params(config), make_tokenizer())
+    checkpoints.write_hf(tmp_path / "hf", FAMILIES, config, make_params(config), make_tokenizer())
     _change(tmp_path / "hf", lm_head__weight=np.ones((260, 64), np.float32))
     found = errors(tmp_path / "hf")
     assert "the tokenizer has 265 tokens, but the embedding table 260 rows" in found
@@ -336,7 +350,7 @@ def test_random_damage_ends_in_an_explanation_or_in_a_model(name: str, seed: int
     rng, source = random.Random(f"{name} {seed}"), FIXTURES / name
     if name == "orbax":
         source = tmp_path / "source.orbax"
-        prepare(good, source).run()
+        prepare(good, source, FAMILIES).run()
     for round_number in range(8):
         path = tmp_path / f"{round_number}{source.suffix}"
         if source.is_file():
@@ -345,6 +359,6 @@ def test_random_damage_ends_in_an_explanation_or_in_a_model(name: str, seed: int
         else:
             shutil.copytree(source, path)
             _damage(rng.choice(sorted(file for file in path.rglob("*") if file.is_file())), rng)
-        verify(path)
+        verify(path, FAMILIES)
         with suppress(CheckpointError):
-            prepare(path, tmp_path / "out.gguf", ConvertOptions("gguf", force=True)).run()
+            prepare(path, tmp_path / "out.gguf", FAMILIES, ConvertOptions("gguf", force=True)).run()

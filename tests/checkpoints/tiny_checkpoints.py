@@ -14,11 +14,13 @@ import numpy as np
 from gguf import GGMLQuantizationType, TokenType
 
 import checkpoints
-from checkpoints import TextTokenizer, Vocabulary, tokenizer_gguf
-from checkpoints.rules.qwen3_5 import gguf_rules
-from checkpoints.tree import flatten, unflatten
-from checkpoints.vocabulary import BYTE_ALPHABET
+from checkpoints import TextTokenizer, Vocabulary
+from checkpoints.mapping.tree import flatten, unflatten
+from checkpoints.tokenizers import gguf as tokenizer_gguf
+from checkpoints.tokenizers.vocabulary import BYTE_ALPHABET
 from specjax.models.qwen3_5 import MoEConfig, Qwen35Config, hybrid_layer_types
+from specjax.models.qwen3_5.gguf import gguf_rules
+from specjax.models.registry import FAMILIES
 
 MERGES = (("d", "e"), ("de", "f"), ("Ġ", "def"), ("Ġ", "a"), ("Ã", "©"), ("1", "2"))
 END, TURN_END, USER_DEFINED = 262, 263, 264
@@ -77,7 +79,7 @@ def make_params(config: Qwen35Config, seed: int = 0) -> dict[str, Any]:
 
 
 def write_tiny_gguf(path: Path, config: Qwen35Config, **arguments: Any) -> Path:
-    checkpoints.write_gguf(path, config, make_params(config), make_tokenizer(), **arguments)
+    checkpoints.write_gguf(path, FAMILIES, config, make_params(config), make_tokenizer(), **arguments)
     return path
 
 

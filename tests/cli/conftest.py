@@ -13,8 +13,7 @@ from specjax.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def _no_compilation_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECJAX_CACHE", "")
+def _no_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECJAX_DEBUG", raising=False)
 
 

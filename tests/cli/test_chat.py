@@ -18,6 +18,7 @@ from small_model import CONFIG, agreeing_params, byte_tokenizer
 
 import checkpoints
 import specjax
+from specjax.models.registry import FAMILIES
 from specjax.sessions.chat import Chat, open_chat
 
 TEMPLATE = (
@@ -45,8 +46,8 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with a chat template."""
     vocabulary = replace(byte_tokenizer().vocabulary, chat_template=TEMPLATE)
     path = tmp_path_factory.mktemp("chat") / "talkative.gguf"
-    tokenizer = checkpoints.tokenizer_gguf.from_vocabulary(vocabulary)
-    checkpoints.write_gguf(path, CONFIG, agreeing_params(CONFIG), tokenizer)
+    tokenizer = checkpoints.tokenizers.gguf.from_vocabulary(vocabulary)
+    checkpoints.write_gguf(path, FAMILIES, CONFIG, agreeing_params(CONFIG), tokenizer)
     return path
 
 
@@ -101,6 +102,15 @@ def test_a_template_writes_the_conversation(say: Callable[..., Ran], talkative: 
     assert ran.out == "".join(replies(open_chat(session, "S"), "hi", "ho"))
 
 
+@pytest.mark.parametrize("kind", ["gguf", "talkative"])
+def test_what_is_no_unicode_text_is_refused_as_in_prompts(kind: str, request: pytest.FixtureRequest) -> None:
+    session = specjax.load(request.getfixturevalue(kind)).session(max_tokens=4)
+    chat = open_chat(session)
+    for refused in (lambda: chat.say("a\ud800b"), lambda: open_chat(session, "\udcff").say("a")):
+        with pytest.raises(specjax.PromptError, match="the prompt is not Unicode text: surrogates not allowed at"):
+            refused()
+
+
 def test_a_turn_can_be_taken_back(say: Callable[..., Ran], gguf: Path, model: specjax.Model) -> None:
     ran = say("/undo\na\nb\n/undo\n/nonsense\nc\n// d\n/exit\ne\n", "--model", gguf, *OPTIONS)
     chat = open_chat(model.session(max_tokens=LENGTH, ignore_eos=True))
@@ -109,6 +119,13 @@ def test_a_turn_can_be_taken_back(say: Callable[..., Ran], gguf: Path, model: sp
     assert "there is no turn to take back" in ran.err
     assert "the last turn is taken back" in ran.err
     assert "/nonsense is no command; there are /undo and /exit" in ran.err
+
+
+def test_a_reply_that_is_cut_by_full_slots_is_announced(say: Callable[..., Ran], gguf: Path) -> None:
+    cut = f"specjax: the reply is cut off: all {CONFIG.context_length} slots of the conversation are taken"
+    command = ("--model", gguf, "--ignore-eos", "--quiet", "--max-tokens")
+    assert say("a\n", *command, 500).err.startswith(cut)
+    assert say("a\n", *command, LENGTH).err == ""
 
 
 def test_a_turn_that_cannot_be_taken_ends_a_pipe(say: Callable[..., Ran], gguf: Path, talkative: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from program import Cli
 
 import checkpoints
 from checkpoints.convert import Conversion
+from specjax.models.registry import FAMILIES
 
 
 def test_a_conversion_is_reported_and_verified(cli: Cli, gguf: Path, tmp_path: Path) -> None:
@@ -21,7 +23,7 @@ def test_a_conversion_is_reported_and_verified(cli: Cli, gguf: Path, tmp_path: P
     assert cli("convert", tmp_path / "m.orbax", tmp_path / "m.gguf").status == 0
     assert (tmp_path / "m.gguf").read_bytes() == gguf.read_bytes()
     assert cli("convert", gguf, tmp_path / "hf", "--to", "hf", "--dtype", "bfloat16", "--verify").status == 0
-    assert checkpoints.describe(tmp_path / "hf").problems is None
+    assert checkpoints.describe(tmp_path / "hf", FAMILIES).problems is None
     ran = cli("verify", gguf, tmp_path / "hf", tmp_path / "m.orbax")
     assert ran.status == 0
     assert ran.out.count("nothing is wrong") == 3
@@ -35,6 +37,23 @@ def test_a_dry_run_shows_every_tensor_and_writes_nothing(cli: Cli, gguf: Path, t
     assert any(line.split()[:4:2] == ["token_embd.weight", "target.embed.weight"] for line in lines)
     assert lines[-1].endswith("nothing is written")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_that_cannot_be_converted_is_said_to_be_missing(cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    path, raw = tmp_path / "odd.gguf", gguf.read_bytes()
+    head, key, rest = raw.partition(b"tokenizer.ggml.pre")
+    path.write_bytes(head + key + rest.replace(b"qwen35", b"falcon", 1))
+    for options in ((), ("--dry-run",)):
+        ran = cli("convert", path, tmp_path / "hf", "--to", "hf", *options)
+        assert ran.status == 0
+        said = f"no tokenizer is written: {path}: pre-tokenizer 'falcon' is not known; known are "
+        assert said in ran.out + ran.err
+        assert "Give --tokenizer with" in ran.out + ran.err
+        shutil.rmtree(tmp_path / "hf", ignore_errors=True)
+    ran = cli("convert", path, tmp_path / "hf", "--to", "hf", "--tokenizer", gguf)
+    assert "no tokenizer" not in ran.err
+    assert (tmp_path / "hf" / "tokenizer.json").is_file()
+    assert "no tokenizer" not in cli("convert", path, tmp_path / "copy.gguf").err
 
 
 @pytest.mark.parametrize(

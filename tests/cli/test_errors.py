@@ -16,8 +16,10 @@ from small_model import CONFIG, agreeing_params, byte_tokenizer
 import checkpoints
 import specjax
 from specjax.cli.options import check_output
-from specjax.cli.runtime import UsageError, cache_folder
-from specjax.decoding.draft_control import DraftConfig
+from specjax.cli.runtime import UsageError
+from specjax.decoding.settings import DraftConfig
+from specjax.models.registry import FAMILIES
+from specjax.runtime.compilation_cache import cache_folder
 
 PROMPT = ("--prompt", "def f(")
 
@@ -25,7 +27,7 @@ PROMPT = ("--prompt", "def f(")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "hf"
-    checkpoints.write_hf(path, CONFIG, agreeing_params(CONFIG), byte_tokenizer())
+    checkpoints.write_hf(path, FAMILIES, CONFIG, agreeing_params(CONFIG), byte_tokenizer())
     return path
 
 
@@ -154,6 +156,26 @@ def test_a_declared_head_that_is_absent_is_said_in_one_line(cli: Cli, folder: Pa
 def test_filters_without_a_temperature_are_said_to_be_idle(cli: Cli, gguf: Path) -> None:
     ran = cli("generate", "--model", gguf, "--top-k", 4, "--min-p", 0.1, "--prompt", "")
     assert "specjax: warning: --top-k, --min-p: no effect on greedy decoding" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "--promt", "x"), "--promt x; is --prompt meant? (try: specjax generate --help)"),
+        (
+            ("eval", "--prompts", "p", "--out", "o", "--max_tokens=3"),
+            "is --max-tokens meant? (try: specjax eval --help)",
+        ),
+        (("verify", "m.gguf", "--nonsense"), "unrecognized arguments: --nonsense (try: specjax verify --help)"),
+        (("generate", "m.gguf"), "unrecognized arguments: m.gguf (try: specjax generate --help)"),
+        (("--verison",), "--verison; is --version meant? (try: specjax --help)"),
+        (("generat",), "invalid choice: 'generat'"),
+    ],
+)
+def test_what_is_mistyped_is_answered_by_its_command_and_with_what_looks_like_it(
+    arguments: tuple[str, ...], message: str, cli: Cli
+) -> None:
+    assert message in cli(*arguments).error
 
 
 def test_no_command_prints_the_help(cli: Cli) -> None:

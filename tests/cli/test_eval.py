@@ -11,6 +11,7 @@ import pytest
 from program import Cli, Ran
 
 import specjax
+from specjax.evaluation.prompts import RESULT_KEYS
 
 SAMPLED = ("--temperature", 0.8, "--seed", 3, "--accept", "coupled")
 PROMPTS: list[dict] = [
@@ -78,6 +79,20 @@ def test_results_do_not_depend_on_the_batch(
         assert len(result["tokens"]) == 1 + result["rounds"] + result["accepted"] or result["finish_reason"] == "eos"
 
 
+def test_a_file_can_be_split_over_machines(evaluated: Path, cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    """Draws follow ids, so that the parts give what the whole gave."""
+    whole, parts = results_of(evaluated), {}
+    named = [{"id": index, **prompt} for index, prompt in enumerate(PROMPTS)]
+    for part in range(2):
+        prompts, out = tmp_path / f"p{part}.jsonl", tmp_path / f"r{part}.jsonl"
+        prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in named[part::2]))
+        assert cli(*command(gguf, prompts, out), "--batch", 2).status == 0
+        parts |= results_of(out)
+    assert {name: result["tokens"] for name, result in parts.items()} == {
+        name: result["tokens"] for name, result in whole.items()
+    }
+
+
 def test_a_killed_run_goes_on_where_it_stopped(evaluated: Path, cli: Cli, gguf: Path, prompts: Path) -> None:
     complete, lines = results_of(evaluated), evaluated.read_bytes().splitlines(keepends=True)
     evaluated.write_bytes(b"".join(lines[:4]) + lines[4][:-20])
@@ -133,6 +148,47 @@ def test_bad_prompts_are_found_before_anything_is_written(
     out = tmp_path / "r.jsonl"
     assert message in cli("eval", "--model", gguf, "--prompts", prompts, "--out", out, *options).error
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_bad_prompts_can_be_passed_over(cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    """Each has a result that says what is wrong; the others' results are those of a file without it."""
+    lines = [
+        *('{"prompt": "def f("}', "no json", '{"id": "far", "tokens": [999], "topic": "x"}'),
+        *('{"id": 0, "prompt": "a"}', '{"prompt": "class A:"}'),
+    ]
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
+    prompts.write_text("\n".join(lines))
+    arguments = (*command(gguf, prompts, out), "--keep-going")
+    for _ in range(2):  # the second time everything is done
+        ran = cli(*arguments, "--json")
+        assert ran.status == 1
+        summary = json.loads(ran.out)
+        assert (summary["prompts"], summary["bad"]) == (2, 3)
+    results = results_of(out)
+    errors = {name: result["error"] for name, result in results.items() if "error" in result}
+    assert errors.keys() == {"line 2", "far", "line 4"}
+    assert errors["line 2"].startswith(f"{prompts}:2 is not JSON")
+    assert "outside the vocabulary" in errors["far"]
+    assert f"{prompts}:4: the id 0 occurs before" in errors["line 4"]
+    assert results["far"] == {"id": "far", "index": 2, "error": errors["far"], "topic": "x"}
+    assert "2 (" in (said := cli(*arguments).err)
+    assert "and 3 with an error" in said
+
+    (tmp_path / "good.jsonl").write_text("\n".join([lines[0], *['{"tokens": [1]}'] * 3, lines[4]]))
+    assert cli(*command(gguf, tmp_path / "good.jsonl", tmp_path / "g.jsonl")).status == 0
+    good = results_of(tmp_path / "g.jsonl")
+    assert (results[0], results[4]) == (good[0], good[4])
+    prompts.write_text("{")
+    assert cli(*command(gguf, prompts, tmp_path / "none.jsonl"), "--keep-going").status == 1
+
+
+def test_other_keys_of_a_prompt_are_those_of_its_result(cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    others = {"answer": 42, "meta": {"source": ["a", None]}}
+    (tmp_path / "p.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps({"prompt": "def f(", **others}).encode())
+    assert cli(*command(gguf, tmp_path / "p.jsonl", tmp_path / "r.jsonl")).status == 0
+    (result,) = results_of(tmp_path / "r.jsonl").values()
+    assert {key: result.pop(key) for key in others} == others
+    assert set(result) == {"id", "tokens", *RESULT_KEYS} - {"error"}
 
 
 def test_an_interrupted_program_leaves_whole_lines(gguf: Path, tmp_path: Path) -> None:

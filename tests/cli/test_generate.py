@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from full_disk import full_disk
 from program import Cli
 
 import specjax
@@ -17,7 +18,7 @@ from specjax.cli.comparison import Comparison
 from specjax.cli.generate import DEFAULT_PROMPT, _pieces
 from specjax.cli.generate_report import _comparison_rows
 from specjax.errors import SpecjaxError
-from specjax.runtime.generation import GenerateOptions
+from specjax.runtime.options import GenerateOptions
 from specjax.state import KVTypes
 
 PROMPT = "def f("
@@ -32,6 +33,14 @@ def test_the_text_goes_to_stdout_and_the_summary_to_stderr(cli: Cli, gguf: Path,
     for name in ("speed", "tokens per round", "by position", "draft", "verify", "compile"):
         assert name in ran.err
     assert "check" not in ran.err
+
+
+def test_a_trace_on_a_full_disk_is_said_with_its_name(cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.ndjson"
+    command = ("generate", "--model", gguf, "--prompt", PROMPT, "--max-tokens", 40, "--json", "--trace", trace)
+    assert cli(*command).status == 0  # compiled programs, which a cache may keep, are not what the disk is full of
+    with full_disk(200):
+        assert cli(*command).error == f"{trace}: File too large\n"
 
 
 def test_json_is_one_object_whose_counts_agree_with_the_trace(cli: Cli, gguf: Path, tmp_path: Path) -> None:
@@ -133,9 +142,29 @@ def test_a_stream_goes_on_where_the_last_iteration_stopped(model: specjax.Model)
 
 def test_rejection_sampling_is_compared_for_speed_only(model: specjax.Model) -> None:
     plain = model.generate(PROMPT, max_tokens=12, draft=0)
-    rows = dict(_comparison_rows(Comparison(plain, False, None, 1.5, None, None)))
+    rows = dict(_comparison_rows(Comparison(plain, False, None, 1.5, None, None, seconds=0.3)))
     assert rows["speed-up"] == "1.50"
     assert "keeps the distribution" in rows["check"]
+
+
+def test_what_was_decoded_in_a_moment_has_no_speed_up(model: specjax.Model) -> None:
+    plain = model.generate(PROMPT, max_tokens=12, draft=0)
+    comparison = Comparison(plain, True, None, 2.84, 1.2, None, seconds=0.009)
+    said = dict(_comparison_rows(comparison))["speed-up"]
+    assert said.startswith("not told: 9 ms of decoding are too short to measure (more --max-tokens: at least 0.3 s)")
+    assert "2.84" not in said
+    assert "bound 1.20" in said
+    assert not comparison.measurable
+
+
+def test_a_comparison_of_one_token_has_no_speed_up(cli: Cli, gguf: Path) -> None:
+    command = ("generate", "--model", gguf, "--prompt", PROMPT, "--max-tokens", 1, "--compare")
+    ran = cli(*command)
+    assert ran.status == 0
+    assert "too short to measure" in ran.err
+    document = json.loads(cli(*command, "--json").out)["compare"]
+    assert document["speedup"] is None
+    assert not document["measurable"]
 
 
 def test_without_a_tokenizer_the_ids_are_the_output(model: specjax.Model) -> None:

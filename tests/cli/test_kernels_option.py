@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +19,34 @@ RUN = ("generate", "--tokens", "1,2,3", "--max-tokens", "4", "--ignore-eos")
 
 
 def test_the_choice_reaches_the_kernels(cli: Cli, gguf: Path) -> None:
-    refused = cli(*RUN, "--model", gguf, "--kernels", "verify_attention=xla_floats", "--kv-type-k", "q8_0")
+    refused = cli(*RUN, "--model", gguf, "--kernels", "cache_attention=xla_floats", "--kv-type-k", "q8_0")
     assert refused.status == 2
     assert re.search("xla_floats +passed over: q8_0 is no float type", refused.err)
 
 
 def test_an_unknown_kernel_is_named(cli: Cli, gguf: Path) -> None:
-    error = cli(*RUN, "--model", gguf, "--kernels", "quant_matmul=cuda").error
-    assert "quant_matmul has no implementation 'cuda'; known: cpu_native, " in error
+    error = cli(*RUN, "--model", gguf, "--kernels", "matmul.packed=cuda").error
+    assert "matmul.packed has no implementation 'cuda'; known: cpu_native, " in error
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("matmul.packed=cuda", "SPECJAX_KERNELS=quant_matmul=cuda: quant_matmul has no implementation 'cuda'; known: "),
+        ("fast", "SPECJAX_KERNELS=fast: 'fast' is not understood; accepted: auto, xla, or OPERATION=IMPL,..."),
+    ],
+)
+def test_a_wrong_variable_is_not_blamed_on_the_file(spec: str, message: str, gguf: Path) -> None:
+    """In a process of its own, where nothing has been traced before."""
+    program = (
+        "import sys; from specjax.cli.main import main; model = sys.argv[1];"
+        f"assert main(['inspect', model]) == 0; sys.exit(main([*{RUN}, '--model', model]))"
+    )
+    command = [sys.executable, "-c", program, str(gguf)]
+    environment = os.environ | {"SPECJAX_KERNELS": spec}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.startswith(f"specjax: error: {message}")
 
 
 SLOW = "quantized weights are decoded anew for every product, which is slow: "
@@ -53,7 +76,7 @@ def said(cli: Cli, tmp_path: Path) -> Callable[..., list[str]]:
 def test_products_without_kernels_are_said_to_be_slow(
     said: Callable[..., list[str]], gguf: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kernels in ("xla", "quant_matmul=xla_dequant"):
+    for kernels in ("xla", "matmul.packed=xla_dequant"):
         why = f"--kernels {kernels} leaves no other way (--packed off: once)"
         assert said(quantized, "--kernels", kernels) == [why]
     assert said(quantized) == said(gguf, "--kernels", "xla") == []

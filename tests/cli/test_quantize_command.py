@@ -6,7 +6,7 @@ from pathlib import Path
 
 from program import Cli
 
-from checkpoints.gguf_file import GGUFFile
+from checkpoints.gguf.file import GGUFFile
 
 
 def test_a_model_is_quantized(cli: Cli, gguf: Path, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 from scipy.special import softmax
 from scripted import CAPACITY, HEAD, Run, ScriptedMTP, ragged_prompts, run, script
 from tiny_models import DENSE, MOE, make_params, relative_rms
+from wants import alike
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.random import Purpose, gumbel_at
-from specjax.decoding.sampling import SamplerConfig, shortlist, top2_margin
+from specjax.decoding.random import Purpose, gumbel
+from specjax.decoding.sampling import top2_margin, warp
+from specjax.decoding.settings import SamplerConfig
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35Target
 from specjax.state import KVCache, RollbackStrategy, SequenceState
@@ -22,21 +23,17 @@ from specjax.state import KVCache, RollbackStrategy, SequenceState
 LENGTHS = (1, 2, 5, 17, 64, 65, 130, 300)
 MAX_TOKENS = 24
 WARM = SamplerConfig(temperature=0.7, top_k=20, top_p=0.95)
-GREEDY = SamplerConfig()
 PROMPT_SEED = {DENSE: 3, MOE: 4}  # chosen for continuations without near-ties, see `plain`
 BATCH = tuple(range(len(LENGTHS)))
 REVERSED = BATCH[::-1]
 
 
-def decoder(
-    config: Qwen35Config, drafts: int, sampler: SamplerConfig, rollback: RollbackStrategy = "replay"
-) -> Decoder:
+def decoder(config: Qwen35Config, drafts: int, rollback: RollbackStrategy = "replay") -> Decoder:
     return Decoder(
         target=Qwen35Target(config),
         drafter=ScriptedMTP(config) if drafts else None,
-        sampler=sampler,
         rule="coupled",
-        draft=DraftConfig(n_max=drafts),
+        max_drafts=drafts,
         rollback=rollback,
         margins=True,
     )
@@ -50,7 +47,7 @@ def prompts(config: Qwen35Config) -> list[list[int]]:
 def plain(config: Qwen35Config, sampler: SamplerConfig, rows: tuple[int, ...] = BATCH) -> Run:
     """Plain decoding of some of the prompts, each with the random stream of its index."""
     chosen = [prompts(config)[row] for row in rows]
-    result = run(decoder(config, 0, sampler), make_params(config), chosen, MAX_TOKENS, sequence=rows)
+    result = run(decoder(config, 0), make_params(config), chosen, MAX_TOKENS, sequence=rows, sampler=sampler)
     assert_clear_choices(config, sampler, chosen, result.tokens, rows)
     return result
 
@@ -73,9 +70,9 @@ def assert_clear_choices(
     if sampler.greedy:
         assert top2_margin(logits).min() > 5e-4, "near-ties"
         return
-    kept = shortlist(logits, sampler)
-    noise = gumbel_at(0, jnp.array(sequence), position, Purpose.TOKEN, kept.tokens)
-    assert top2_margin(kept.scores + noise).min() > 5e-4, "near-ties of what decides a draw: logits with noise"
+    kept = warp(logits, alike(len(chosen), sampler))
+    noise = gumbel(0, jnp.array(sequence), position, Purpose.TOKEN, config.vocab_size)
+    assert top2_margin(kept + noise).min() > 5e-4, "near-ties of what decides a draw: logits with noise"
     best = -np.sort(-logits / sampler.temperature)
     assert (best[..., sampler.top_k - 1] - best[..., sampler.top_k]).min() > 1e-4, "a near-tie at the edge of top-k"
     mass = np.cumsum(softmax(best[..., : sampler.top_k], axis=-1), axis=-1)
@@ -114,7 +111,7 @@ def speculate(
     chosen = [prompts(config)[row] for row in rows]
     truth = [plain(config, sampler).tokens[row] for row in rows]
     params = script(make_params(config), chosen, truth, correct_drafts(drafts, seed)[list(rows)])
-    return run(decoder(config, drafts, sampler, rollback), params, chosen, MAX_TOKENS, sequence=rows)
+    return run(decoder(config, drafts, rollback), params, chosen, MAX_TOKENS, sequence=rows, sampler=sampler)
 
 
 def assert_accepted_as_scripted(result: Run, drafts: int, seed: int) -> None:

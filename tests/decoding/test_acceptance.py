@@ -1,43 +1,46 @@
 """The edges of the acceptance rules, row by row."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import softmax
+from wants import GREEDY, alike
 
 from specjax.decoding.acceptance import PADDING, RULES, accept, accept_rejection, propose_token
 from specjax.decoding.random import Purpose, gumbel
-from specjax.decoding.sampling import SamplerConfig, sample, sample_tokens, warp
+from specjax.decoding.sampling import sample, sample_tokens, warp
+from specjax.decoding.settings import SamplerConfig
 
 SEED = np.uint32(5)
 B, K, V = 4, 3, 23
 SEQUENCE = np.array([4, 0, 9, 2])
 POSITION = np.array([10, 3, 0, 7])
 WARM = SamplerConfig(0.9, top_k=7, top_p=0.97)
-GREEDY = SamplerConfig()
 
-jitted_accept = jax.jit(accept, static_argnames=("rule", "config"))
-jitted_warp = jax.jit(warp, static_argnames="config")
+jitted_accept = jax.jit(accept, static_argnames="rule")
+jitted_warp = jax.jit(warp)
 
 
 def judge(logits, drafts, logq, n_drafted, rule="rejection", config=WARM, sequence=SEQUENCE, position=POSITION):
     drafts, n_drafted = np.asarray(drafts, np.int32), np.asarray(n_drafted, np.int32)
-    draws = {"rule": rule, "config": config, "seed": SEED, "sequence": sequence, "position": position}
+    draws = {"rule": rule, "settings": wants(config, len(logits)), "sequence": sequence, "position": position}
     return jax.tree.map(np.asarray, jitted_accept(logits, drafts, logq, n_drafted, **draws))
 
 
-@partial(jax.jit, static_argnames="config")
-def sample_rows(logits, position, config):
+def wants(config, batch=B):
+    return alike(batch, config, seed=int(SEED))
+
+
+@jax.jit
+def sample_rows(logits, position, settings):
     rows = position[:, None] + np.arange(logits.shape[1])
-    return sample_tokens(logits, config=config, seed=SEED, sequence=SEQUENCE, position=rows)
+    return sample_tokens(logits, settings=settings, sequence=SEQUENCE, position=rows)
 
 
 def plain(logits, config=WARM, position=POSITION):
     """What plain sampling gives at every row, [B, K + 1]."""
-    return np.asarray(sample_rows(logits, position, config=config))
+    return np.asarray(sample_rows(logits, position, wants(config)))
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def logits():
 
 @pytest.fixture
 def logq():
-    return np.asarray(jitted_warp(2 * np.random.default_rng(1).standard_normal((B, K, V), np.float32), config=WARM))
+    return np.asarray(jitted_warp(2 * np.random.default_rng(1).standard_normal((B, K, V), np.float32), wants(WARM)))
 
 
 def certainty(drafts):
@@ -99,15 +102,14 @@ def test_rows_without_drafts_are_plain_decoding(rule, config, logits, logq):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_greedy_config_drafts_the_argmax(rule, logits):
-    draws = {"seed": SEED, "sequence": SEQUENCE, "position": POSITION}
-    proposal = propose_token(jnp.asarray(logits[:, 0]), rule=rule, config=GREEDY, **draws)
+    draws = {"settings": wants(GREEDY), "sequence": SEQUENCE, "position": POSITION}
+    proposal = propose_token(jnp.asarray(logits[:, 0]), rule=rule, **draws)
     same(proposal.token, np.argmax(logits[:, 0], axis=-1))
-    assert proposal.logq is None
 
 
 def test_all_accepted_rejection_continues_with_the_plain_draw(logits):
     """The drafter is the target: p == q exactly, so that nothing is rejected and the residual is empty."""
-    logq = np.asarray(jitted_warp(logits[:, :K], config=WARM))
+    logq = np.asarray(jitted_warp(logits[:, :K], wants(WARM)))
     drafts = np.argmax(logq, axis=-1)
     n_drafted = np.array([3, 2, 1, 0])
     for position in POSITION + 100 * np.arange(8)[:, None]:
@@ -121,7 +123,7 @@ def test_a_draft_that_the_target_excludes_is_always_rejected(logits, logq):
     for q in (logq, certainty(drafts), None):
         verdict = judge(logits, drafts, q, np.full(B, K))
         np.testing.assert_array_equal(verdict.n_accepted, 0)
-        allowed = np.asarray(jitted_warp(logits, config=WARM))[:, 0] > -np.inf
+        allowed = np.asarray(jitted_warp(logits, wants(WARM)))[:, 0] > -np.inf
         assert allowed[np.arange(B), verdict.next_token].all()
 
 
@@ -160,10 +162,8 @@ def test_an_empty_residual_falls_back_to_p(monkeypatch):
     """A rejection where p and q agree to the last place can only come from rounding; it still gives a token of p."""
     monkeypatch.setattr("specjax.decoding.acceptance.uniform", lambda *key: jnp.full((B, K), 1.5))
     certain = certainty(np.full((B, K + 1), 6))
-    draws = {"seed": SEED, "sequence": SEQUENCE, "position": POSITION}
-    verdict = accept_rejection(
-        certain, np.full((B, K), 6), certain[:, :K], np.full(B, K), config=SamplerConfig(1.0), **draws
-    )
+    draws = {"settings": wants(SamplerConfig(1.0)), "sequence": SEQUENCE, "position": POSITION}
+    verdict = accept_rejection(certain, np.full((B, K), 6), certain[:, :K], np.full(B, K), **draws)
     np.testing.assert_array_equal(verdict.n_accepted, 0)
     np.testing.assert_array_equal(verdict.next_token, 6)
 
@@ -191,13 +191,13 @@ def test_verdicts_do_not_depend_on_batch_composition(rule, logits, logq):
 
 
 def test_proposals_come_with_their_distribution_and_a_confidence_that_ignores_the_draw(logits):
-    draws = {"config": WARM, "seed": SEED, "sequence": SEQUENCE, "position": POSITION}
-    propose = jax.jit(propose_token, static_argnames=("rule", "config"))
+    draws = {"settings": wants(WARM), "sequence": SEQUENCE, "position": POSITION}
+    propose = jax.jit(propose_token, static_argnames="rule")
     by_rule = {rule: propose(logits[:, 0], rule=rule, **draws) for rule in RULES}
     for proposal in by_rule.values():
         np.testing.assert_allclose(proposal.confidence, softmax(logits[:, 0], axis=-1).max(axis=-1), rtol=1e-6)
     same(by_rule["coupled"].token, plain(logits)[:, 0])
     assert by_rule["coupled"].logq is None
-    np.testing.assert_allclose(by_rule["rejection"].logq, jitted_warp(logits, config=WARM)[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(by_rule["rejection"].logq, jitted_warp(logits, wants(WARM))[:, 0], rtol=1e-6)
     noise = gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, V)
     same(by_rule["rejection"].token, sample(by_rule["rejection"].logq, noise))

@@ -7,7 +7,6 @@ the arithmetic of the real acceptance function, and by running the real function
 
 import itertools
 from functools import partial
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +14,17 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import softmax
+from wants import alike, lengths_of
 
-from specjax.decoding import acceptance
-from specjax.decoding.acceptance import RULES, accept, propose_token
-from specjax.decoding.draft_control import DraftConfig, effective_drafts, update_streak
-from specjax.decoding.random import Purpose
-from specjax.decoding.sampling import SamplerConfig, sample_shortlist, sample_tokens, shortlist, warp
+from specjax.decoding.acceptance import RULES, accept, correction, propose_token
+from specjax.decoding.draft_control import effective_drafts, update_streak, wanted_drafts
+from specjax.decoding.random import Purpose, gumbel
+from specjax.decoding.sampling import sample, sample_tokens, warp, with_shortlist
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 
 PLAIN = SamplerConfig(1.0)
 WARPED = SamplerConfig(0.8, top_k=3, top_p=0.95)
-jitted_warp = jax.jit(warp, static_argnames="config")
+jitted_warp = jax.jit(lambda logits, config: warp(logits, alike(len(logits), config)), static_argnames="config")
 
 
 def language(vocab_size, length, seed=0):
@@ -48,22 +48,13 @@ def nodes_along(node, drafts, vocab_size):
 @partial(jax.jit, static_argnames="config")
 def judge(u, logits, drafts, logq, n_drafted, config):
     """The real rule with the uniforms given: how many it accepts, and the distribution that it then draws from."""
-    seen = {}
 
-    def record(candidates, **draws):
-        one_hot = jax.nn.one_hot(candidates.tokens, logits.shape[-1])
-        seen["p"] = jnp.einsum("bn,bnv->bv", jax.nn.softmax(candidates.scores), one_hot)
-        return candidates.tokens[:, 0]
+    def decide(candidates):
+        n_accepted, _, following = correction(candidates, drafts, logq, n_drafted, u)
+        one_hot = jax.nn.one_hot(following.tokens, logits.shape[-1])
+        return n_accepted, jnp.einsum("bn,bnv->bv", jax.nn.softmax(following.scores), one_hot)
 
-    zero = jnp.zeros(drafts.shape[0], jnp.int32)
-    with (
-        mock.patch.object(acceptance, "uniform", return_value=u),
-        mock.patch.object(acceptance, "sample_shortlist", record),
-    ):
-        verdict = accept(
-            logits, drafts, logq, n_drafted, rule="rejection", config=config, seed=0, sequence=zero, position=zero
-        )
-    return verdict.n_accepted, seen["p"]
+    return with_shortlist(logits, alike(len(drafts), config), decide)
 
 
 def rejection_odds(logits, drafts, logq, n_drafted, config):
@@ -141,9 +132,9 @@ def confident(config):
     @jax.jit
     def lengths(draft_logits, drafts, budget):
         zero = jnp.zeros(draft_logits.shape[:1], jnp.int32)
-        draws = {"rule": "rejection", "config": PLAIN, "seed": 0, "sequence": zero, "position": zero}
+        draws = {"rule": "rejection", "settings": alike(len(zero), PLAIN), "sequence": zero, "position": zero}
         columns = [propose_token(draft_logits[:, i], **draws).confidence for i in range(drafts.shape[1])]
-        return effective_drafts(jnp.stack(columns, axis=1), config, budget, zero.astype(bool))
+        return lengths_of(jnp.stack(columns, axis=1), config, budget, zero.astype(bool))
 
     return lengths
 
@@ -154,7 +145,7 @@ def by_drawn_token(config):
     @jax.jit
     def lengths(draft_logits, drafts, budget):
         drawn = jnp.take_along_axis(jax.nn.softmax(draft_logits), drafts[..., None], axis=-1)[..., 0]
-        return effective_drafts(drawn, config, budget, jnp.zeros(len(drafts), bool))
+        return lengths_of(drawn, config, budget, jnp.zeros(len(drafts), bool))
 
     return lengths
 
@@ -206,24 +197,26 @@ def test_acceptance_is_the_overlap_of_the_distributions():
 # Running -----------------------------------------------------------------------------------------------------------
 
 
-def accept_without_residual(logits, drafts, logq, n_drafted, *, rule, config, seed, sequence, position):
+def accept_without_residual(logits, drafts, logq, n_drafted, *, rule, settings, sequence, position):
     """A wrong rule: after a rejection it draws from p instead of the residual."""
-    draws = {"seed": seed, "sequence": sequence}
-    verdict = accept(logits, drafts, logq, n_drafted, rule=rule, config=config, position=position, **draws)
+    where = {"sequence": sequence, "position": position}
+    verdict = accept(logits, drafts, logq, n_drafted, rule=rule, settings=settings, **where)
     row = jnp.take_along_axis(logits, verdict.n_accepted[:, None, None], axis=1)[:, 0]
     purpose = jnp.where(verdict.n_accepted < n_drafted, Purpose.RESIDUAL, Purpose.TOKEN)
-    token = sample_shortlist(shortlist(row, config), position=position + verdict.n_accepted, purpose=purpose, **draws)
+    noise = gumbel(settings.seed, sequence, position + verdict.n_accepted, purpose, logits.shape[-1])
+    token = sample(warp(row, settings), noise)
     here = jnp.arange(logits.shape[1]) == verdict.n_accepted[:, None]
     return verdict._replace(next_token=token, tokens=jnp.where(here, token[:, None], verdict.tokens))
 
 
-@partial(jax.jit, static_argnames=("length", "n_drafts", "rule", "config", "control", "judge"))
+@partial(jax.jit, static_argnames=("length", "n_drafts", "rule", "config", "control", "judge", "seed"))
 def generate(target, drafter, sequence, length, n_drafts, rule, config, control=None, judge=accept, seed=3):
     """Decode `length` tokens of each sequence with the real functions, [B, length]."""
     vocab_size, batch = target.shape[1], sequence.shape[0]
     control = control or DraftConfig(n_max=n_drafts)
     target, drafter, sequence = jnp.asarray(target), jnp.asarray(drafter), jnp.asarray(sequence)
-    draws = {"rule": rule, "config": config, "seed": seed, "sequence": sequence}
+    settings = alike(batch, config, seed=seed, draft=control)
+    draws = {"rule": rule, "settings": settings, "sequence": sequence}
 
     def round_(state):
         tokens, node, done, streak, skipping = state
@@ -232,10 +225,11 @@ def generate(target, drafter, sequence, length, n_drafts, rule, config, control=
             proposals.append(propose_token(drafter[here], position=done + i, **draws))
             here = here * vocab_size + 1 + proposals[-1].token
         stacked = jax.tree.map(lambda *columns: jnp.stack(columns, axis=1), *proposals)
-        n_drafted = effective_drafts(stacked.confidence, control, length - done, skipping)
+        wanted = wanted_drafts(settings, length - done, skipping)
+        n_drafted = effective_drafts(stacked.confidence, settings, wanted)
         logits = target[nodes_along(node, stacked.token, vocab_size)]
         verdict = judge(logits, stacked.token, stacked.logq, n_drafted, position=done, **draws)
-        streak, skipping = update_streak(streak, n_drafted, verdict.n_accepted, control)
+        streak, skipping = update_streak(streak, n_drafted, verdict.n_accepted, settings)
         for i in range(n_drafts + 1):
             emitted = (i <= verdict.n_accepted) & (done < length)
             tokens = tokens.at[jnp.arange(batch), jnp.where(emitted, done, length)].set(
@@ -250,12 +244,13 @@ def generate(target, drafter, sequence, length, n_drafts, rule, config, control=
     return jax.lax.while_loop(lambda state: jnp.any(state[2] < length), round_, start)[0]
 
 
-@partial(jax.jit, static_argnames=("length", "config"))
+@partial(jax.jit, static_argnames=("length", "config", "seed"))
 def generate_plainly(target, sequence, length, config, seed=3):
     node, tokens = jnp.zeros_like(sequence), []
     for i in range(length):
         position = jnp.full_like(sequence, i)
-        token = sample_tokens(target[node], config=config, seed=seed, sequence=sequence, position=position)
+        wants = alike(len(node), config, seed=seed)
+        token = sample_tokens(target[node], settings=wants, sequence=sequence, position=position)
         node = node * target.shape[1] + 1 + token
         tokens.append(token)
     return jnp.stack(tokens, axis=1)

@@ -13,8 +13,7 @@ from scripted import CAPACITY, HEAD, Run, ScriptedMTP, feed, ragged_prompts, run
 from tiny_models import DENSE, make_params, relative_rms
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.prefill import CHUNK_SIZES, chunks
+from specjax.decoding.settings import DraftConfig
 from specjax.decoding.stats import DecodeStats
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import RollbackStrategy
@@ -22,12 +21,13 @@ from specjax.state import RollbackStrategy
 DRAFTS = 3
 BATCH = 8
 MAX_TOKENS = 36
+SKIPPING = DraftConfig(n_max=DRAFTS, skip_streak=2)
 PROMPTS = ragged_prompts(DENSE, (1, 3, 9, 20, 31, 40, 55, 64), seed=18)  # without near-ties, see `plain`
 
 
 def make_decoder(drafts: int = DRAFTS, **changes: Any) -> Decoder:
     drafter = ScriptedMTP(DENSE) if drafts else None
-    return Decoder(Qwen35Target(DENSE), drafter, **({"draft": DraftConfig(n_max=drafts)} | changes))
+    return Decoder(Qwen35Target(DENSE), drafter, max_drafts=drafts, **changes)
 
 
 @cache
@@ -91,16 +91,16 @@ def test_the_end_tokens_of_these_tests_end_rows_at_many_places() -> None:
 
 @pytest.mark.parametrize("rollback", ["replay", "snapshot"])
 def test_an_end_token_inside_a_draft_ends_its_row_there_and_no_other(rollback: RollbackStrategy) -> None:
-    decoder = make_decoder(eos_ids=ends(), rollback=rollback)
+    decoder = make_decoder(rollback=rollback)
     for correct in (HEAD, 0, DRAFTS, mixed()):
-        result = speculate(decoder, correct, MAX_TOKENS)
+        result = speculate(decoder, correct, MAX_TOKENS, stop_tokens=ends())
         assert result.tokens == truncated()
         assert_committed_to_the_last_token(result, decoder)
     assert (result.rounds.n_accepted <= result.rounds.n_emitted).all()
 
 
 def test_accepted_drafts_beyond_an_end_token_are_not_counted() -> None:
-    result = speculate(make_decoder(eos_ids=ends()), DRAFTS, MAX_TOKENS)
+    result = speculate(make_decoder(), DRAFTS, MAX_TOKENS, stop_tokens=ends())
     emitted, accepted, drafted = (
         np.asarray(getattr(result.rounds, name)) for name in ("n_emitted", "n_accepted", "n_drafted")
     )
@@ -114,9 +114,9 @@ def test_accepted_drafts_beyond_an_end_token_are_not_counted() -> None:
 
 def test_each_row_stops_at_its_own_budget() -> None:
     budgets = [1, 2, 3, 4, 5, 9, MAX_TOKENS, 2]
-    decoder = make_decoder(eos_ids=ends())
+    decoder = make_decoder()
     for correct in (0, DRAFTS, mixed(1)):
-        result = speculate(decoder, correct, budgets)
+        result = speculate(decoder, correct, budgets, stop_tokens=ends())
         assert result.tokens == truncated(budgets)
         assert_committed_to_the_last_token(result, decoder)
 
@@ -132,7 +132,7 @@ def test_a_budget_beyond_the_caches_ends_where_they_do(monkeypatch: pytest.Monke
 
 def test_a_row_never_drafts_beyond_its_budget() -> None:
     budgets = np.array([1, 2, 3, 4, 5, 9, 12, 2])
-    result = speculate(make_decoder(eos_ids=ends()), DRAFTS, budgets.tolist())
+    result = speculate(make_decoder(), DRAFTS, budgets.tolist(), stop_tokens=ends())
     left = budgets - 1
     for drafted, emitted in zip(result.rounds.n_drafted, result.rounds.n_emitted, strict=True):
         assert (drafted <= np.maximum(left - 1, 0)).all()
@@ -140,8 +140,10 @@ def test_a_row_never_drafts_beyond_its_budget() -> None:
 
 
 def test_the_number_of_rounds_per_chunk_changes_nothing() -> None:
-    decoder = make_decoder(eos_ids=ends())
-    results = [speculate(decoder, mixed(2), MAX_TOKENS, rounds_per_chunk=rounds) for rounds in (8, 1)]
+    decoder = make_decoder()
+    results = [
+        speculate(decoder, mixed(2), MAX_TOKENS, rounds_per_chunk=rounds, stop_tokens=ends()) for rounds in (8, 1)
+    ]
     assert results[0].tokens == results[1].tokens == truncated()
     for field in ("n_emitted", "n_drafted", "n_accepted"):
         np.testing.assert_array_equal(*(getattr(result.rounds, field) for result in results))
@@ -149,7 +151,7 @@ def test_the_number_of_rounds_per_chunk_changes_nothing() -> None:
 
 
 def test_counts_of_a_run_add_up() -> None:
-    result = speculate(make_decoder(eos_ids=ends()), mixed(3), [4, MAX_TOKENS] * (BATCH // 2))
+    result = speculate(make_decoder(), mixed(3), [4, MAX_TOKENS] * (BATCH // 2), stop_tokens=ends())
     whole, by_row = DecodeStats(), [DecodeStats() for _ in range(BATCH)]
     for chunk in result.chunks:
         whole.add(chunk)
@@ -178,9 +180,9 @@ def test_an_unknown_rule_is_refused() -> None:
 
 
 def test_a_streak_of_failures_skips_one_round_of_that_row() -> None:
-    decoder = make_decoder(draft=DraftConfig(n_max=DRAFTS, skip_streak=2), margins=True)
+    decoder = make_decoder(margins=True)
     correct = np.broadcast_to(np.array([0, DRAFTS] * (BATCH // 2))[:, None], (BATCH, CAPACITY))
-    result = speculate(decoder, correct, MAX_TOKENS)
+    result = speculate(decoder, correct, MAX_TOKENS, draft=SKIPPING)
     assert result.tokens == plain().tokens
     failing, succeeding = result.rounds.n_drafted[:, 0], result.rounds.n_drafted[:, 1]
     np.testing.assert_array_equal(failing[:9], [DRAFTS, DRAFTS, 0] * 3)
@@ -189,7 +191,7 @@ def test_a_streak_of_failures_skips_one_round_of_that_row() -> None:
 
 
 def test_margins_are_those_of_plain_decoding() -> None:
-    result = speculate(make_decoder(draft=DraftConfig(n_max=DRAFTS, skip_streak=2), margins=True), mixed(4), MAX_TOKENS)
+    result = speculate(make_decoder(margins=True), mixed(4), MAX_TOKENS, draft=SKIPPING)
     for row in range(BATCH):
         got, want = (
             [value for n, margin in zip(r.n_emitted, r.margin, strict=True) for value in margin[row, : n[row]]]
@@ -200,36 +202,25 @@ def test_margins_are_those_of_plain_decoding() -> None:
 
 def test_ties_are_reported() -> None:
     """Tokens 2i and 2i + 1 have the same row in the output head, so that every choice is an exact tie."""
-    decoder = make_decoder(draft=DraftConfig(n_max=DRAFTS, skip_streak=2), margins=True)
+    decoder = make_decoder(margins=True)
     head = np.repeat(np.asarray(make_params(DENSE)["target"]["lm_head"]["weight"])[::2], 2, axis=0)
     params = {**make_params(DENSE), "target": {**make_params(DENSE)["target"], "lm_head": {"weight": head}}}
-    result = run(decoder, script(params, PROMPTS, plain().tokens, HEAD), PROMPTS, MAX_TOKENS)
+    result = run(decoder, script(params, PROMPTS, plain().tokens, HEAD), PROMPTS, MAX_TOKENS, draft=SKIPPING)
     assert result.rounds.margin is not None
     assert result.rounds.margin[:, :, 0].max() == 0
     assert all(token % 2 == 0 for row in result.tokens for token in row), "argmax takes the lower of equal tokens"
 
 
 def test_a_doubtful_head_drafts_less_and_changes_nothing() -> None:
-    decoder = make_decoder(draft=DraftConfig(n_max=DRAFTS, n_min=2, p_min=0.15))
-    result = speculate(decoder, mixed(5), MAX_TOKENS)
+    doubtful = DraftConfig(n_max=DRAFTS, n_min=2, p_min=0.15)
+    result = speculate(make_decoder(), mixed(5), MAX_TOKENS, draft=doubtful)
     assert result.tokens == plain().tokens
     drafted = np.asarray(result.rounds.n_drafted)[result.rounds.n_emitted > 0]
     assert set(drafted) == {0, 2, 3}, "p_min of this test must stop drafts at every length"
 
 
-def test_prompts_are_cut_into_few_sizes_and_nothing_is_lost() -> None:
-    for longest in (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 300, 600):
-        prompts = ragged_prompts(DENSE, (longest, 1, longest // 2 + 1), seed=longest)
-        pieces = list(chunks(prompts))
-        assert all(tokens.shape[1] in CHUNK_SIZES for tokens, _ in pieces)
-        for row, prompt in enumerate(prompts):
-            fed = np.concatenate([tokens[row, : n_valid[row]] for tokens, n_valid in pieces])
-            assert fed.tolist() == prompt
-    assert len(list(chunks([[0] * 16]))) == len(list(chunks([[0] * 64]))) == len(list(chunks([[0] * 256]))) == 1
-
-
 def test_a_finished_state_runs_no_round() -> None:
-    result = speculate(make_decoder(eos_ids=ends()), 0, 1)
+    result = speculate(make_decoder(), 0, 1, stop_tokens=ends())
     assert result.rounds.n_emitted.shape[0] == 0
     assert [len(row) for row in result.tokens] == [1] * BATCH
     assert not jnp.any(result.state.active)

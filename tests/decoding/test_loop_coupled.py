@@ -42,8 +42,8 @@ def test_coupled_sampling_does_not_depend_on_the_batch() -> None:
 
 def test_seeds_and_streams_change_the_draws() -> None:
     params, chosen = make_params(DENSE), prompts(DENSE)
-    program = decoder(DENSE, 0, WARM)
-    other_seed = run(program, params, chosen, MAX_TOKENS, seed=1)
-    other_streams = run(program, params, chosen, MAX_TOKENS, sequence=[row + 100 for row in BATCH])
+    program = decoder(DENSE, 0)
+    other_seed = run(program, params, chosen, MAX_TOKENS, seed=1, sampler=WARM)
+    other_streams = run(program, params, chosen, MAX_TOKENS, sequence=[row + 100 for row in BATCH], sampler=WARM)
     for other in (other_seed, other_streams):
         assert all(got != want for got, want in zip(other.tokens, plain(DENSE, WARM).tokens, strict=True))

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ragged import GREEDY, LENGTHS, MAX_TOKENS, WARM, assert_same_committed, plain, prompts
+from ragged import LENGTHS, MAX_TOKENS, WARM, assert_same_committed, plain, prompts
 from scripted import CAPACITY, Run, run
 from tiny_models import DENSE, make_params, relative_rms
+from wants import GREEDY
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig
-from specjax.models.draft_model import DraftModel
-from specjax.models.ngram import NGram, NGramState
+from specjax.decoding.settings import SamplerConfig
+from specjax.models.drafters.draft_model import DraftModel
+from specjax.models.drafters.ngram import NGram, NGramState
 from specjax.models.protocol import Drafter, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import RollbackStrategy, SequenceState
@@ -27,10 +27,8 @@ SMALL = DraftModel(Qwen35Target(DENSE), DENSE.vocab_size)
 def speculate(
     drafter: Drafter, params: Params, drafts: int, sampler: SamplerConfig, rollback: RollbackStrategy = "replay"
 ) -> Run:
-    decoder = Decoder(
-        Qwen35Target(DENSE), drafter, sampler, "coupled", DraftConfig(n_max=drafts), rollback=rollback, margins=True
-    )
-    return run(decoder, params, prompts(DENSE), MAX_TOKENS)
+    decoder = Decoder(Qwen35Target(DENSE), drafter, "coupled", drafts, rollback, margins=True)
+    return run(decoder, params, prompts(DENSE), MAX_TOKENS, sampler=sampler)
 
 
 @cache

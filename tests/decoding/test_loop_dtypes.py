@@ -11,12 +11,13 @@ import pytest
 from scripted import CAPACITY, ScriptedMTP, ragged_prompts, script
 from tiny_models import DENSE, make_params
 
-from checkpoints.tree import flatten, is_matrix, unflatten
+from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from specjax.analysis.divergence import find_divergence
 from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35Target
-from specjax.runtime.generation import GenerateOptions, Generation
+from specjax.runtime.generation import Generation
 from specjax.runtime.model import Model
+from specjax.runtime.options import GenerateOptions
 from specjax.state import RollbackStrategy
 
 DRAFTS = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,19 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from ragged import GREEDY, assert_same_committed, plain, prompts
+from ragged import assert_same_committed, plain, prompts
 from scripted import run
 from tiny_models import DENSE, make_params, relative_rms
+from wants import GREEDY
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
-from specjax.state import KVTypes, SequenceState
+from specjax.state import KVTypes, Part, SequenceState
 
 
 @struct.dataclass
-class Heard:
+class Heard(Part):
     """What a drafter heard of the committed tokens: the sum of what the layers asked for were fed."""
 
     sums: jax.Array
@@ -41,12 +41,10 @@ class HeardWindow:
 
 
 @dataclass(frozen=True)
-class Listener:
+class Listener(BaseDrafter):
     """Asks for inputs of layers, as encoders of several layers do; what it drafts is one token, over and over."""
 
     request: FeatureRequest = FeatureRequest(layer_inputs=(1, 0))
-    max_drafts: int | None = None
-    cannot_shift: str | None = None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Heard:
         return Heard(jnp.zeros((batch, 2 * DENSE.width)), jnp.zeros((batch,), jnp.int32))
@@ -70,10 +68,10 @@ class Listener:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[jax.Array], jax.Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         drafts = jnp.broadcast_to(pending[:, None] % 7, (len(pending), num_drafts))
-        return Proposal(drafts, None, jnp.ones(drafts.shape), jnp.zeros(pending.shape), state.drafter)
+        return Proposal(drafts, None, jnp.ones(drafts.shape), state.drafter)
 
     def observe(self, tokens: jax.Array, features: Features, state: Heard) -> HeardWindow:
         assert features.final_hidden is None
@@ -83,7 +81,7 @@ class Listener:
 def test_a_drafter_hears_of_every_committed_token_once_and_of_no_other() -> None:
     """Through prefill in pieces and rounds of ragged acceptance, with features that no built-in drafter asks for."""
     target, params = Qwen35Target(DENSE), make_params(DENSE)
-    decoder = Decoder(target, Listener(), draft=DraftConfig(n_max=3), margins=True)
+    decoder = Decoder(target, Listener(), max_drafts=3, margins=True)
     got = run(decoder, params, prompts(DENSE), 24)
     want = plain(DENSE, GREEDY)
     assert got.tokens == want.tokens

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from ragged import GREEDY, assert_accepted_as_scripted, assert_same_committed, plain, speculate
+from ragged import assert_accepted_as_scripted, assert_same_committed, plain, speculate
 from tiny_models import DENSE, MOE
+from wants import GREEDY
 
 from specjax.models.qwen3_5 import Qwen35Config
 from specjax.state import RollbackStrategy

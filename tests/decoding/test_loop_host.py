@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,17 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from scripted import feed, ragged_prompts, run
+from scripted import feed, ragged_prompts, run, start
 from tiny_models import DENSE, make_params
+from wants import GREEDY, alike
 
-from specjax.decoding import loop
 from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.prefill import start_decoding
-from specjax.decoding.sampling import SamplerConfig
-from specjax.evaluation import refill
+from specjax.decoding.loop import decode_chunk
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, ROUNDS = 3, 2
@@ -30,69 +26,22 @@ BATCH = len(PROMPTS)
 WARM = SamplerConfig(temperature=0.9, top_k=30, top_p=0.95)
 
 
-def decoder(sampler: SamplerConfig = SamplerConfig(), rule: Rule = "rejection", **draft: Any) -> Decoder:
-    control = DraftConfig(n_max=DRAFTS, **draft)
-    return Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), sampler, rule, control, rollback="snapshot", margins=True)
+def decoder(rule: Rule = "rejection", **records: Any) -> Decoder:
+    return Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), rule, DRAFTS, "snapshot", **({"margins": True} | records))
 
 
-def started(program: Decoder) -> DecodeState:
+def started(program: Decoder, sampler: SamplerConfig = GREEDY, **draft: Any) -> DecodeState:
     """Prompts that have been read, each with 20 tokens to go."""
     state, logits = feed(program, make_params(DENSE), PROMPTS)
     budget, sequence = jnp.full((BATCH,), 21, jnp.int32), jnp.arange(BATCH, dtype=jnp.int32)
-    return start_decoding(program, state, logits, budget, sequence, jnp.uint32(3))
+    wants = alike(BATCH, sampler, seed=3, draft=DraftConfig(n_max=DRAFTS, **draft))
+    return start(program, state, logits, budget, wants, sequence)[0]
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What happens to chunks by number: started (as one call to the device), read (by the host)."""
-    happened: list[tuple[str, int]] = []
-    number: dict[int, int] = {}
-    kept: list[ChunkRecord] = []  # so that no two records have one address
-    get = jax.device_get
-
-    def start(chunk: Callable, *args: Any) -> tuple[DecodeState, ChunkRecord]:
-        state, record = chunk(*args)
-        kept.append(record)
-        number[id(record)] = len(number)
-        happened.append(("start", number[id(record)]))
-        return state, record
-
-    def read(record: ChunkRecord) -> ChunkRecord:
-        happened.append(("read", number[id(record)]))
-        return get(record)
-
-    for module in (loop, refill):
-        monkeypatch.setattr(module, "decode_chunk", partial(start, decode_chunk))
-    monkeypatch.setattr(jax, "device_get", read)
-    return happened
-
-
-def assert_read_while_the_next_runs(log: list[tuple[str, int]]) -> None:
-    chunks = max(number for _, number in log)
-    assert chunks >= 4
-    assert log == [("start", 0), *(event for i in range(chunks) for event in (("start", i + 1), ("read", i)))]
-
-
-def test_a_chunk_is_read_once_and_while_the_next_one_runs(log: list[tuple[str, int]]) -> None:
-    run(decoder(), make_params(DENSE), PROMPTS, 24, rounds_per_chunk=ROUNDS)
-    assert_read_while_the_next_runs(log)
-
-
-def test_so_it_is_in_a_batch_whose_rows_are_filled_again(log: list[tuple[str, int]]) -> None:
-    jobs = [refill.Job(index, prompt, 12) for index, prompt in enumerate(PROMPTS)]
-    batch = refill.RefilledBatch(decoder(), make_params(DENSE), 2, 128, seed=0, rounds_per_chunk=ROUNDS)
-    batch._warm_up({16, 64})
-    log.clear()
-    batch._warm_up = lambda sizes: None  # type: ignore[method-assign]
-    assert {seat.job.sequence for seat in batch.run(jobs)} == {0, 1, 2}
-    first = log[0][1]
-    assert_read_while_the_next_runs([(what, number - first) for what, number in log])
-
-
-@pytest.mark.parametrize(("sampler", "rule"), [(SamplerConfig(), "coupled"), (WARM, "rejection")])
+@pytest.mark.parametrize(("sampler", "rule"), [(GREEDY, "coupled"), (WARM, "rejection")])
 def test_tokens_and_counts_leave_the_device_and_no_logits(sampler: SamplerConfig, rule: Rule) -> None:
-    program = decoder(sampler, rule)
-    state = jax.eval_shape(partial(started, program))
+    program = decoder(rule)
+    state = jax.eval_shape(partial(started, program, sampler))
     after, record = jax.eval_shape(partial(decode_chunk, program, make_params(DENSE), rounds=ROUNDS), state=state)
     assert after == state
     for leaf in jax.tree.leaves((after.replace(sequences=None), record)):
@@ -106,7 +55,7 @@ def primitives(jaxpr: Any) -> set[str]:
 
 
 def test_rounds_are_one_loop_that_never_asks_the_host() -> None:
-    program = decoder(WARM)
+    program = decoder()
     state = jax.eval_shape(partial(started, program))
     jaxpr = jax.make_jaxpr(partial(decode_chunk, program, make_params(DENSE), rounds=ROUNDS))(state=state)
     (call,) = jaxpr.eqns
@@ -116,11 +65,12 @@ def test_rounds_are_one_loop_that_never_asks_the_host() -> None:
 
 
 def test_ragged_lengths_budgets_and_acceptance_share_one_program() -> None:
-    program, params = decoder(WARM), make_params(DENSE)
+    program, params = decoder(), make_params(DENSE)
     before = decode_chunk._cache_size()
     emitted = set()
     for seed, budgets in ((0, [3, 24, 9]), (1, [24, 1, 24])):
-        result = run(program, params, PROMPTS[::-1] if seed else PROMPTS, budgets, seed=seed, rounds_per_chunk=ROUNDS)
+        chosen = PROMPTS[::-1] if seed else PROMPTS
+        result = run(program, params, chosen, budgets, seed=seed, sampler=WARM, rounds_per_chunk=ROUNDS)
         emitted |= set(np.ravel(result.rounds.n_emitted))
     assert len(emitted) > 2
     assert decode_chunk._cache_size() - before <= 1
@@ -128,8 +78,8 @@ def test_ragged_lengths_budgets_and_acceptance_share_one_program() -> None:
 
 def test_a_state_is_all_that_a_continuation_needs() -> None:
     """Taken to the host and back, it goes on as if it had never left, as often as one likes; draws included."""
-    program, params = decoder(WARM, skip_streak=1), make_params(DENSE)
-    state, _ = decode_chunk(program, params, started(program), ROUNDS)
+    program, params = decoder(), make_params(DENSE)
+    state, _ = decode_chunk(program, params, started(program, WARM, skip_streak=1), ROUNDS)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     hash(jax.tree.structure(state))
     away = jax.tree.map(np.array, state)

@@ -22,12 +22,12 @@ from tiny_models import DENSE, make_params
 import checkpoints
 from specjax.analysis.divergence import KV_TOLERANCE
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.models.dense import DenseTarget
-from specjax.models.draft_model import DraftModel
+from specjax.models.drafters.draft_model import DraftModel
 from specjax.models.gemma4 import Gemma4Target
 from specjax.models.protocol import Drafter, Params, Target
 from specjax.models.qwen3_5 import Qwen35Target
+from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35Target
 from specjax.state import KV_TYPES, KVTypes
 
@@ -52,20 +52,20 @@ def qwen3_5() -> Pair:
 
 def gemma4() -> Pair:
     """The assistant reads the target's caches."""
-    target = checkpoints.load(FIXTURES / "gemma4" / "edge" / "model.gguf")
-    assistant = checkpoints.load(FIXTURES / "gemma4" / "edge" / "assistant", need_tokenizer=False)
+    target = checkpoints.load(FIXTURES / "gemma4" / "edge" / "model.gguf", FAMILIES)
+    assistant = checkpoints.load(FIXTURES / "gemma4" / "edge" / "assistant", FAMILIES, need_tokenizer=False)
     drafter = ScriptedAssistant(target.config, assistant.config)
     return Pair(Gemma4Target(target.config), drafter, {**target.params, **assistant.params})
 
 
 def step3_5() -> Pair:
-    model = checkpoints.load(FIXTURES / "step3_5" / "flash" / "model.gguf")
+    model = checkpoints.load(FIXTURES / "step3_5" / "flash" / "model.gguf", FAMILIES)
     return Pair(Step35Target(model.config), ScriptedHeads(model.config), dict(model.params))
 
 
 def dense() -> Pair:
     """Drafted for by a model like it, with noise on its weights."""
-    model = checkpoints.load(FIXTURES / "dense" / "qwen3" / "model.gguf")
+    model = checkpoints.load(FIXTURES / "dense" / "qwen3" / "model.gguf", FAMILIES)
     target, rng = DenseTarget(model.config), np.random.default_rng(0)
     own = jax.tree.map(
         lambda x: x * (1 + 0.05 * rng.normal(size=x.shape).astype(np.float32)), dict(model.params)["target"]
@@ -84,8 +84,7 @@ def prompts(family: Callable[[], Pair]) -> list[list[int]]:
 
 def decode(family: Callable[[], Pair], types: KVTypes, drafts: int, params: Params) -> Run:
     target, drafter, _ = pair(family)
-    draft = DraftConfig(n_max=drafts)
-    decoder = Decoder(target, drafter if drafts else None, draft=draft, kv_types=types, margins=True)
+    decoder = Decoder(target, drafter if drafts else None, max_drafts=drafts, kv_types=types, margins=True)
     return run(decoder, params, prompts(family), MAX_TOKENS)
 
 

@@ -6,7 +6,6 @@ decode in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -16,14 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from own_drafter import documented
 from scipy import stats
 from scripted import run
+from wants import alike
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.sampling import SamplerConfig, warp
-from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, Params, Proposal, Rows, TargetOutput
-from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow
+from specjax.decoding.sampling import warp
+from specjax.decoding.settings import DraftConfig, SamplerConfig
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.protocol import (
+    ChooseDraft,
+    Drafter,
+    FeatureRequest,
+    Features,
+    KeepGoing,
+    Params,
+    Proposal,
+    Rows,
+    TargetOutput,
+)
+from specjax.state import KVTypes, Part, RollbackStrategy, SequenceState, SequenceWindow
 
 VOCAB = 3
 BATCH = 20000
@@ -31,7 +43,7 @@ BUDGETS = (1, 2, 3, 5)  # tokens that a row emits, by row
 
 
 @struct.dataclass
-class Context:
+class Context(Part):
     """The last two tokens as one number; all that this target remembers."""
 
     node: jax.Array
@@ -95,12 +107,10 @@ class TableTarget:
 
 
 @dataclass(frozen=True)
-class TableDrafter:
+class TableDrafter(BaseDrafter):
     """Drafts from another table, `params["drafter"]`; `lie` reports a distribution it did not draw from."""
 
     lie: bool = False
-    request: FeatureRequest = FeatureRequest()
-    max_drafts: int | None = None
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Context:
         return Context(jnp.zeros((batch,), jnp.int32))
@@ -124,7 +134,7 @@ class TableDrafter:
         *,
         num_drafts: int,
         choose: ChooseDraft,
-        keep_going: Callable[[jax.Array], jax.Array],
+        keep_going: KeepGoing,
     ) -> Proposal:
         node = state.drafter.after(pending[:, None])[:, -1]
         choices = []
@@ -140,7 +150,6 @@ class TableDrafter:
             tokens=jnp.stack([choice.token for choice in choices], axis=1),
             logq=logq,
             confidence=jnp.stack([choice.confidence for choice in choices], axis=1),
-            hidden_norm=jnp.zeros(pending.shape),
             state=state.drafter,
         )
 
@@ -148,16 +157,20 @@ class TableDrafter:
         return ContextWindow(state.after(tokens))
 
 
+LOOKED_UP = documented()["Bigram"]((0, 1, 2, 0, 2, 1))
+"""The drafter that the documentation shows: its drafts are not drawn."""
+
+
 def tables() -> Params:
     rng = np.random.default_rng(5)
     target = rng.normal(size=(VOCAB**2, VOCAB)).astype(np.float32)
     drafter = target + rng.normal(scale=1.2, size=target.shape).astype(np.float32)
-    return {"target": jnp.asarray(target), "drafter": jnp.asarray(drafter)}
+    return {"target": jnp.asarray(target), "drafter": jnp.asarray(drafter), **LOOKED_UP.parameters(TableTarget())}
 
 
 def enumerate_sequences(sampler: SamplerConfig, length: int, eos: int | None) -> dict[tuple[int, ...], float]:
     """The probability of every sequence after the prompt (0), up to a length or the end token."""
-    table = np.exp(np.asarray(warp(tables()["target"], sampler), np.float64))
+    table = np.exp(np.asarray(warp(tables()["target"], alike(len(tables()["target"]), sampler)), np.float64))
     table /= table.sum(axis=1, keepdims=True)
     odds: dict[tuple[int, ...], float] = {}
     for tokens in product(range(VOCAB), repeat=length):
@@ -190,10 +203,10 @@ def p_value(sequences: list[list[int]], odds: dict[tuple[int, ...], float]) -> f
     return float(stats.chisquare(*cells).pvalue) if len(cells[0]) > 1 else 1.0
 
 
-def sample_sequences(drafter: TableDrafter, **changes: Any) -> list[list[int]]:
-    settings = {"sampler": SamplerConfig(temperature=0.8), "draft": DraftConfig(n_max=3)} | changes
-    decoder = Decoder(TableTarget(), drafter, rule="rejection", **settings)
-    return run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), seed=11).tokens
+def sample_sequences(drafter: Drafter, **changes: Any) -> list[list[int]]:
+    wants = {"sampler": SamplerConfig(temperature=0.8), "draft": DraftConfig(n_max=3)} | changes
+    decoder = Decoder(TableTarget(), drafter, "rejection", wants["draft"].n_max)
+    return run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), seed=11, **wants).tokens
 
 
 def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
@@ -205,16 +218,22 @@ def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
     [
         {},
         {"draft": DraftConfig(n_max=1, skip_streak=2)},
-        {"draft": DraftConfig(n_max=3, p_min=0.5), "eos_ids": (2,)},
+        {"draft": DraftConfig(n_max=3, p_min=0.5), "stop_tokens": (2,)},
         {"sampler": SamplerConfig(temperature=1.3, top_k=2), "draft": DraftConfig(n_max=2, n_min=2)},
     ],
     ids=["k3", "k1-skips", "k3-stops-and-ends", "k2-top-k"],
 )
 def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any]) -> None:
     sampler = changes.get("sampler", SamplerConfig(temperature=0.8))
-    eos = changes.get("eos_ids", (None,))[0]
+    eos = changes.get("stop_tokens", (None,))[0]
     for budget, sequences in by_budget(sample_sequences(TableDrafter(), **changes)):
         assert p_value(sequences, enumerate_sequences(sampler, budget, eos)) > 1e-3, budget
+
+
+def test_drafts_that_are_looked_up_leave_the_probabilities_of_the_target() -> None:
+    for budget, sequences in by_budget(sample_sequences(LOOKED_UP)):
+        odds = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
+        assert p_value(sequences, odds) > 1e-3, budget
 
 
 def test_the_chi_square_test_sees_a_drafter_that_misreports_its_distribution() -> None:

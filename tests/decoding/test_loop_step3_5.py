@@ -14,8 +14,8 @@ from tiny_models import relative_rms
 
 import checkpoints
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.models.protocol import Params
+from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
 from specjax.state import KVCache, SequenceState
 
@@ -32,7 +32,7 @@ class ScriptedHeads(Scripted, Step35MTP):
 
 @cache
 def model() -> tuple[Step35Config, Params]:
-    checkpoint = checkpoints.load(MODEL)
+    checkpoint = checkpoints.load(MODEL, FAMILIES)
     return checkpoint.config, dict(checkpoint.params)
 
 
@@ -44,7 +44,7 @@ def prompts(rows: tuple[int, ...] = BATCH) -> list[list[int]]:
 def decoder(drafts: int) -> Decoder:
     config, _ = model()
     drafter = ScriptedHeads(config) if drafts else None
-    return Decoder(Step35Target(config), drafter, draft=DraftConfig(n_max=drafts), margins=True)
+    return Decoder(Step35Target(config), drafter, max_drafts=drafts, margins=True)
 
 
 @cache

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from wants import GREEDY, alike
 
-from specjax.decoding.sampling import SamplerConfig, sample_tokens, shortlist, top2_margin, warp
+from specjax.decoding.sampling import sample_tokens, top2_margin, warp
+from specjax.decoding.settings import SamplerConfig
 
 
 def reference(logits, config, slack=1e-5):
@@ -50,7 +52,18 @@ CONFIGS = [
 # Multiples of 1/8: many ties, and no near-ties that only float64 can tell apart.
 eighths = st.integers(-40, 40).map(lambda i: i / 8)
 rows = st.lists(st.one_of(eighths, st.just(-math.inf)), min_size=11, max_size=11).filter(lambda r: max(r) > -math.inf)
-jitted = jax.jit(warp, static_argnames="config")
+
+
+@jax.jit
+def by_settings(rows, settings):
+    return warp(rows, settings)
+
+
+def jitted(logits, config):
+    """The warped distribution of one row, or of several that want the same."""
+    rows = jnp.asarray(logits)
+    rows = rows if rows.ndim > 1 else rows[None]
+    return by_settings(rows, alike(len(rows), config)).reshape(logits.shape)
 
 
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
@@ -58,7 +71,7 @@ jitted = jax.jit(warp, static_argnames="config")
 def test_warp_equals_reference(row, config):
     want = reference(row, config)
     hypothesis.assume(want is not None)
-    got = np.exp(np.asarray(jitted(jnp.asarray(row, jnp.float32), config=config)))
+    got = np.exp(np.asarray(jitted(np.asarray(row, np.float32), config=config)))
     np.testing.assert_array_equal(got == 0, want == 0)
     np.testing.assert_allclose(got, want, rtol=2e-5)
 
@@ -88,7 +101,7 @@ def probabilities(weights, config):
     """The warped distribution of tokens that had these weights before."""
     with np.errstate(divide="ignore"):
         logits = np.log(np.pad(np.asarray(weights, np.float32), (0, 11 - len(weights))))
-    return np.exp(warp(jnp.asarray(logits), config))[: len(weights)]
+    return np.exp(jitted(logits, config))[: len(weights)]
 
 
 def test_ties_keep_the_lower_token_ids():
@@ -120,14 +133,14 @@ def test_temperature_precedes_top_p_and_min_p():
 @pytest.mark.parametrize("config", [CONFIGS[-2], SamplerConfig(1e-6), SamplerConfig()], ids=str)
 def test_the_only_finite_logit_has_all_of_the_probability(config):
     logits = jnp.full((2, 7), -jnp.inf).at[0, 4].set(-90.0).at[1, 0].set(1e30)
-    np.testing.assert_array_equal(jnp.exp(warp(logits, config)), jnp.eye(7)[jnp.array([4, 0])])
-    draws = sample_tokens(logits, config=config, seed=jnp.uint32(0), sequence=jnp.arange(2), position=jnp.arange(2))
+    np.testing.assert_array_equal(jnp.exp(jitted(logits, config)), jnp.eye(7)[jnp.array([4, 0])])
+    draws = sample_tokens(logits, settings=alike(2, config), sequence=jnp.arange(2), position=jnp.arange(2))
     np.testing.assert_array_equal(draws, [4, 0])
 
 
 def test_half_precision_logits_are_warped_in_float32():
     logits = np.random.default_rng(0).standard_normal((3, 37), np.float32).astype(jnp.bfloat16)
-    for config in SamplerConfig(), SamplerConfig(0.8, top_k=6, top_p=0.93, min_p=0.07):
+    for config in GREEDY, SamplerConfig(0.8, top_k=6, top_p=0.93, min_p=0.07):
         got = jitted(logits, config=config)
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, jitted(logits.astype(np.float32), config=config), rtol=1e-6)
@@ -137,11 +150,9 @@ def test_greedy_is_argmax_whatever_the_filters():
     logits = jnp.array([[0.0, 2.0, 2.0, -1.0], [5.0, 1.0, 1.0, 1.0]])
     config = SamplerConfig(0.0, top_k=2, top_p=0.1, min_p=0.9)
     assert config.greedy
-    draws = sample_tokens(logits, config=config, seed=jnp.uint32(0), sequence=jnp.arange(2), position=jnp.arange(2))
+    draws = sample_tokens(logits, settings=alike(2, config), sequence=jnp.arange(2), position=jnp.arange(2))
     np.testing.assert_array_equal(draws, [1, 0])
-    np.testing.assert_array_equal(jnp.exp(warp(logits, config)), [[0, 1, 0, 0], [1, 0, 0, 0]])
-    with pytest.raises(ValueError, match="temperature 0"):
-        shortlist(logits, config)
+    np.testing.assert_array_equal(jnp.exp(jitted(logits, config)), [[0, 1, 0, 0], [1, 0, 0, 0]])
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
+from wants import alike
 
 from specjax.decoding import random
 from specjax.decoding.random import Purpose
-from specjax.decoding.sampling import SamplerConfig, sample, sample_tokens, warp
+from specjax.decoding.sampling import sample, sample_tokens, warp
+from specjax.decoding.settings import SamplerConfig
 
 gumbel = jax.jit(random.gumbel, static_argnames="vocab_size")
 gumbel_at = jax.jit(random.gumbel_at)
@@ -28,7 +30,8 @@ POSITION = np.array([[5, 6, 7, 8], [0, 1, 2, 3], [5, 6, 7, 8]])
 
 @partial(jax.jit, static_argnames="config")
 def draw(logits, sequence, position, *, config):
-    return sample_tokens(logits, config=config, seed=SEED, sequence=sequence, position=position)
+    wants = alike(len(logits), config, seed=int(SEED))
+    return sample_tokens(logits, settings=wants, sequence=sequence, position=position)
 
 
 def test_draws_do_not_depend_on_batch_composition():
@@ -114,7 +117,7 @@ def test_sampled_tokens_follow_the_warped_distribution(config):
     n = 5000
     row = np.array([1.0, -0.5, 2.0, 0.3, 2.0, -3.0, 0.9], np.float32)
     tokens = draw(np.broadcast_to(row, (n, 7)), np.arange(n), np.full(n, 3), config=config)
-    p = np.exp(np.asarray(warp(jnp.asarray(row), config), np.float64))
+    p = np.exp(np.asarray(warp(jnp.asarray(row[None]), alike(1, config))[0], np.float64))
     counts = np.bincount(tokens, minlength=7)
     assert counts[p == 0].sum() == 0
     kept = p > 0
@@ -126,7 +129,7 @@ def test_sampling_is_argmax_of_warped_logits_plus_noise():
     noise = gumbel(SEED, SEQUENCE, POSITION, Purpose.TOKEN, 37)
     for config in SamplerConfig(0.9), SamplerConfig(0.9, top_k=5, top_p=0.9):
         got = draw(logits, SEQUENCE, POSITION, config=config)
-        np.testing.assert_array_equal(got, sample(warp(jnp.asarray(logits), config), noise))
+        np.testing.assert_array_equal(got, sample(warp(jnp.asarray(logits), alike(len(logits), config)), noise))
 
 
 def test_rows_are_sampled_alike_alone_together_and_vmapped():
@@ -143,11 +146,12 @@ SHARDED = """
 import json
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from specjax.decoding.sampling import SamplerConfig, sample_tokens
+from specjax.decoding.sampling import sample_tokens
+from specjax.decoding.settings import RowSettings, SamplerConfig, Settings
 
 logits = 3 * np.random.default_rng(1).standard_normal((4, 4, 64), np.float32)
-config = SamplerConfig(0.9, top_k=20, top_p=0.95)
-draw = jax.jit(lambda x: sample_tokens(x, config=config, seed=7, sequence=np.arange(4), position=np.ones((4, 4), int)))
+wants = RowSettings.of([Settings(SamplerConfig(0.9, top_k=20, top_p=0.95), seed=7)] * 4)
+draw = jax.jit(lambda x: sample_tokens(x, settings=wants, sequence=np.arange(4), position=np.ones((4, 4), int)))
 mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 specs = P("x"), P(None, "x"), P(None, None, "x")
 placed = [logits, *(jax.device_put(logits, NamedSharding(mesh, spec)) for spec in specs)]

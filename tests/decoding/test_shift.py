@@ -11,20 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scripted import CAPACITY, Scripted, feed, ragged_prompts, script
+from scripted import CAPACITY, Scripted, feed, ragged_prompts, script, start
 from tiny_models import DENSE, make_params, relative_rms
+from wants import drafting
 
 import checkpoints
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.prefill import start_decoding
 from specjax.decoding.shift import shift_context
 from specjax.models import registry
+from specjax.models.drafters.ngram import NGram
 from specjax.models.gemma4 import Gemma4Assistant
-from specjax.models.ngram import NGram
 from specjax.models.protocol import Drafter, Features, Params, Target
 from specjax.models.qwen3_5 import Qwen35MTP
+from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35MTP
 from specjax.state import KVCache, KVTypes, SequenceState, Shift
 
@@ -46,26 +46,26 @@ class ScriptedAssistant(Scripted, Gemma4Assistant):
 
 @cache
 def family(name: str) -> tuple[Target, Drafter, Params]:
-    model = checkpoints.load(FIXTURES / name / "model.gguf")
+    model = checkpoints.load(FIXTURES / name / "model.gguf", FAMILIES)
     target, _ = registry.build(model.config)
     if name.startswith("step3_5"):
         return target, ScriptedHeads(model.config), model.params
-    assistant = checkpoints.load(FIXTURES / name / "assistant", need_tokenizer=False)
+    assistant = checkpoints.load(FIXTURES / name / "assistant", FAMILIES, need_tokenizer=False)
     return target, ScriptedAssistant(model.config, assistant.config), {**model.params, **assistant.params}
 
 
 def decoder(name: str, drafts: int) -> Decoder:
     target, drafter, _ = family(name)
-    return Decoder(target, drafter if drafts else None, draft=DraftConfig(n_max=drafts), margins=True)
+    return Decoder(target, drafter if drafts else None, max_drafts=drafts, margins=True)
 
 
 def prompts(name: str) -> list[list[int]]:
     return ragged_prompts(family(name)[0].config, LENGTHS, seed=2)
 
 
-def shift(of: Decoder, params: Params, state: SequenceState, keep: tuple, drop: tuple) -> SequenceState:
+def shift(state: SequenceState, keep: tuple, drop: tuple) -> SequenceState:
     keep, drop = (jnp.asarray(count, jnp.int32) for count in (keep, drop))
-    return shift_context(of.target, of.active_drafter, params, state, keep, drop)
+    return shift_context(state, keep, drop)
 
 
 def go_on(of: Decoder, params: Params, state: DecodeState) -> tuple[list[list[int]], Any, DecodeState]:
@@ -89,7 +89,8 @@ def decoded(name: str, drafts: int) -> list[tuple[list[list[int]], Any]]:
     ]
     state, logits = feed(of, params, prompts(name))
     some = jnp.ones((len(LENGTHS),), jnp.int32)
-    started = start_decoding(of, shift(of, params, state, KEEP, DROP), logits, some, some, jnp.uint32(0))
+    wants, shifted = drafting(len(LENGTHS), n_max=drafts), shift(state, KEEP, DROP)
+    started, _ = start(of, shifted, logits, some, wants, some)
     first, parts = np.asarray(started.pending), []
     for part in range(2):
         if drafts:
@@ -106,7 +107,7 @@ def decoded(name: str, drafts: int) -> list[tuple[list[list[int]], Any]]:
         if part == 0:
             keep, drop = (3, 0, 5), (11, 20, 40)
             texts = [(*text[:k], *text[k + d :]) for text, k, d in zip(texts, keep, drop, strict=True)]
-            started = replace(started, sequences=shift(of, params, started.sequences, keep, drop))
+            started = replace(started, sequences=shift(started.sequences, keep, drop))
     return parts
 
 
@@ -141,7 +142,7 @@ def test_greedy_speculation_after_shifts_equals_plain_greedy_after_them(name: st
 )
 def test_in_a_model_of_one_layer_a_shift_is_as_good_as_computing_anew(name: str, layer: int, kind: str) -> None:
     """Its keys and values depend on their own token alone. Sliding and full layers rotate differently."""
-    model = checkpoints.load(FIXTURES / name / "model.gguf")
+    model = checkpoints.load(FIXTURES / name / "model.gguf", FAMILIES)
     kinds = {"gemma4/dense": "layer_types", "step3_5/flash": "layers"}
     if name in kinds:
         config = replace(model.config, **{kinds[name]: (getattr(model.config, kinds[name])[layer],)})
@@ -149,10 +150,10 @@ def test_in_a_model_of_one_layer_a_shift_is_as_good_as_computing_anew(name: str,
         config = replace(model.config, num_layers=1)
     ends = {key: value for key, value in model.params["target"].items() if not key.startswith("layers_")}
     params = {"target": {**ends, "layers_0": model.params["target"][f"layers_{layer}"]}}
-    of = Decoder(registry.build(config)[0], None, draft=DraftConfig(n_max=0), kv_types=KVTypes(kind, kind))
+    of = Decoder(registry.build(config)[0], None, max_drafts=0, kv_types=KVTypes(kind, kind))
     every = ragged_prompts(config, LENGTHS, seed=3)
     state, _ = feed(of, params, [prompt[:-1] for prompt in every])
-    state = shift(of, params, state, KEEP, DROP)
+    state = shift(state, KEEP, DROP)
     fresh, want = feed(
         of, params, [[*p[:keep], *p[keep + drop :]] for p, keep, drop in zip(every, KEEP, DROP, strict=True)]
     )
@@ -194,10 +195,10 @@ def test_heads_hold_what_they_would_hold_if_fed_what_is_left(name: str) -> None:
     def fed(texts: list[list[int]]) -> Any:
         state = drafter.init_state(len(texts), CAPACITY, rows=4, chunk=256, kv_types=KVTypes())
         length = jnp.zeros((len(texts),), jnp.int32)
-        for start in range(0, max(LENGTHS), 64):
+        for begin in range(0, max(LENGTHS), 64):
             tokens, count = np.zeros((len(texts), 64), np.int32), np.zeros(len(texts), np.int32)
             for row, text in enumerate(texts):
-                piece = text[start : start + 64]
+                piece = text[begin : begin + 64]
                 tokens[row, : len(piece)], count[row] = piece, len(piece)
             state = extend(params, tokens, Features(jnp.asarray(hidden_of[tokens])), count, state, length)
             length = length + count
@@ -206,7 +207,7 @@ def test_heads_hold_what_they_would_hold_if_fed_what_is_left(name: str) -> None:
     every = ragged_prompts(config, LENGTHS, seed=5)
     state, length = fed(every)
     keep, drop = (jnp.asarray(count, jnp.int32) for count in (KEEP, DROP))
-    got = drafter.shift(params, state, Shift(keep, drop, length))
+    got = state.shift(Shift(keep, drop, length))
     want, left = fed([[*p[:k], *p[k + d :]] for p, k, d in zip(every, KEEP, DROP, strict=True)])
     caches = zip(*(state.kv if isinstance(state.kv, tuple) else (state.kv,) for state in (got, want)), strict=True)
     first_after = tuple(k if d else -1 for k, d in zip(KEEP, DROP, strict=True))
@@ -223,7 +224,7 @@ def test_ngrams_forget_what_was_dropped() -> None:
         tokens[row, : len(text)] = text
     state = state.append(jnp.asarray(tokens), jnp.asarray(LENGTHS, jnp.int32))
     keep, drop = (jnp.asarray(count, jnp.int32) for count in (KEEP, DROP))
-    state = drafter.shift({}, state, Shift(keep, drop, state.length))
+    state = state.shift(Shift(keep, drop, state.length))
     for row, (text, k, d) in enumerate(zip(every, KEEP, DROP, strict=True)):
         assert state.tokens[row, : state.length[row]].tolist() == [*text[:k], *text[k + d :]]
 
@@ -232,5 +233,5 @@ def test_a_row_that_drops_nothing_stays_bit_for_bit() -> None:
     of, params = decoder("step3_5/flash", 3), family("step3_5/flash")[2]
     state, _ = feed(of, params, prompts("step3_5/flash"))
     before = jax.tree.map(np.asarray, jax.tree.map(jnp.copy, state))
-    after = shift(of, params, state, (5, 0, 9), (0, 0, 0))
+    after = shift(state, (5, 0, 9), (0, 0, 0))
     jax.tree.map(np.testing.assert_array_equal, after, before)

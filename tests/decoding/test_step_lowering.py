@@ -16,13 +16,12 @@ import pytest
 import specjax
 from pallas_kernels import native, using
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
-from specjax.decoding.prefill import prefill_chunk
+from specjax.decoding.seats import feed_rows
 from specjax.models import registry
 from specjax.models.qwen3_5 import parameter_shapes
 from specjax.state import KVTypes
 
-KERNELS = {"causal_conv1d", "gated_delta_commit", "gated_delta_verify", "quant_matmul", "verify_attention"}
+KERNELS = {"causal_conv1d", "gated_delta_commit", "gated_delta_verify", "quant_matmul", "cache_attention"}
 PLATFORMS = ("tpu", "gpu")
 NATIVE = "specjax_"
 """How the names of native kernels begin."""
@@ -40,7 +39,7 @@ def program(step: Any, name: str, platform: str) -> tuple[Decoder, Any]:
     config = bundled().target.config if name == "bundled" else step.shape_of_27b(int(name))
     with using(platform=platform):
         params = step.packed_shapes(config, kind)
-    return Decoder(*registry.build(config), draft=DraftConfig(n_max=3)), params
+    return Decoder(*registry.build(config), max_drafts=3), params
 
 
 @cache
@@ -58,7 +57,7 @@ def test_rounds_lower_with_the_kernels_of_their_platform(step: Any, name: str, p
 
 @pytest.mark.parametrize(
     ("platform", "products", "attention"),
-    [("tpu", "quant_matmul", "verify_attention"), ("gpu", "quant_matmul_prefill", "prefill_attention")],
+    [("tpu", "quant_matmul", "cache_attention"), ("gpu", "quant_matmul_prefill", "cache_attention_prefill")],
 )
 def test_prompts_lower_with_the_kernels_of_their_platform(
     step: Any, platform: str, products: str, attention: str
@@ -68,9 +67,8 @@ def test_prompts_lower_with_the_kernels_of_their_platform(
     decoder = replace(decoder, kv_types=KVTypes("f16", "f16"))
     with using(step.kernels_of(platform), platform=platform):
         state = step.state_shapes(decoder, 1, 256).sequences
-        shapes = [((1, 64), jnp.int32), ((1,), jnp.int32), ((1, decoder.target.vocab_size), jnp.float32)]
-        inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-        traced = prefill_chunk.trace(decoder.target, decoder.drafter, params, state, *inputs)
+        inputs = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, 64), (1,))]
+        traced = feed_rows.trace(decoder.target, decoder.drafter, params, state, None, *inputs)
         lowered = traced.lower(lowering_platforms=(step.LOWERING[platform],))
     assert {"causal_conv1d", "gated_delta_prefill", products, attention} <= set(step.kernels_in(lowered))
     assert not [target for target, _ in step.custom_calls(lowered) if target.startswith(NATIVE)]

@@ -13,7 +13,6 @@ from tiny_models import DENSE, make_params, relative_rms
 from specjax import GenerateOptions
 from specjax.decoding.acceptance import Synthetic
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, MAX_TOKENS = 3, 300
@@ -23,14 +22,12 @@ ALWAYS = Synthetic((1.0,) * DRAFTS)
 
 
 def decoder(rule: Synthetic | str, drafts: int = DRAFTS, **changes: Any) -> Decoder:
-    return Decoder(
-        Qwen35Target(DENSE), Qwen35MTP(DENSE) if drafts else None, rule=rule, draft=DraftConfig(n_max=drafts), **changes
-    )
+    return Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE) if drafts else None, rule=rule, max_drafts=drafts, **changes)
 
 
 @cache
-def decoded(rule: Synthetic, tokens: int = MAX_TOKENS, eos_ids: tuple[int, ...] = (), seed: int = 0) -> Run:
-    return run(decoder(rule, eos_ids=eos_ids), make_params(DENSE), PROMPTS, tokens, seed=seed)
+def decoded(rule: Synthetic, tokens: int = MAX_TOKENS, stop_tokens: tuple[int, ...] = ()) -> Run:
+    return run(decoder(rule), make_params(DENSE), PROMPTS, tokens, stop_tokens=stop_tokens)
 
 
 def full_rounds(result: Run) -> np.ndarray:
@@ -84,7 +81,7 @@ def test_a_token_in_a_draft_can_end_the_text() -> None:
     """With every draft accepted, a round emits 3 drafts and a token of the target: end on those that are drafts."""
     endless = decoded(ALWAYS)
     ends = tuple({row[2] for row in endless.tokens})  # the first token is the prompt's; then the second draft
-    result = decoded(ALWAYS, eos_ids=ends)
+    result = decoded(ALWAYS, stop_tokens=ends)
     for row, (prompt, whole, tokens) in enumerate(zip(PROMPTS, endless.tokens, result.tokens, strict=True)):
         stop = next(index for index, token in enumerate(whole) if token in ends)
         assert tokens == whole[: stop + 1]

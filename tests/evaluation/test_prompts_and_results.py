@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from specjax.errors import PromptError, SpecjaxError
 from specjax.evaluation import ResultFile, read_prompts
@@ -31,10 +32,18 @@ def test_prompts_are_numbered_past_empty_lines(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"id": "x", "tokens": [1, 2], "max_tokens": 5}\n{"prompt": "\\u2028b"}')
     first, second, third = read_prompts(path)
-    assert (first.index, first.id, first.prompt, first.max_tokens) == (0, 0, "a", None)
-    assert (second.index, second.id, second.prompt, second.max_tokens) == (1, "x", [1, 2], 5)
+    assert (first.index, first.id, first.prompt, first.options) == (0, 0, "a", {})
+    assert (second.index, second.id, second.prompt, second.options) == (1, "x", [1, 2], {"max_tokens": 5})
     assert (third.index, third.id, third.prompt) == (2, 2, "\u2028b")
     assert second.place == f"{path}:3"
+
+
+def test_other_keys_and_a_byte_order_mark_are_no_hindrance(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "answer": [1], "n": null}\n{"prompt": "b"}\n', encoding="utf-8-sig")
+    first, second = read_prompts(path)
+    assert (first.prompt, first.others) == ("a", {"answer": [1], "n": None})
+    assert (second.prompt, second.others) == ("b", {})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,10 @@ def test_prompts_are_numbered_past_empty_lines(tmp_path: Path) -> None:
         ('{"tokens": [true]}', "tokens must be a list of ids"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens is 0"),
         ('{"prompt": "a", "id": null}', "id is None"),
-        ('{"prompt": "a", "n": 1}', "unknown keys ['n']"),
+        ('{"prompt": "a", "max_token": 1}', "unknown key 'max_token'; is 'max_tokens' meant?"),
+        ('{"promt": "a"}', "unknown key 'promt'; is 'prompt' meant?"),
+        ('{"prompt": "a", "text": "b"}', "a result has a 'text' of its own; give that key another name"),
+        ("[" * 100_000, "is not JSON: maximum recursion"),
         ('{"prompt": "a", "id": 1}\n{"prompt": "b"}', ":2: the id 1 occurs before, at"),
     ],
 )
@@ -91,6 +103,22 @@ def test_two_evaluations_do_not_write_one_file(tmp_path: Path) -> None:
     with busy:  # what it has read is out of date
         later.__enter__()
     assert [json.loads(text) for text in path.read_text().splitlines()] == [line(0)]
+    with ResultFile(path, SETTINGS) as again:
+        assert list(again.results) == [0]
+
+
+def test_a_full_disk_is_said_with_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    room = len(json.dumps(line(0))) * 3 // 2
+
+    def write() -> None:
+        with ResultFile(path, SETTINGS) as results:
+            results.append(line(0))
+            results.append(line(1))
+
+    with full_disk(room), pytest.raises(OSError, match="File too large") as raised:
+        write()
+    assert raised.value.filename == str(path)
     with ResultFile(path, SETTINGS) as again:
         assert list(again.results) == [0]
 
@@ -157,11 +185,12 @@ def test_every_part_of_a_split_model_counts(tmp_path: Path) -> None:
 
 def test_the_summary_adds_up() -> None:
     longer = line(1, drafted_by_position=[2, 1, 1], accepted_by_position=[2, 0, 0], accepted=2, finish_reason="eos")
-    summary = summarize([line(0), longer])
+    summary = summarize([line(0), {"id": "x", "index": 2, "error": "no JSON"}, longer])
     assert summary.as_document() == {
         "prompts": 2,
         "tokens": 8,
         "finish_reasons": {"length": 1, "eos": 1},
+        "bad": 1,
         "rounds": 4,
         "drafted": 8,
         "accepted": 3,

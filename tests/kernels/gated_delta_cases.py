@@ -9,7 +9,7 @@ import numpy as np
 from lowering import here
 
 from pallas_kernels.gated_delta import reference
-from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
+from pallas_kernels.gated_delta.implementations import OPERATIONS
 
 B, HK, HV, DK, DV = 2, 2, 4, 16, 64  # the Hopper kernel works on 64 columns
 LONGEST = 130
@@ -80,4 +80,4 @@ def rms_error(got: jax.Array, expected: np.ndarray) -> float:
 
 def runnable(operation: str) -> list[Any]:
     """Parameters of tests: implementations that run on any machine."""
-    return here([i.name for i in IMPLEMENTATIONS[operation]])
+    return here(OPERATIONS[operation].names())

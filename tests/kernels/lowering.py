@@ -38,8 +38,11 @@ needs_jax_triton = pytest.mark.skipif(bool(_without_jax_triton()), reason=str(_w
 def here(names: Iterable[str]) -> list[Any]:
     """Parameters of tests for the implementations that run on any machine: all but kernels compiled for a device."""
     marks = {"triton_interpret": needs_triton, "cpu_native": needs_native}
-    compiled = ("pallas_tpu", "pallas_gpu", "triton")
-    return [pytest.param(name, marks=marks.get(name, ())) for name in names if name not in compiled]
+    return [
+        pytest.param(name, marks=marks.get(name, ()))
+        for name in names
+        if not name.startswith(("pallas_", "triton")) or name.endswith("_interpret")
+    ]
 
 
 def lowered(function: Callable[..., Any], platform: str, *shapes: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gated_delta_cases import draw
 
-from pallas_kernels import explain, gated_delta, prefill_attention, verify_attention
+from pallas_kernels import cache_attention, explain, gated_delta
 from pallas_kernels.hadamard import walsh_hadamard
 from pallas_kernels.kv_formats import KVStore
 
@@ -77,7 +77,6 @@ def attention() -> dict[str, Any]:
     return {"q": q, "k": k, "v": v, "positions": positions, "scale": 0.25, "sinks": np.zeros(4, np.float32)}
 
 
-@pytest.mark.parametrize("attend", [verify_attention.attend, prefill_attention.attend])
 @pytest.mark.parametrize(
     ("name", "bad", "message"),
     [
@@ -94,11 +93,11 @@ def attention() -> dict[str, Any]:
         ("soft_cap", lambda _: "50", "soft_cap is '50'; accepted: a number above 0, or None"),
     ],
 )
-def test_attention_names_what_is_damaged(attend: Callable, name: str, bad: Any, message: str) -> None:
+def test_attention_names_what_is_damaged(name: str, bad: Any, message: str) -> None:
     given = attention()
     damage = DAMAGE[bad] if isinstance(bad, str) else bad
-    with pytest.raises(ValueError, match=rf"(verify|prefill)_attention\.attend: .*{message}"):
-        attend(**{**given, name: damage(given.get(name))})
+    with pytest.raises(ValueError, match=rf"cache_attention\.attend: .*{message}"):
+        cache_attention.attend(**{**given, name: damage(given.get(name))})
 
 
 @pytest.mark.parametrize("impl", [None, "xla_floats", "xla_tiles", "pallas_tpu_interpret"])
@@ -108,8 +107,8 @@ def test_positions_are_integers_of_any_type(dtype: Any, impl: str | None) -> Non
     given = attention()
     last = min(np.iinfo(dtype).max, 149)
     given = {**given, "sinks": None, "positions": np.array([[last - 2, last - 1, last], [3, 4, 5]])}
-    expected = verify_attention.attend(**given, impl=impl)
-    got = verify_attention.attend(**{**given, "positions": given["positions"].astype(dtype)}, impl=impl)
+    expected = cache_attention.attend(**given, impl=impl)
+    got = cache_attention.attend(**{**given, "positions": given["positions"].astype(dtype)}, impl=impl)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -138,11 +137,11 @@ ATTENTION = {"T": 4, "H": 8, "G": 2, "N": 64, "S": 128, "k_type": "f32", "v_type
         ("gated_delta.verify", {**SIZES, "Hv": 3}, "the value heads must be a multiple of the key heads"),
         ("gated_delta.verify", {**SIZES, "T": 0}, "T is 0; accepted: an integer, at least 1"),
         ("gated_delta.verify", {**SIZES, "X": 1}, "not known: X"),
-        ("verify_attention", {**ATTENTION, "G": 3}, "8 query heads cannot share 3 KV heads evenly"),
-        ("prefill_attention", {**ATTENTION, "S": 0}, "S is 0; accepted: an integer, at least 1"),
-        ("verify_attention", {**ATTENTION, "soft_cap": -1}, "soft_cap is -1; accepted: a number above 0"),
+        ("cache_attention", {**ATTENTION, "G": 3}, "8 query heads cannot share 3 KV heads evenly"),
+        ("cache_attention", {**ATTENTION, "S": 0}, "S is 0; accepted: an integer, at least 1"),
+        ("cache_attention", {**ATTENTION, "soft_cap": -1}, "soft_cap is -1; accepted: a number above 0"),
         ("hadamard", {"N": 96}, "the last axis has 96 values; it must be a power of two"),
-        ("hadamard", {"N": 64, "platform": "cuda"}, "platform is 'cuda'; accepted: cpu, gpu, METAL, mps, tpu"),
+        ("hadamard", {"N": 64, "platform": "cuda"}, "platform is 'cuda'; accepted: cpu, gpu, METAL, metal, mps, tpu"),
     ],
 )
 def test_no_choice_is_explained_for_a_call_that_would_be_an_error(

@@ -7,11 +7,11 @@ import pytest
 
 from pallas_kernels import explain
 from pallas_kernels.causal_conv1d import causal_conv1d, pallas_gpu, pallas_tpu, window_at
-from pallas_kernels.causal_conv1d.implementations import IMPLEMENTATIONS
+from pallas_kernels.causal_conv1d.implementations import CAUSAL_CONV1D
 from pallas_kernels.causal_conv1d.reference import convolve
 
 B, C, W = 2, 128, 4
-NAMES = [i.name for i in IMPLEMENTATIONS if i.platforms or "interpret" in i.name or i.name == "reference"]
+NAMES = [i.name for i in CAUSAL_CONV1D.implementations if i.platforms or "interpret" in i.name or i.name == "reference"]
 ROUNDING = {"float32": 1e-6, "bfloat16": 2e-3, "float16": 3e-4}
 """Relative root mean square error: that of rounding the outputs."""
 

@@ -7,7 +7,7 @@ from gated_delta_cases import DK, DV, HK, HV, draw
 from pallas_kernels import gated_delta
 from pallas_kernels.gated_delta import pallas_tpu_prefill, pallas_tpu_snapshots, pallas_tpu_verify
 from pallas_kernels.gated_delta.config import TpuConfig, TpuPrefillConfig, tpu_heuristic
-from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
+from pallas_kernels.gated_delta.implementations import OPERATIONS
 
 KERNELS = {
     "prefill": pallas_tpu_prefill.prefill,
@@ -111,7 +111,7 @@ def test_the_tpu_kernels_refuse_states_that_vmem_cannot_hold(operation):
     """Held against the TPU compiler: 2 MiB of states for a key head compile in every operation, and 3 MiB do not."""
     sizes = {"T": 4, "Hk": 2, "Dk": 128, "Dv": 128}
     assert "pallas_tpu            passed over: by name only" in gated_delta.explain(operation, Hv=64, **sizes)
-    unfit = next(i.unfit for i in IMPLEMENTATIONS[operation] if i.name == "pallas_tpu")
+    unfit = next(i.unfit for i in OPERATIONS[operation].implementations if i.name == "pallas_tpu")
     assert unfit({**sizes, "Hv": 64}) is None
     assert unfit({**sizes, "Hv": 96}) == "the states of a key head take 3 MiB of VMEM: made for at most 2 MiB"
     assert unfit({**sizes, "Hv": 2, "Dk": 2048}) == "Dk=2048 is more than 1024"

@@ -10,14 +10,14 @@ from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered, needs
 
 from pallas_kernels import gated_delta, triton_launch
 from pallas_kernels.gated_delta import triton_recurrence
-from pallas_kernels.gated_delta.implementations import IMPLEMENTATIONS
+from pallas_kernels.gated_delta.implementations import OPERATIONS
 
 QWEN3_6_27B = {"hk": 16, "hv": 48, "width": 128}
 SMALL = {"hk": 2, "hv": 6, "width": 64}
 ODD = {"hk": 3, "hv": 3, "width": 24}
 PLATFORMS = {"pallas_tpu": "tpu", "pallas_gpu": "cuda"}
-KERNELS = [(operation, i.name) for operation, table in IMPLEMENTATIONS.items() for i in table if i.name in PLATFORMS]
-TRITON = [operation for operation, table in IMPLEMENTATIONS.items() if "triton" in {i.name for i in table}]
+KERNELS = [(name, impl) for name, operation in OPERATIONS.items() for impl in operation.names() if impl in PLATFORMS]
+TRITON = [name for name, operation in OPERATIONS.items() if "triton" in operation.names()]
 N_ROWS, N_SLOTS = 2, 4
 
 

@@ -17,17 +17,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+import test_cache_attention_lowering as of_rounds
+import test_cache_attention_prefill as of_prompts
 import test_causal_conv1d_lowering as convolutions
 import test_gated_delta_lowering as gated_delta
 import test_hadamard_lowering as hadamard
-import test_prefill_attention as prefill_attention
-import test_quant_pallas_lowering as quant_matmul
-import test_verify_attention_lowering as verify_attention
+import test_quant_pallas_lowering as matmul
 from gpu_compiler import compiled_for_gpu, without_mosaic_gpu_compiler
 
 from pallas_kernels.kv_formats import FORMATS
+from pallas_kernels.matmul.planes import PLANE_FORMATS
 from pallas_kernels.mosaic_gpu import SHARED_MEMORY
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS
 
 pytestmark = [
     pytest.mark.gpu_compiler,
@@ -43,15 +43,15 @@ def delta(operation: str, n_tokens: int, shape: dict[str, int], dtype: Any, head
 
 
 def product(name: str, shape: tuple[int, ...], rows: int) -> Program:
-    return quant_matmul.product("pallas_gpu"), quant_matmul.arguments(name, shape, rows)
+    return matmul.product("pallas_gpu"), matmul.arguments(name, shape, rows)
 
 
 def verification(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> Program:
-    return verify_attention.call("pallas_gpu", kinds, rows, shape)
+    return of_rounds.call("pallas_gpu", kinds, rows, shape)
 
 
 def prompt(kind: str, shape: dict[str, int]) -> Program:
-    return prefill_attention.call("pallas_gpu", kind, shape)
+    return of_prompts.call("pallas_gpu_prefill", kind, shape)
 
 
 PROGRAMS: dict[str, Program] = {}
@@ -65,24 +65,24 @@ for sizes in convolutions.CASES:
 for rows, width, dtype in hadamard.GROUPS:
     PROGRAMS[f"hadamard {width}"] = hadamard.rotation("pallas_gpu"), (jax.ShapeDtypeStruct((rows, width), dtype),)
 for name in FORMATS:
-    PROGRAMS[f"verify_attention {name}"] = verification((name, name), 4, verify_attention.QWEN3_6_27B)
-PROGRAMS["verify_attention windowed"] = verification(("q4_0", "turbo3"), 16, verify_attention.WINDOWED)
-PROGRAMS["verify_attention global"] = verification(("turbo4", "f32"), 1, verify_attention.GLOBAL)
+    PROGRAMS[f"cache_attention {name}"] = verification((name, name), 4, of_rounds.QWEN3_6_27B)
+PROGRAMS["cache_attention windowed"] = verification(("q4_0", "turbo3"), 16, of_rounds.WINDOWED)
+PROGRAMS["cache_attention global"] = verification(("turbo4", "f32"), 1, of_rounds.GLOBAL)
 for kind in ("bf16", "f16", "q8_0"):
-    PROGRAMS[f"prefill_attention {kind}"] = prompt(kind, prefill_attention.QWEN3_6_27B)
-PROGRAMS["prefill_attention windowed"] = prompt("bf16", prefill_attention.WINDOWED)
-PROGRAMS["prefill_attention global"] = prompt("bf16", prefill_attention.GLOBAL)
+    PROGRAMS[f"cache_attention_prefill {kind}"] = prompt(kind, of_prompts.QWEN3_6_27B)
+PROGRAMS["cache_attention_prefill windowed"] = prompt("bf16", of_prompts.WINDOWED)
+PROGRAMS["cache_attention_prefill global"] = prompt("bf16", of_prompts.GLOBAL)
 for name in PLANE_FORMATS:
     for rows in (4, 512):
-        PROGRAMS[f"quant_matmul {name}, {rows} rows"] = product(name, quant_matmul.WIDE, rows)
-PROGRAMS["quant_matmul experts"] = product("Q6_K", quant_matmul.EXPERTS, 2)
-PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", quant_matmul.EXPERTS, 64)
+        PROGRAMS[f"quant_matmul {name}, {rows} rows"] = product(name, matmul.WIDE, rows)
+PROGRAMS["quant_matmul experts"] = product("Q6_K", matmul.EXPERTS, 2)
+PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", matmul.EXPERTS, 64)
 
 CAPABILITY = int(os.environ.get("GPU_CAPABILITY", "90"))
 TENSOR_CORES = re.compile(r"prefill|quant_matmul .* (512|64) rows")
 """Kernels that multiply by wgmma, an instruction that Hopper has and no later GPU."""
 
-SPILLED = {"prefill 27B": 408, "prefill 27B, 16 tokens": 408, "prefill_attention global": 128}
+SPILLED = {"prefill 27B": 408, "prefill 27B, 16 tokens": 408, "cache_attention_prefill global": 128}
 """Bytes of addresses that are spilled once and read back in each turn of a loop over whole tiles."""
 
 

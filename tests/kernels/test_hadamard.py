@@ -9,9 +9,9 @@ from tiny_models import relative_rms
 
 from pallas_kernels import explain
 from pallas_kernels.hadamard import pallas_gpu, pallas_tpu, walsh_hadamard, xla_matmul
-from pallas_kernels.hadamard.implementations import IMPLEMENTATIONS
+from pallas_kernels.hadamard.implementations import HADAMARD
 
-NAMES = [i.name for i in IMPLEMENTATIONS if i.platforms or "interpret" in i.name or i.name == "reference"]
+NAMES = [i.name for i in HADAMARD.implementations if i.platforms or "interpret" in i.name or i.name == "reference"]
 BOUND = 1e-6
 """Relative root mean square error in float32; bfloat16 and float16 are exact in it."""
 

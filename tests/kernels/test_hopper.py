@@ -7,21 +7,21 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from attention_cases import Case
+from cache_attention_cases import Case
 from test_quant_pallas_gpu import activations, matrix
 
-from pallas_kernels import gated_delta, prefill_attention, quant_matmul, using
-from pallas_kernels.quant_matmul.planes import pack
+from pallas_kernels import cache_attention, gated_delta, matmul, using
+from pallas_kernels.matmul.planes import pack
 
 
 def prompt_attends() -> jax.Array:
     case = Case("bf16", "bf16", (tuple(range(21)),), 43)
-    return prefill_attention.attend(case.q, *case.caches, case.rows, scale=0.1, impl="pallas_gpu")
+    return cache_attention.attend(case.q, *case.caches, case.rows, scale=0.1, impl="pallas_gpu_prefill")
 
 
 def many_rows() -> jax.Array:
     blocks = matrix("Q4_0", 40)
-    return quant_matmul.quant_matmul(activations(18, blocks.width), pack(blocks), impl="pallas_gpu")
+    return matmul.quant_matmul(activations(18, blocks.width), pack(blocks), impl="pallas_gpu")
 
 
 def prompt_in_chunks() -> jax.Array:
@@ -46,7 +46,7 @@ def test_kernels_for_hopper_say_so_on_another_gpu(call: Callable[[], jax.Array])
 @pytest.mark.usefixtures("blackwell")
 def test_products_of_few_rows_are_for_later_gpus_too() -> None:
     weight = pack(matrix("Q4_0", 40))
-    with using("quant_matmul=pallas_gpu"):
-        few, many = (quant_matmul.explain(activations(rows, weight.width), weight) for rows in (16, 17))
+    with using("matmul.packed=pallas_gpu"):
+        few, many = (matmul.explain(activations(rows, weight.width), weight) for rows in (16, 17))
     assert re.search(r"pallas_gpu +chosen", few)
     assert re.search(r"pallas_gpu +passed over: multiplies with wgmma", many)

@@ -14,8 +14,8 @@ import pytest
 from test_quant_formats import random_blocks
 
 from pallas_kernels import native
+from pallas_kernels.matmul import explain, from_blocks, prepare, quant_matmul
 from pallas_kernels.native import library
-from pallas_kernels.quant_matmul import explain, from_blocks, prepare, quant_matmul
 
 
 def test_the_library_is_built_where_there_is_a_compiler() -> None:
@@ -58,7 +58,7 @@ def test_a_library_for_a_later_xla_is_done_without(monkeypatch: pytest.MonkeyPat
 
 STRESS = """
 import jax, jax.numpy as jnp, numpy as np
-from pallas_kernels.quant_matmul import from_blocks, prepare, quant_matmul
+from pallas_kernels.matmul import from_blocks, prepare, quant_matmul
 
 rng = np.random.default_rng(0)
 weights = [prepare(from_blocks(jnp.asarray(rng.integers(0, 64, (512, 34 * 16), np.uint8)), "Q8_0")) for _ in range(24)]

@@ -6,8 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.quant_matmul import FORMATS, dequantize, explain, from_blocks, quant_matmul, take_rows
-from pallas_kernels.quant_matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS, TQ_SIGNS
+from pallas_kernels.matmul import (
+    FORMATS,
+    dequantize,
+    explain,
+    from_blocks,
+    native_tables,
+    quant_matmul,
+    take_rows,
+)
+from pallas_kernels.matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS, TQ_SIGNS
 
 GGML = [name for name in FORMATS if not name.startswith("TQ")]
 
@@ -87,7 +95,7 @@ def test_a_product_is_that_of_the_decoded_matrix(name: str, rows: int) -> None:
 
 
 def test_a_large_matrix_is_decoded_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pallas_kernels.quant_matmul import xla_dequant
+    from pallas_kernels.matmul import xla_dequant
 
     weight = from_blocks(jnp.asarray(random_blocks("Q8_0", 23, 4)), "Q8_0")
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 128)), jnp.float32)
@@ -97,7 +105,7 @@ def test_a_large_matrix_is_decoded_tile_by_tile(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rounded_activations_are_off_by_half_a_step_at_most() -> None:
-    from pallas_kernels.quant_matmul.reference import LARGEST, round_activations
+    from pallas_kernels.matmul.reference import LARGEST, round_activations
 
     x = jnp.asarray(np.random.default_rng(2).normal(size=(3, 64)), jnp.float32).at[0, :32].set(0)
     for act in ("a8", "a16"):
@@ -126,3 +134,8 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="'Q9' cannot be computed with"):
         from_blocks(jnp.zeros((4, 70), jnp.uint8), "Q9")
     assert "format=Q8_0" in explain(jnp.zeros((2, 64)), weight)
+
+
+def test_the_tables_of_the_native_kernels_are_those_of_the_formats() -> None:
+    """After a change of a format: `python -m pallas_kernels.matmul.native_tables`."""
+    assert native_tables.HEADER.read_text(encoding="utf-8") == native_tables.header()

@@ -12,7 +12,7 @@ import pytest
 from test_quant_formats import random_blocks
 
 from pallas_kernels import native, using
-from pallas_kernels.quant_matmul import (
+from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
     dequantize,

@@ -13,11 +13,11 @@ from test_quant_pallas_gpu import activations, matrix, off_by
 from test_quant_pallas_lowering import ODD, SMALL, arguments
 
 from pallas_kernels import mosaic_gpu, using
-from pallas_kernels.quant_matmul import dequantize, explain, from_blocks, quant_matmul
-from pallas_kernels.quant_matmul.config import FEW_ROWS
-from pallas_kernels.quant_matmul.pallas_gpu_prefill import Config, candidates, heuristic
-from pallas_kernels.quant_matmul.pallas_gpu_prefill import quant_matmul as kernel
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
+from pallas_kernels.matmul import dequantize, explain, from_blocks, quant_matmul
+from pallas_kernels.matmul.config import FEW_ROWS
+from pallas_kernels.matmul.pallas_gpu_prefill import Config, candidates, heuristic
+from pallas_kernels.matmul.pallas_gpu_prefill import quant_matmul as kernel
+from pallas_kernels.matmul.planes import PLANE_FORMATS, pack
 
 OFF, ROUNDED = 5e-7, 4e-3
 """Relative errors: of sums in float32; of sums of products of rounded factors."""
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="warpgroups is 3; accepted: 1, 2"):
         Config(3, 64)
     assert re.search("pallas_gpu +passed over: by name only", explain(x, pack(blocks), platform="gpu"))
-    with using("quant_matmul=pallas_gpu"):
+    with using("matmul.packed=pallas_gpu"):
         said = explain(x, pack(blocks), platform="gpu")
     assert re.search(r"pallas_gpu +chosen \(using", said)
 

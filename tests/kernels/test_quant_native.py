@@ -9,8 +9,7 @@ import pytest
 from test_quant_formats import random_blocks
 
 from pallas_kernels import native
-from pallas_kernels.native import library
-from pallas_kernels.quant_matmul import (
+from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
     dequantize,
@@ -21,6 +20,7 @@ from pallas_kernels.quant_matmul import (
     reference,
     take_rows,
 )
+from pallas_kernels.native import library
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
 N = 37  # two panels and five rows of a third

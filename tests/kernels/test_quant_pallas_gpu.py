@@ -10,7 +10,7 @@ import pytest
 from lowering import needs_triton
 from test_quant_formats import random_blocks
 
-from pallas_kernels.quant_matmul import (
+from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
     dequantize,
@@ -19,8 +19,8 @@ from pallas_kernels.quant_matmul import (
     quant_matmul,
     triton_planes,
 )
-from pallas_kernels.quant_matmul.config import GpuConfig
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
+from pallas_kernels.matmul.config import GpuConfig
+from pallas_kernels.matmul.planes import PLANE_FORMATS, pack
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""

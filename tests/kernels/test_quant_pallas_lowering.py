@@ -17,9 +17,9 @@ from lowering import (
 )
 
 from pallas_kernels import triton_launch
-from pallas_kernels.quant_matmul import FORMATS, from_blocks, pallas_tpu, quant_matmul, take_rows
-from pallas_kernels.quant_matmul.config import tpu_candidates
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
+from pallas_kernels.matmul import FORMATS, from_blocks, pallas_tpu, quant_matmul, take_rows
+from pallas_kernels.matmul.config import tpu_candidates
+from pallas_kernels.matmul.planes import PLANE_FORMATS, pack
 
 WIDE, DEEP, ODD, HEAD, SMALL = (17408, 5120), (5120, 17408), (2048, 11008), (151936, 2560), (40, 256)
 EXPERTS = (128, 768, 2048)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_quant_planes import matrix
 
-from pallas_kernels.quant_matmul import dequantize, explain, from_blocks, quant_matmul
-from pallas_kernels.quant_matmul.config import TpuConfig, tpu_candidates, tpu_heuristic
-from pallas_kernels.quant_matmul.pallas_tpu import quant_matmul as kernel
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, pack
+from pallas_kernels.matmul import dequantize, explain, from_blocks, quant_matmul
+from pallas_kernels.matmul.config import TpuConfig, tpu_candidates, tpu_heuristic
+from pallas_kernels.matmul.pallas_tpu import quant_matmul as kernel
+from pallas_kernels.matmul.planes import PLANE_FORMATS, pack
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""

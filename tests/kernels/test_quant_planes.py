@@ -7,8 +7,8 @@ import pytest
 from test_quant_formats import random_blocks
 
 from pallas_kernels import using
-from pallas_kernels.quant_matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, take_rows
-from pallas_kernels.quant_matmul.planes import PLANE_FORMATS, float_of_half, pack, take_from_tiles
+from pallas_kernels.matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, take_rows
+from pallas_kernels.matmul.planes import PLANE_FORMATS, float_of_half, pack, take_from_tiles
 
 N = 37
 BITS = {
@@ -62,7 +62,7 @@ def test_accelerators_get_planes(backend: str) -> None:
 
 
 def test_xla_multiplies_planes_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pallas_kernels.quant_matmul import xla_dequant
+    from pallas_kernels.matmul import xla_dequant
 
     weight = pack(matrix("Q4_K", 150))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, weight.width)), jnp.float32)

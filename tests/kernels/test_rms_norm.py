@@ -12,9 +12,9 @@ import pytest
 from pallas_kernels import explain, native
 from pallas_kernels.native import library
 from pallas_kernels.rms_norm import l2_norm, rms_norm
-from pallas_kernels.rms_norm.implementations import IMPLEMENTATIONS
+from pallas_kernels.rms_norm.implementations import RMS_NORM
 
-NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
+NAMES = RMS_NORM.names()
 EPSILON = 1e-6
 
 

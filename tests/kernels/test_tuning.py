@@ -107,7 +107,7 @@ def test_a_broken_file_is_named(folder: Path) -> None:
 def test_what_was_measured_fastest_here_is_chosen_where_it_fits(folder: Path) -> None:
     operation, sizes = "gated_delta.prefill", {"T": 4, "Hk": 1, "Hv": 1, "Dk": 8, "Dv": 40}
     before = explain(operation, **sizes)
-    write(folder, preferred={operation: "xla_recurrent"})
+    write(folder, preferred={operation: ["xla_recurrent"]})
     assert "xla_recurrent         chosen (measured on cpu)" in explain(operation, **sizes)
     assert "chosen (measured" not in explain(operation, platform="tpu", **sizes)
     with using("xla"):
@@ -121,7 +121,7 @@ def test_what_was_measured_fastest_here_is_chosen_where_it_fits(folder: Path) ->
         return jax.jit(run).lower(q, q, v, -scalar, scalar, jnp.ones((1, 1, 8, 40))).as_text()
 
     assert text(None) == text("xla_recurrent") != text("xla_chunked")
-    write(folder, preferred={operation: "pallas_gpu"})  # does not take this Dv
+    write(folder, preferred={operation: ["pallas_gpu"]})  # does not take this Dv
     said = explain(operation, **sizes)
     assert re.search(r"pallas_gpu +passed over: Dv=40", said)
     assert re.search(r" chosen$", said, re.MULTILINE)
@@ -133,8 +133,10 @@ def test_what_was_measured_fastest_here_is_chosen_where_it_fits(folder: Path) ->
     ("preferred", "message"),
     [
         (["hadamard"], r"preferred is \['hadamard'\]; accepted: an object"),
-        ({"hadamart": "xla_matmul"}, r"preferred names the operation 'hadamart'; known: .*hadamard"),
-        ({"hadamard": "xla_matmull"}, r"preferred.hadamard is 'xla_matmull'; known: .*xla_matmul"),
+        ({"hadamart": ["xla_matmul"]}, r"preferred names the operation 'hadamart'; known: .*hadamard"),
+        ({"hadamard": ["xla_matmull"]}, r"preferred.hadamard is \['xla_matmull'\]; accepted: a list of .*xla_matmul"),
+        ({"hadamard": "xla_matmul"}, r"preferred.hadamard is 'xla_matmul'; accepted: a list of .*xla_matmul"),
+        ({"hadamard": [["xla_matmul"]]}, r"preferred.hadamard is \[\['xla_matmul'\]\]; accepted: a list of"),
     ],
 )
 def test_a_broken_preference_names_file_and_key(folder: Path, preferred: object, message: str) -> None:
@@ -182,7 +184,7 @@ def test_examples_are_what_kernels_run_on(in_triton: bool) -> None:
 
 def test_tuning_keeps_the_fastest_and_other_entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {**ENTRY, "dims": {"N": 32}}
-    path = write(folder, other, ENTRY, preferred={"rms_norm": "xla_reduce"})
+    path = write(folder, other, ENTRY, preferred={"rms_norm": ["xla_reduce"]})
     status = tune.main(["--operation", "hadamard", "--impl", "xla_matmul", "--shapes", "N=64", "--seconds", "0.001"])
     assert status == 0
     out = capsys.readouterr().out
@@ -192,7 +194,7 @@ def test_tuning_keeps_the_fastest_and_other_entries(folder: Path, capsys: pytest
     assert dict(kept.dims) == {"N": 32}
     assert new.config in xla_matmul.candidates(SIZES)
     assert tuning.config_for(xla_matmul.TUNABLE, SIZES) == new.config
-    assert tuning.read(path, "cpu").preferred == {"rms_norm": "xla_reduce"}
+    assert tuning.read(path, "cpu").preferred == {"rms_norm": ["xla_reduce"]}
     assert [file.name for file in folder.iterdir()] == ["cpu.json"]
 
 

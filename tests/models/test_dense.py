@@ -13,6 +13,7 @@ from tiny_models import relative_rms
 import specjax
 from checkpoints import ConfigError, load, write_gguf, write_hf
 from specjax.models.dense import DenseConfig, Llama3Rope, parameter_shapes
+from specjax.models.registry import FAMILIES
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "dense"
 NAMES = ("qwen3", "llama")
@@ -42,20 +43,20 @@ def test_drafting_for_a_dense_target_changes_no_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_written_model_is_the_same_model(name: str, tmp_path: Path) -> None:
-    first = load(FOLDER / name / "hf", need_tokenizer=True)
-    write_gguf(tmp_path / "model.gguf", first.config, first.params, first.tokenizer)
-    write_hf(tmp_path / "hf", first.config, first.params, first.tokenizer)
+    first = load(FOLDER / name / "hf", FAMILIES, need_tokenizer=True)
+    write_gguf(tmp_path / "model.gguf", FAMILIES, first.config, first.params, first.tokenizer)
+    write_hf(tmp_path / "hf", FAMILIES, first.config, first.params, first.tokenizer)
     for path in (tmp_path / "model.gguf", tmp_path / "hf"):
-        again = load(path)
+        again = load(path, FAMILIES)
         jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
-    assert load(tmp_path / "hf").config == first.config
+    assert load(tmp_path / "hf", FAMILIES).config == first.config
 
 
 def test_rotary_divisors_without_a_formula_cannot_become_a_config(tmp_path: Path) -> None:
-    llama = load(FOLDER / "llama" / "model.gguf")
+    llama = load(FOLDER / "llama" / "model.gguf", FAMILIES)
     bent = llama.params["target"]["rope_factors"] * 1.125
     with pytest.raises(ConfigError, match="formula"):
-        write_hf(tmp_path / "hf", llama.config, {"target": {**llama.params["target"], "rope_factors": bent}})
+        write_hf(tmp_path / "hf", FAMILIES, llama.config, {"target": {**llama.params["target"], "rope_factors": bent}})
 
 
 # Parameters that the published checkpoints hold.

@@ -14,6 +14,7 @@ from tiny_models import relative_rms
 import checkpoints
 from specjax.models.gemma4 import Gemma4Config, Gemma4Target, init_params, modules, parameter_shapes
 from specjax.models.protocol import FeatureRequest, Params
+from specjax.models.registry import FAMILIES
 from specjax.state import SequenceState, commit
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gemma4"
@@ -27,7 +28,7 @@ PIECE = 40  # of a prompt of 150 tokens and a window of 24: rings of 64 slots wr
 @cache
 def load(name: str, file: str) -> tuple[Gemma4Config, Params]:
     """A fixture model from its GGUF file ("model.gguf") or its Hugging Face folder ("hf")."""
-    checkpoint = checkpoints.load(FIXTURES / name / file)
+    checkpoint = checkpoints.load(FIXTURES / name / file, FAMILIES)
     return checkpoint.config, checkpoint.params
 
 
@@ -90,12 +91,14 @@ def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_written_files_give_the_same_config_and_parameters(name: str, tmp_path: Path) -> None:
-    checkpoint = checkpoints.load(FIXTURES / name / "hf")
+    checkpoint = checkpoints.load(FIXTURES / name / "hf", FAMILIES)
     assert checkpoint.tokenizer is not None
-    checkpoints.write_gguf(tmp_path / "model.gguf", checkpoint.config, checkpoint.params, checkpoint.tokenizer)
-    checkpoints.write_hf(tmp_path / "hf", checkpoint.config, checkpoint.params)
+    checkpoints.write_gguf(
+        tmp_path / "model.gguf", FAMILIES, checkpoint.config, checkpoint.params, checkpoint.tokenizer
+    )
+    checkpoints.write_hf(tmp_path / "hf", FAMILIES, checkpoint.config, checkpoint.params)
     for file in ("model.gguf", "hf"):
-        again = checkpoints.load(tmp_path / file, need_tokenizer=False)
+        again = checkpoints.load(tmp_path / file, FAMILIES, need_tokenizer=False)
         assert again.config == checkpoint.config
         assert_same_parameters(again.params, checkpoint.params)
 
@@ -149,7 +152,10 @@ def test_shapes_are_those_of_initialised_and_of_loaded_parameters(name: str) -> 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_16_bit_matrices_give_nearly_the_same_logits(name: str, dtype: str) -> None:
-    checkpoint, want = checkpoints.load(FIXTURES / name / "model.gguf", dtype), reference(name, "transformers.npz")
+    checkpoint, want = (
+        checkpoints.load(FIXTURES / name / "model.gguf", FAMILIES, dtype),
+        reference(name, "transformers.npz"),
+    )
     logits, _, _ = feed(checkpoint.config, checkpoint.params, want["prompt"], 150)
     assert logits.dtype == jnp.float32
     assert relative_rms(logits[want["logit_rows"]], want["logits"]) < (0.1 if dtype == "bfloat16" else 0.02)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from tiny_models import relative_rms
+from wants import alike
 
 import checkpoints
 from specjax.decoding.acceptance import Rule, propose_token
-from specjax.decoding.sampling import SamplerConfig
+from specjax.decoding.settings import SamplerConfig
 from specjax.models.gemma4 import (
     Gemma4Assistant,
     Gemma4AssistantConfig,
@@ -28,6 +29,7 @@ from specjax.models.gemma4 import (
     init_assistant,
 )
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
+from specjax.models.registry import FAMILIES
 from specjax.state import SequenceState, commit
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gemma4"
@@ -41,8 +43,8 @@ REQUEST = FeatureRequest(final_hidden=True)
 @cache
 def load(name: str) -> tuple[Gemma4Config, Gemma4AssistantConfig, Params]:
     """A target, its assistant, and the parameters of both."""
-    target = checkpoints.load(FIXTURES / name / "hf")
-    assistant = checkpoints.load(FIXTURES / name / "assistant", need_tokenizer=False)
+    target = checkpoints.load(FIXTURES / name / "hf", FAMILIES)
+    assistant = checkpoints.load(FIXTURES / name / "assistant", FAMILIES, need_tokenizer=False)
     return target.config, assistant.config, {**target.params, **assistant.params}
 
 
@@ -78,7 +80,7 @@ def propose(
         everything = jnp.put_along_axis(row, tokens, logits, axis=1, inplace=False)
         return Choice(best, everything, jnp.ones(logits.shape[0]))
 
-    return drafter.propose(params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0)
+    return drafter.propose(params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c, made: c > 0)
 
 
 @partial(jax.jit, static_argnames=("drafter",))
@@ -153,12 +155,12 @@ def test_hidden_states_of_the_steps_agree_with_transformers(name: str) -> None:
 def test_written_files_give_the_same_config_and_parameters(name: str, tmp_path: Path) -> None:
     _, config, params = load(name)
     own = {"mtp": params["mtp"]}
-    tokenizer = checkpoints.load(FIXTURES / name / "hf").tokenizer
+    tokenizer = checkpoints.load(FIXTURES / name / "hf", FAMILIES).tokenizer
     assert tokenizer is not None
-    checkpoints.write_gguf(tmp_path / "model.gguf", config, own, tokenizer)
-    checkpoints.write_hf(tmp_path / "hf", config, own)
+    checkpoints.write_gguf(tmp_path / "model.gguf", FAMILIES, config, own, tokenizer)
+    checkpoints.write_hf(tmp_path / "hf", FAMILIES, config, own)
     for file in ("model.gguf", "hf"):
-        again = checkpoints.load(tmp_path / file, need_tokenizer=False, dtype="bfloat16")
+        again = checkpoints.load(tmp_path / file, FAMILIES, need_tokenizer=False, dtype="bfloat16")
         assert again.config == config
         assert jax.tree.structure(again.params) == jax.tree.structure(own)
         for got, leaf in zip(jax.tree.leaves(again.params), jax.tree.leaves(own), strict=True):
@@ -170,7 +172,7 @@ def test_written_files_give_the_same_config_and_parameters(name: str, tmp_path: 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_gguf_of_llama_cpp_has_all_but_the_centroids(name: str) -> None:
     _, config, params = load(name)
-    gguf = checkpoints.load(FIXTURES / name / "assistant.gguf")
+    gguf = checkpoints.load(FIXTURES / name / "assistant.gguf", FAMILIES)
     assert gguf.config == replace(config, centroids=None)
     want = {key: value for key, value in params["mtp"].items() if key != "centroids"}
     assert jax.tree.structure(gguf.params["mtp"]) == jax.tree.structure(want)
@@ -213,7 +215,7 @@ def test_a_file_of_the_time_before_assistants_could_be_run_says_how_to_convert_i
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(checkpoints.ConfigError, match=r"convert_hf_to_gguf\.py"):
-        checkpoints.load(tmp_path / "old.gguf", need_tokenizer=False)
+        checkpoints.load(tmp_path / "old.gguf", FAMILIES, need_tokenizer=False)
 
 
 def arrays_of(jaxpr: Any) -> Iterator[Any]:
@@ -227,7 +229,7 @@ def arrays_of(jaxpr: Any) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("rule", "sampler", "full_rows"),
     [
-        ("rejection", SamplerConfig(), False),
+        ("coupled", SamplerConfig(), False),
         ("coupled", SamplerConfig(temperature=0.8), False),
         ("rejection", SamplerConfig(temperature=0.8), True),
     ],
@@ -246,7 +248,7 @@ def test_a_centroid_head_makes_full_rows_only_for_probabilities(
 def test_a_greedy_step_hands_one_int32_per_row_to_the_next(name: str) -> None:
     """Beside the confidence and the hidden state, which stay on the device too."""
     drafter, params, state = drafting_state(name)
-    program = jax.make_jaxpr(partial(propose_as_the_loop, drafter, "rejection", SamplerConfig()))(params, state)
+    program = jax.make_jaxpr(partial(propose_as_the_loop, drafter, "coupled", SamplerConfig()))(params, state)
     (loop,) = (equation for equation in program.jaxpr.eqns if equation.primitive.name == "while")
     carried = sorted(str(variable.aval) for variable in loop.outvars)
     width = drafter.config.target_width
@@ -266,7 +268,7 @@ def propose_as_the_loop(
     one = jnp.ones((1,), jnp.int32)
 
     def choose(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
-        settings: dict[str, Any] = {"rule": rule, "config": sampler, "seed": 0, "sequence": one, "position": position}
-        return propose_token(logits, tokens, vocab_size=drafter.config.vocab_size, **settings)
+        where: dict[str, Any] = {"settings": alike(1, sampler), "sequence": one, "position": position}
+        return propose_token(logits, tokens, vocab_size=drafter.config.vocab_size, rule=rule, **where)
 
-    return drafter.propose(params, one, state, num_drafts=3, choose=choose, keep_going=lambda c: c > 0)
+    return drafter.propose(params, one, state, num_drafts=3, choose=choose, keep_going=lambda c, made: c > 0)

@@ -34,7 +34,7 @@ def test_an_assistant_drafts_and_changes_no_token(name: str) -> None:
 def test_an_assistant_that_does_not_fit_says_in_what() -> None:
     with pytest.raises(specjax.SpecjaxError, match=r"cannot draft for .* does not fit the target: "):
         specjax.load(GEMMA / "edge" / "hf", drafter=GEMMA / "dense" / "assistant")
-    with pytest.raises(specjax.SpecjaxError, match="not for a Qwen35Config"):
+    with pytest.raises(specjax.SpecjaxError, match="not for a Qwen35Target"):
         specjax.load(FIXTURES / "qwen3_5" / "dense" / "hf", drafter=GEMMA / "dense" / "assistant")
 
 

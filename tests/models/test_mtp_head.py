@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scripted import CAPACITY, ScriptedMTP, feed, ragged_prompts, run, script
 from tiny_models import DENSE, make_params, relative_rms
+from wants import drafting
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.round import decode_round
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
@@ -25,8 +25,7 @@ HEAD = Qwen35MTP(DENSE)
 
 
 def decoder(drafts: int, rollback: RollbackStrategy = "replay") -> Decoder:
-    draft = DraftConfig(n_max=drafts)
-    return Decoder(Qwen35Target(DENSE), ScriptedMTP(DENSE), draft=draft, rollback=rollback, margins=True)
+    return Decoder(Qwen35Target(DENSE), ScriptedMTP(DENSE), max_drafts=drafts, rollback=rollback, margins=True)
 
 
 @jax.jit
@@ -60,7 +59,7 @@ def propose(params: Params, pending: jax.Array, state: SequenceState, drafts: in
         del position
         return Choice(jnp.argmax(logits, axis=-1), logits, jnp.ones(logits.shape[0]))
 
-    return HEAD.propose(params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c: c > 0)
+    return HEAD.propose(params, pending, state, num_drafts=drafts, choose=greedy, keep_going=lambda c, made: c > 0)
 
 
 def test_a_prompt_fed_in_pieces_leaves_what_the_definition_says() -> None:
@@ -111,7 +110,7 @@ def test_a_longer_draft_begins_with_the_shorter_one() -> None:
     np.testing.assert_array_equal(one.tokens, three.tokens[:, :1])
     np.testing.assert_array_equal(one.confidence, three.confidence[:, :1])
     norm = np.linalg.norm(np.asarray(reference()[1])[np.arange(BATCH), np.array(LENGTHS) - 1], axis=-1)
-    np.testing.assert_allclose(three.hidden_norm, norm, rtol=1e-5)
+    np.testing.assert_allclose(HEAD.hidden_norm(state.drafter), norm, rtol=1e-5)
 
 
 def test_drafting_does_not_change_what_is_drafted_next() -> None:
@@ -139,7 +138,7 @@ def test_drafting_stops_when_no_row_is_sure() -> None:
         state,
         num_drafts=4,
         choose=choose,
-        keep_going=lambda confidence: confidence > 0.7,
+        keep_going=lambda confidence, made: confidence > 0.7,
     )
     np.testing.assert_array_equal(proposal.confidence, np.tile([1, 0.5, 0, 0], (BATCH, 1)))
 
@@ -155,9 +154,10 @@ def test_a_round_runs_the_head_over_the_rows_that_wait_and_then_row_by_row(monke
         return run_head(head, params, tokens, *rest)
 
     monkeypatch.setattr(Qwen35MTP, "run", listen)
-    head = Decoder(program.target, HEAD, draft=program.draft)
+    head = Decoder(program.target, HEAD, max_drafts=program.max_drafts)
     zero = jnp.zeros((1,), jnp.int32)
-    state = DecodeState(head.init_state(1, 16), zero, zero + 9, zero, zero > 0, zero, jnp.uint32(0), zero)
+    wants = drafting(1, n_max=drafts)
+    state = DecodeState(head.init_state(1, 16), zero, zero + 9, zero, zero > 0, zero, wants, zero)
     jax.eval_shape(partial(decode_round, head, params), state)
     assert rows[0] == drafts + 1
     assert set(rows[1:]) == {1}

@@ -19,8 +19,8 @@ from tiny_models import relative_rms
 import checkpoints
 from specjax.decoding.decoder import Decoder
 from specjax.models import registry
-from specjax.models.draft_model import DraftModel
-from specjax.models.ngram import NGram
+from specjax.models.drafters.draft_model import DraftModel
+from specjax.models.drafters.ngram import NGram
 from specjax.models.protocol import Drafter, FeatureRequest, Features, Params, Target
 from specjax.state import KVTypes, SequenceState
 
@@ -33,7 +33,7 @@ N_VALID = np.array([TOKENS, 3], np.int32)
 
 @cache
 def loaded(family: str) -> tuple[Target, Drafter | None, Params]:
-    checkpoint = checkpoints.load(FIXTURES / family)
+    checkpoint = checkpoints.load(FIXTURES / family, registry.FAMILIES)
     return *registry.build(checkpoint.config), dict(checkpoint.params)
 
 
@@ -127,8 +127,8 @@ def test_targets_and_drafters_are_hashable_values(family: str) -> None:
     target, built_in, _ = loaded(family)
     drafters = [NGram(), DraftModel(target, target.vocab_size), *([] if built_in is None else [built_in])]
     if family.startswith("gemma4"):
-        config = checkpoints.load(FIXTURES / "gemma4/edge/assistant", need_tokenizer=False).config
-        drafters.append(registry.assistant(target.config, config))
+        config = checkpoints.load(FIXTURES / "gemma4/edge/assistant", registry.FAMILIES, need_tokenizer=False).config
+        drafters.append(registry.from_file(config).attach(target))
     for value in (target, *drafters):
         assert replace(value) == value
         assert hash(replace(value)) == hash(value)
@@ -136,3 +136,13 @@ def test_targets_and_drafters_are_hashable_values(family: str) -> None:
             value.config = None  # type: ignore[union-attr]
     for drafter in drafters:
         assert hash(Decoder(target, drafter)) == hash(Decoder(replace(target), replace(drafter)))
+
+
+def test_every_family_says_what_is_built_of_it_and_has_names_of_its_own() -> None:
+    families = registry.FAMILIES.members
+    for family in families:
+        decodes = family.role == "target"
+        assert (family.target is not None, family.file_drafter is None) == (decodes, decodes)
+    for names in ([f.gguf.names for f in families], [f.hf.names for f in families]):
+        assert len(set(sum(names, ()))) == len(sum(names, ()))
+    assert len({family.config_type for family in families}) == len(families)

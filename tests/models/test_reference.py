@@ -13,6 +13,7 @@ import pytest
 import checkpoints
 from specjax.models.protocol import Choice, FeatureRequest, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Config, Qwen35MTP, Qwen35Target
+from specjax.models.registry import FAMILIES
 from specjax.state import KVCache, KVTypes, SequenceState, commit
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "qwen3_5"
@@ -25,7 +26,7 @@ CAPACITY = 256
 @cache
 def load(name: str, file: str) -> tuple[Qwen35Config, Params]:
     """A fixture model from its GGUF file ("model.gguf") or its Hugging Face folder ("hf")."""
-    checkpoint = checkpoints.load(FIXTURES / name / file)
+    checkpoint = checkpoints.load(FIXTURES / name / file, FAMILIES)
     return checkpoint.config, checkpoint.params
 
 
@@ -153,7 +154,7 @@ def test_drafting_agrees_with_llama_cpp(name: str) -> None:
             state,
             num_drafts=DRAFTS,
             choose=greedy,
-            keep_going=lambda confidence: confidence > 0,
+            keep_going=lambda confidence, made: confidence > 0,
         )
 
     drafts = propose(params, want["pending"], state)

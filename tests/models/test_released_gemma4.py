@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from scripted import start
+from wants import drafting
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.prefill import prefill_chunk, start_decoding
+from specjax.decoding.seats import feed_rows
 from specjax.models.gemma4 import (
     AttentionConfig,
     CentroidHead,
@@ -136,15 +137,14 @@ def test_the_whole_program_has_the_right_shapes(config: Gemma4Config) -> None:
     )
     drafter = Gemma4Assistant(config, assistant)
     batch, drafts, rounds, capacity = 2, 3, 4, 4096
-    decoder = Decoder(Gemma4Target(config), drafter, draft=DraftConfig(n_max=drafts))
+    decoder = Decoder(Gemma4Target(config), drafter, max_drafts=drafts)
 
     def program(params: dict) -> tuple:
         counts = jnp.ones((batch,), jnp.int32)
-        logits = jnp.zeros((batch, VOCAB), jnp.float32)
         tokens = jnp.zeros((batch, 16), jnp.int32)
         empty = decoder.init_state(batch, capacity, chunk=16)
-        state, logits = prefill_chunk(decoder.target, drafter, params, empty, tokens, counts, logits)
-        started = start_decoding(decoder, state, logits, counts, counts, jnp.uint32(0))
+        state, logits = feed_rows(decoder.target, drafter, params, empty, None, tokens, counts)
+        started, _ = start(decoder, state, logits, counts, drafting(batch, n_max=drafts), counts)
         return decode_chunk(decoder, params, started, rounds)
 
     shapes = {**parameter_shapes(config), **assistant_shapes(assistant)}

@@ -9,12 +9,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from scripted import start
 from tiny_models import DENSE
+from wants import drafting
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.draft_control import DraftConfig
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.prefill import prefill_chunk, start_decoding
+from specjax.decoding.seats import feed_rows
 from specjax.models.qwen3_5 import (
     MoEConfig,
     Qwen35Config,
@@ -96,17 +97,15 @@ def test_the_moe_model_reads_three_billion_parameters_per_token() -> None:
 def test_the_whole_program_has_the_right_shapes(config: Qwen35Config) -> None:
     config = replace(config, layer_types=config.layer_types[:4])
     batch, drafts, rounds = 2, 3, 4
-    decoder = Decoder(Qwen35Target(config), Qwen35MTP(config), draft=DraftConfig(n_max=drafts), rollback="snapshot")
+    decoder = Decoder(Qwen35Target(config), Qwen35MTP(config), max_drafts=drafts, rollback="snapshot")
 
     def program(params: dict) -> tuple:
         counts = jnp.ones((batch,), jnp.int32)
-        logits = jnp.zeros((batch, config.vocab_size), jnp.float32)
         tokens = jnp.zeros((batch, 16), jnp.int32)
         empty = decoder.init_state(batch, 4096)
-        state, logits = prefill_chunk(decoder.target, decoder.drafter, params, empty, tokens, counts, logits)
-        return decode_chunk(
-            decoder, params, start_decoding(decoder, state, logits, counts, counts, jnp.uint32(0)), rounds
-        )
+        state, logits = feed_rows(decoder.target, decoder.drafter, params, empty, None, tokens, counts)
+        started, _ = start(decoder, state, logits, counts, drafting(batch, n_max=drafts), counts)
+        return decode_chunk(decoder, params, started, rounds)
 
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), parameter_shapes(config))
     state, record = jax.eval_shape(program, params)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 from test_gemma4 import table_gelu
 from tiny_models import relative_rms
+from unrotated import Unrotated
 
 import specjax
 from specjax.decoding.shift import shift_context
-from specjax.layers.rope import apply_rope
-from specjax.models.apply import apply
 from specjax.models.gemma4 import modules as gemma4_modules
 from specjax.models.protocol import Params, Target
 from specjax.state import SequenceState
@@ -30,57 +26,11 @@ Steps = list[np.ndarray | tuple[int, int]]
 """Tokens to be fed, and (keep, drop)."""
 
 
-@struct.dataclass
-class Positionless:
-    """The law: all keys, unrotated, each where its token stands now. To drop tokens is to leave them out."""
-
-    unrotated: jax.Array
-    v: jax.Array
-    frequencies: jax.Array
-    window: int | None = struct.field(pytree_node=False)
-
-    @property
-    def capacity(self) -> int:
-        return self.v.shape[1]
-
-    def append(self, k: jax.Array, v: jax.Array, positions: jax.Array, valid: jax.Array) -> Positionless:
-        del valid
-        unrotated = self.unrotated.at[0, positions[0]].set(apply_rope(k, -positions, self.frequencies)[0])
-        return replace(self, unrotated=unrotated, v=self.v.at[0, positions[0]].set(v[0]))
-
-    def attend(self, q: jax.Array, positions: jax.Array, *, scale: float) -> jax.Array:
-        k = apply_rope(self.unrotated, jnp.arange(self.capacity)[None], self.frequencies)
-        back = positions[:, :, None] - jnp.arange(self.capacity)
-        seen = (back >= 0) & ((self.window is None) | (back < (self.window or 0)))
-        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
-        scores = jnp.einsum("btgrn,bsgn->bgrts", grouped, k) * scale
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
-        return jnp.einsum("bgrts,bsgn->btgrn", weights, self.v).reshape(q.shape)
-
-    def without(self, keep: int, drop: int) -> Positionless:
-        def left(entries: jax.Array) -> jax.Array:
-            return jnp.concatenate([entries[:, :keep], entries[:, keep + drop :], entries[:, :drop]], axis=1)
-
-        return replace(self, unrotated=left(self.unrotated), v=left(self.v))
-
-
 def law(model: specjax.Model, steps: Steps) -> np.ndarray:
-    """The logits of all tokens that are fed, with `Positionless` caches."""
+    """The logits of all tokens that are fed, with `Unrotated` caches."""
     layers = model.target.init_layers(1, SLOTS, rows=1, chunk=SLOTS, rollback="replay")
-    frequencies = apply(model.target.trunk, model.params["target"], method="key_frequencies")
-    caches: Any = tuple(
-        Positionless(cache.keys, cache.values, jnp.asarray(own), cache.window)
-        for cache, own in zip(layers, frequencies, strict=True)
-    )
-    state, logits = SequenceState(caches, None, jnp.zeros((1,), jnp.int32)), []
-    for step in steps:
-        if isinstance(step, tuple):
-            left = tuple(cache.without(*step) for cache in state.layers)
-            state = SequenceState(left, None, state.length - step[1])
-        else:
-            some, state = feed_pieces(model, state, step)
-            logits += some
-    return np.concatenate(logits)
+    caches = tuple(Unrotated(cache.keys, cache.values, cache.frequencies, cache.window) for cache in layers)
+    return feed_and_shift(model, SequenceState(caches, None, jnp.zeros((1,), jnp.int32)), steps)
 
 
 @partial(jax.jit, static_argnames="target")
@@ -103,13 +53,18 @@ def feed_pieces(
     return logits, state
 
 
-def feed_and_shift(model: specjax.Model, steps: Steps) -> np.ndarray:
+def with_caches(model: specjax.Model, steps: Steps) -> np.ndarray:
+    """The logits of all tokens that are fed, with the model's own caches."""
+    return feed_and_shift(model, model.decoder(specjax.GenerateOptions(draft=0)).init_state(1, SLOTS), steps)
+
+
+def feed_and_shift(model: specjax.Model, state: SequenceState, steps: Steps) -> np.ndarray:
     """The logits of all tokens that are fed, [T, V]."""
-    state, logits = model.decoder(specjax.GenerateOptions(draft=0)).init_state(1, SLOTS), []
+    logits: list[np.ndarray] = []
     for step in steps:
         if isinstance(step, tuple):
             keep, drop = (jnp.asarray([count], jnp.int32) for count in step)
-            state = shift_context(model.target, None, model.params, state, keep, drop)
+            state = shift_context(state, keep, drop)
         else:
             some, state = feed_pieces(model, state, step)
             logits += some
@@ -123,7 +78,7 @@ def test_logits_after_shifts_are_those_of_caches_that_know_no_positions(name: st
     first, second, third, last = np.split(tokens, [300, 400, 600])
     steps = [first, (6, 120), second, (0, 70), third, (40, 300), last]
     model = specjax.load(FIXTURES / name / "hf")
-    assert relative_rms(feed_and_shift(model, steps), law(model, steps)) < 1e-5
+    assert relative_rms(with_caches(model, steps), law(model, steps)) < 1e-5
 
 
 @pytest.fixture
@@ -144,7 +99,7 @@ def test_logits_after_shifts_match_llama_cpp(name: str) -> None:
     steps: Steps = [first]
     for (keep, drop), piece in zip(want["shifts"].tolist(), pieces, strict=True):
         steps += [(keep, drop), piece]
-    got = feed_and_shift(specjax.load(FIXTURES / name / "model.gguf"), steps)[want["rows"]]
+    got = with_caches(specjax.load(FIXTURES / name / "model.gguf"), steps)[want["rows"]]
     errors = sorted(relative_rms(ours, theirs) for ours, theirs in zip(got, want["logits"], strict=True))
     if name == "gemma4/dense":
         assert errors[2] < 1e-5

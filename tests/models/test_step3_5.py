@@ -14,8 +14,9 @@ import pytest
 from tiny_models import relative_rms
 
 import checkpoints
-from specjax.models.mtp import Pairs
+from specjax.models.parts.mtp import Pairs
 from specjax.models.protocol import FeatureRequest, Params
+from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
@@ -41,7 +42,7 @@ PIECE = 16  # tokens fed at once: the rings of the sliding layers, with a window
 @cache
 def load(name: str, file: str) -> tuple[Step35Config, Params]:
     """A fixture model from its GGUF file ("model.gguf") or its Hugging Face folder ("hf")."""
-    checkpoint = checkpoints.load(FIXTURES / name / file)
+    checkpoint = checkpoints.load(FIXTURES / name / file, FAMILIES)
     return checkpoint.config, checkpoint.params
 
 

@@ -40,7 +40,7 @@ def propose(config: Step35Config, params: Params, pending: jax.Array, state: Seq
         state,
         num_drafts=drafts,
         choose=partial(choose, vocab=config.vocab_size),
-        keep_going=lambda confidence: confidence > ALWAYS,
+        keep_going=lambda confidence, made: confidence > ALWAYS,
     )
 
 
@@ -212,7 +212,7 @@ def test_drafting_stops_when_no_row_is_sure_and_goes_on_unharmed() -> None:
         return Choice(jnp.argmax(logits, axis=-1), None, sure)
 
     stopped = jax.jit(Step35MTP(config).propose, static_argnames=("num_drafts", "choose", "keep_going"))(
-        params, pending, state, num_drafts=3, choose=unsure, keep_going=lambda confidence: confidence > 0.7
+        params, pending, state, num_drafts=3, choose=unsure, keep_going=lambda confidence, made: confidence > 0.7
     )
     np.testing.assert_array_equal(stopped.confidence, np.tile([1, 0.5, 0], (3, 1)))
     np.testing.assert_array_equal(stopped.tokens[:, :2], whole.tokens[:, :2])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tiny_models import relative_rms
 
-from specjax.layers.rope import apply_rope, rope_frequencies
+from specjax.layers.rope import rope_frequencies
 from specjax.state import KVCache, KVTypes, Shift
+from specjax.state.rotation import apply_rope
 
 TYPES = KVTypes("q8_0", "turbo3")
 WIDTH, LENGTH = 64, 20
@@ -46,16 +47,17 @@ def test_a_ring_holds_the_last_tokens() -> None:
 
 
 def test_a_shift_moves_values_as_they_are_and_encodes_moved_keys_anew() -> None:
-    cache = filled(KVCache.zeros(2, 32, 2, WIDTH, TYPES), random(LENGTH, 0), random(LENGTH, 1), LENGTH)
-    rotate = partial(apply_rope, frequencies=rope_frequencies(1e4, WIDTH))
+    frequencies = rope_frequencies(1e4, WIDTH)
+    empty = KVCache.zeros(2, 32, 2, WIDTH, TYPES, frequencies)
+    cache = filled(empty, random(LENGTH, 0), random(LENGTH, 1), LENGTH)
     shift = Shift(keep=jnp.array([3, 3]), drop=jnp.array([5, 0]), length=jnp.array([LENGTH, LENGTH]))
-    after = jax.jit(lambda cache: cache.shifted(shift, rotate))(cache)
+    after = jax.jit(lambda cache: cache.shift(shift))(cache)
     for part in ("codes", "scales"):
         for store, before in ((after.k, cache.k), (after.v, cache.v)):
             np.testing.assert_array_equal(store.parts[part][1], before.parts[part][1])
             np.testing.assert_array_equal(store.parts[part][0, :3], before.parts[part][0, :3])
         np.testing.assert_array_equal(after.v.parts[part][0, 3:15], cache.v.parts[part][0, 8:LENGTH])
-    want = rotate(cache.keys[:, 8:LENGTH], jnp.full((2, 12), -5))
+    want = apply_rope(cache.keys[:, 8:LENGTH], jnp.full((2, 12), -5), frequencies)
     assert relative_rms(after.keys[0, 3:15], want[0]) < 0.01
 
 

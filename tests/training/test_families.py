@@ -110,7 +110,7 @@ def drafted_logits(
         SequenceState(after.layers, own, committed),
         num_drafts=drafts,
         choose=forced,
-        keep_going=lambda confidence: confidence > 0,
+        keep_going=lambda confidence, made: confidence > 0,
     )
     assert proposal.logq is not None
     return proposal.logq

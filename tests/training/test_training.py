@@ -14,6 +14,7 @@ from rich.console import Console
 import checkpoints
 from specjax.cli.train import add_parser, chosen_recipe
 from specjax.models.qwen3_5 import Qwen35Config, hybrid_layer_types
+from specjax.models.registry import FAMILIES
 from specjax.training.corpus import Corpus, Document
 from specjax.training.export import export_gguf, load_params
 from specjax.training.families.qwen3_5 import FAMILY
@@ -178,7 +179,7 @@ def test_a_run_of_other_settings_is_not_continued(trained):
 def test_the_exported_gguf_has_the_trained_model_and_its_vocabulary(trained, tmp_path):
     folder, outcome = trained
     export_gguf(folder, tmp_path / "tiny.gguf", "F32")
-    loaded = checkpoints.load(tmp_path / "tiny.gguf")
+    loaded = checkpoints.load(tmp_path / "tiny.gguf", FAMILIES)
     assert_same(dict(loaded.params), outcome.params)
     text = "def f(x):\n        return x\n"
     assert loaded.tokenizer.encode(text) == folder.read_tokenizer().encode(text).ids

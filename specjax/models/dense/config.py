@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specjax.layers.rope import Llama3Rope
+from checkpoints.mapping.rope_formula import Llama3Rope
 
 ARCHITECTURES = ("qwen3", "llama")
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed
+from specjax.layers.linear import Linear, apply_all
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
-from specjax.layers.rope import apply_rope, rope_frequencies
+from specjax.layers.rope import rope_frequencies
 from specjax.models.dense.config import DenseConfig
+from specjax.models.parts.trunk import Call, Trunk
 from specjax.state.kv import KVCache
+from specjax.state.rotation import apply_rope
 
 
 class Attention(nn.Module):
@@ -27,10 +29,8 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        positions: Int[Array, "B T"],
-        valid: Bool[Array, "B T"],
+        call: Call,
         cache: KVCache,
-        frequencies: Float[Array | np.ndarray, "N/2"],
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """Write the valid rows' keys and values at their positions, then attend."""
         c, (batch, rows, width) = self.config, x.shape
@@ -40,9 +40,11 @@ class Attention(nn.Module):
         q, k, v = (product.reshape(batch, rows, -1, c.head_width) for product in products)
         if c.qk_norm:
             q, k = RMSNorm(c.norm_eps, name="q_norm")(q), RMSNorm(c.norm_eps, name="k_norm")(k)
-        q, k = (apply_rope(rotated, positions, frequencies) for rotated in (q, k))
-        cache = cache.append(k, v, positions, valid)
-        out = cache.attend(q, positions, scale=c.head_width**-0.5)
+        q, k = (apply_rope(rotated, call.positions, call.shared) for rotated in (q, k))
+        if c.rope_factors:
+            cache = cache.rotating(call.shared)
+        cache = cache.append(k, v, call.positions, call.valid)
+        out = cache.attend(q, call.positions, scale=c.head_width**-0.5)
         return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
 
 
@@ -52,72 +54,31 @@ class Layer(nn.Module):
     config: DenseConfig
 
     @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        positions: Int[Array, "B T"],
-        valid: Bool[Array, "B T"],
-        cache: KVCache,
-        frequencies: Float[Array | np.ndarray, "N/2"],
-    ) -> tuple[Float[Array, "B T D"], KVCache]:
+    def __call__(self, x: Float[Array, "B T D"], call: Call, cache: KVCache) -> tuple[Float[Array, "B T D"], KVCache]:
         """The residual stream after the layer, and the cache with the valid rows written."""
         c = self.config
-        normed = RMSNorm(c.norm_eps, name="attn_norm")(x)
-        out, cache = Attention(c, name="attention")(normed, positions, valid, cache, frequencies)
+        out, cache = Attention(c, name="attention")(RMSNorm(c.norm_eps, name="attn_norm")(x), call, cache)
         x = x + out
         return x + SwiGLU(c.mlp_width, name="mlp")(RMSNorm(c.norm_eps, name="mlp_norm")(x)), cache
 
 
-class Trunk(nn.Module):
-    """Embedding, layers, final norm and output head."""
+class DenseTrunk(Trunk):
+    """The layers of Qwen3 or Llama. What they share are the rotary frequencies."""
 
     config: DenseConfig
 
     def setup(self) -> None:
+        super().setup()
         c = self.config
-        self.embed = Embedding(c.vocab_size, c.width)
-        self.layers = [Layer(c) for _ in range(c.num_layers)]
-        self.norm = RMSNorm(c.norm_eps)
         if c.rope_factors:
             self.rope_factors = self.param("rope_factors", nn.initializers.ones, (c.head_width // 2,), jnp.float32)
-        if not c.tied_embeddings:
-            self.lm_head = Linear(c.vocab_size, jnp.float32)
 
-    def __call__(
-        self,
-        tokens: Int[Array, "B T"],
-        length: Int[Array, "B"],
-        n_valid: Int[Array, "B"],
-        layers: tuple[KVCache, ...],
-        *,
-        rollback: bool,
-        layer_inputs: tuple[int, ...] = (),
-    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[KVCache, ...]]:
-        """See `TrunkTarget.trunk`; the hidden states are those after the final norm."""
-        del rollback  # caches need no preparation for it
-        steps = jnp.arange(tokens.shape[1])
-        positions = length[:, None] + steps
-        valid = steps < n_valid[:, None]
-        x, frequencies = self.embed(tokens), self.frequencies()
-        caches, inputs = [], {}
-        for index, (layer, cache) in enumerate(zip(self.layers, layers, strict=True)):
-            if index in layer_inputs:
-                inputs[index] = x
-            x, cache = layer(x, positions, valid, cache, frequencies)
-            caches.append(cache)
-        return self.norm(x), tuple(inputs[index] for index in layer_inputs), tuple(caches)
+    @nn.nowrap
+    def make_layers(self) -> list[Layer]:
+        """As many layers as the config says, all of one kind."""
+        return [Layer(self.config) for _ in range(self.config.num_layers)]
 
-    def frequencies(self) -> Float[Array | np.ndarray, "N/2"]:
+    def shared(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Float[Array | np.ndarray, "N/2"]:
         """The rotary frequencies of all layers."""
         frequencies = rope_frequencies(self.config.rope_theta, self.config.head_width)
         return frequencies / self.rope_factors if self.config.rope_factors else frequencies
-
-    def key_frequencies(self) -> tuple[Float[Array | np.ndarray, "N/2"], ...]:
-        """See `TrunkTarget.cannot_shift`."""
-        return (self.frequencies(),) * self.config.num_layers
-
-    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Float32 logits of final hidden states."""
-        if self.config.tied_embeddings:
-            return matmul_transposed(hidden, self.embed.weight, jnp.float32)
-        return self.lm_head(hidden)

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
+from jaxtyping import Array
 
 from specjax.models.dense.config import DenseConfig
-from specjax.models.dense.modules import Trunk
 from specjax.models.dense.target import DenseTarget
+from specjax.models.parts.shapes import init_trunk, shapes_of_kinds
 from specjax.models.protocol import Params
 
 
 def parameter_shapes(config: DenseConfig) -> Params:
-    """{"target": ...} with a `jax.ShapeDtypeStruct` in place of each array; costs no memory.
+    """{"target": ...} with a `jax.ShapeDtypeStruct` in place of each array, see `shapes_of_kinds`."""
 
-    All layers are alike, so only one is traced.
-    """
-    sample = replace(config, num_layers=1)
+    def init(kinds: tuple[str, ...], key: Array) -> Params:
+        return {"target": init_trunk(DenseTarget(replace(config, num_layers=len(kinds))), key)}
 
-    def init() -> Params:
-        one = jnp.ones((1,), jnp.int32)
-        layers = DenseTarget(sample).init_layers(1, 1, rows=1, chunk=1, rollback="replay")
-
-        def whole(trunk: Trunk) -> jax.Array:
-            return trunk.logits(trunk(one[None], one - 1, one, layers, rollback=False)[0])
-
-        return Trunk(sample).init(jax.random.key(0), method=whole)["params"]
-
-    shapes = jax.eval_shape(init)
-    layer = shapes.pop("layers_0")
-    return {"target": {**shapes, **{f"layers_{index}": layer for index in range(config.num_layers)}}}
+    return shapes_of_kinds(init, ["layer"] * config.num_layers)

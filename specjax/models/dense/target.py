@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specjax.layers.rope import rope_frequencies
 from specjax.models.dense.config import DenseConfig
-from specjax.models.dense.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.dense.modules import DenseTrunk
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
 @dataclass(frozen=True)
 class DenseTarget(TrunkTarget):
-    """See `specjax.models.protocol.Target`."""
+    """Qwen3 or Llama as a target of the decoding loop."""
 
     config: DenseConfig
 
     @property
-    def trunk(self) -> Trunk:
-        """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: layers have caches only, whose keys can be rotated."""
-        return None
+    def trunk(self) -> DenseTrunk:
+        return DenseTrunk(self.config)
 
     def init_layers(
         self,
@@ -39,6 +34,8 @@ class DenseTarget(TrunkTarget):
         """Caches of `capacity` slots in `kv_types`."""
         del rows, chunk, rollback
         c = self.config
+        frequencies = rope_frequencies(c.rope_theta, c.head_width)
         return tuple(
-            KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, kv_types) for _ in range(c.num_layers)
+            KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, kv_types, frequencies)
+            for _ in range(c.num_layers)
         )

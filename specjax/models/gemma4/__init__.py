@@ -1,6 +1,5 @@
 """Gemma 4: sliding and full attention, dense or with experts beside the MLP, with or without per-layer embeddings."""
 
-from specjax.models.gemma4.assistant import Gemma4Assistant
 from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig, check_fit
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
@@ -10,10 +9,14 @@ from specjax.models.gemma4.config import (
     MoEConfig,
     interleaved_layer_types,
 )
+from specjax.models.gemma4.drafter import Gemma4Assistant
+from specjax.models.gemma4.family import ASSISTANT, FAMILY
 from specjax.models.gemma4.parameters import assistant_shapes, init_assistant, init_params, parameter_shapes
 from specjax.models.gemma4.target import Gemma4Target
 
 __all__ = [
+    "ASSISTANT",
+    "FAMILY",
     "FULL_ATTENTION",
     "SLIDING_ATTENTION",
     "AttentionConfig",

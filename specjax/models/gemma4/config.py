@@ -22,7 +22,7 @@ def require(name: str, condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """What the layers of one kind share. An assistant and its target agree in all of it.
+    """The settings that all layers of one kind share. They are the same for an assistant and its target.
 
     Attributes:
         num_kv_heads, head_width: G, N.
@@ -144,7 +144,6 @@ class Gemma4Config:
 
     @property
     def num_layers(self) -> int:
-        """L."""
         return len(self.layer_types)
 
     @property
@@ -154,7 +153,6 @@ class Gemma4Config:
 
     @property
     def architecture(self) -> str:
-        """The GGUF architecture name."""
         return "gemma4"
 
     @property
@@ -167,7 +165,7 @@ class Gemma4Config:
         return self.full if kind == FULL_ATTENTION else self.sliding
 
     def layer(self, index: int) -> LayerConfig:
-        """One layer's config."""
+        """The config of the layer with this index."""
         kind, own_kv = self.layer_types[index], index < self.num_caches
         return LayerConfig(
             attention=self.attention(kind),

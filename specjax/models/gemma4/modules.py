@@ -5,21 +5,19 @@ Sources: transformers `models/gemma4/modeling_gemma4.py`; llama.cpp `src/models/
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.matmul import experts
 from pallas_kernels.rms_norm import rms_norm
-from specjax.layers.linear import Embedding, Linear, apply_all, matmul_transposed, weight_of
-from specjax.layers.moe import apply_experts
+from specjax.layers.linear import Embedding, Linear, apply_all, weight_of
 from specjax.layers.norm import RMSNorm
-from specjax.layers.rope import apply_rope
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
+from specjax.models.parts.trunk import Call, Trunk
 from specjax.state.kv import KVCache
+from specjax.state.rotation import apply_rope
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -105,7 +103,7 @@ class Experts(nn.Module):
         probabilities = jax.nn.softmax(Linear(c.num_experts, jnp.float32, name="router")(routed_by), axis=-1)
         weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
         weight = weight / jnp.sum(weight, axis=-1, keepdims=True) * expert_scale[expert]
-        out = apply_experts(x.reshape(-1, width), expert, weight, gate, up, down, activation=geglu)
+        out = experts(x.reshape(-1, width), expert, weight, gate, up, down, activation=geglu)
         return out.reshape(x.shape)
 
 
@@ -145,52 +143,38 @@ class Layer(nn.Module):
         return (x * scale).astype(x.dtype), cache
 
 
-class Trunk(nn.Module):
-    """Embedding, layers, final norm and output head."""
+class Gemma4Trunk(Trunk):
+    """See `Trunk`. States are the caches of the layers that write one. Layers share their per-layer inputs."""
 
     config: Gemma4Config
 
     def setup(self) -> None:
+        super().setup()
         c = self.config
-        self.embed = Embedding(c.vocab_size, c.width)
         if c.per_layer_width:
             self.per_layer_embed = Embedding(c.vocab_size, c.num_layers * c.per_layer_width)
             self.per_layer_proj = Linear(c.num_layers * c.per_layer_width)
             self.per_layer_norm = RMSNorm(c.norm_eps)
-        self.layers: list[Any] = [Layer(c.layer(index)) for index in range(c.num_layers)]
-        self.norm = RMSNorm(c.norm_eps)
-        if not c.tied_embeddings:
-            self.lm_head = Linear(c.vocab_size, jnp.float32)
 
-    def __call__(
-        self,
-        tokens: Int[Array, "B T"],
-        length: Int[Array, "B"],
-        n_valid: Int[Array, "B"],
-        caches: tuple[KVCache, ...],
-        *,
-        rollback: bool = False,
-        layer_inputs: tuple[int, ...] = (),
-    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[KVCache, ...]]:
-        """Run the first `n_valid` tokens of each row at positions length, length + 1, ...
+    @nn.nowrap
+    def make_layers(self) -> list[Layer]:
+        """One layer for each entry of the config."""
+        return [Layer(self.config.layer(index)) for index in range(self.config.num_layers)]
 
-        Returns:
-            The hidden states after the final norm, the inputs of the layers named in `layer_inputs`, and the caches.
-        """
-        del rollback  # caches need no preparation for it
-        c = self.config
-        steps = jnp.arange(tokens.shape[1])
-        positions = length[:, None] + steps
-        valid = steps < n_valid[:, None]
-        x = self.embed_tokens(tokens)
-        per_layer = self.per_layer_inputs(tokens, x) if c.per_layer_width else None
-        written, inputs = list(caches), {}
-        for index, layer in enumerate(self.layers):
-            inputs[index] = x
-            own = None if per_layer is None else per_layer[:, :, index]
-            cache = c.cache_of(index)
-            x, written[cache] = layer(x, own, positions, positions, valid, written[cache])
-        return self.norm(x), tuple(inputs[index] for index in layer_inputs), tuple(written)
+    def state_of(self, index: int) -> int:
+        """Its own cache, or that of an earlier layer."""
+        return self.config.cache_of(index)
+
+    def shared(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Float[Array, "B T L per_layer"] | None:
+        """The inputs of all layers, see `per_layer_inputs`; None if the model has none."""
+        return self.per_layer_inputs(tokens, x) if self.config.per_layer_width else None
+
+    def run_layer(
+        self, index: int, x: Float[Array, "B T D"], call: Call, state: KVCache
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        """With the layer's own input."""
+        own = None if call.shared is None else call.shared[:, :, index]
+        return self.layers[index](x, own, call.positions, call.positions, call.valid, state)
 
     def embed_tokens(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Rows of the embedding table times sqrt(D)."""
@@ -206,19 +190,10 @@ class Trunk(nn.Module):
         own = self.per_layer_embed(tokens).reshape(shape) * c.per_layer_width**0.5
         return (projected + own) * 0.5**0.5
 
-    def key_frequencies(self) -> tuple[Float[np.ndarray, "N/2"], ...]:
-        """See `TrunkTarget.cannot_shift`. Values are not rotated, also where they are projected as the keys are."""
-        c = self.config
-        return tuple(c.attention(kind).frequencies() for kind in c.layer_types[: c.num_caches])
-
-    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Float32 logits of final hidden states, softly capped."""
-        c = self.config
-        if c.tied_embeddings:
-            logits = matmul_transposed(hidden, self.embed.weight, jnp.float32)
-        else:
-            logits = self.lm_head(hidden)
-        return logits if c.logit_cap is None else c.logit_cap * jnp.tanh(logits / c.logit_cap)
+    def project(self, normed: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Float32 logits of normed hidden states, softly capped."""
+        logits, cap = super().project(normed), self.config.logit_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def ends(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Everything but the layers, to initialise it."""

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.models.gemma4.assistant import AssistantBlock
 from specjax.models.gemma4.assistant_config import Gemma4AssistantConfig
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig
-from specjax.models.gemma4.modules import Layer, Trunk
+from specjax.models.gemma4.drafter import AssistantBlock
+from specjax.models.gemma4.modules import Gemma4Trunk, Layer
 from specjax.models.protocol import Params
 from specjax.state import KVCache, KVTypes
 
@@ -71,7 +71,7 @@ def layer_shapes(configs: list[LayerConfig], width: int) -> dict[str, Any]:
 
 def _init_ends(config: Gemma4Config, key: Array) -> Params:
     """Parameters of the trunk without its layers."""
-    return Trunk(config).init(key, jnp.zeros((1, 1), jnp.int32), method="ends")["params"]
+    return Gemma4Trunk(config).init(key, jnp.zeros((1, 1), jnp.int32), method="ends")["params"]
 
 
 def _init_assistant_ends(config: Gemma4AssistantConfig, key: Array) -> Params:

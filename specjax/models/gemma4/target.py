@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specjax.models.gemma4.config import Gemma4Config
-from specjax.models.gemma4.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.gemma4.modules import Gemma4Trunk
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
@@ -17,14 +17,8 @@ class Gemma4Target(TrunkTarget):
     config: Gemma4Config
 
     @property
-    def trunk(self) -> Trunk:
-        """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: layers have caches only, whose keys can be rotated."""
-        return None
+    def trunk(self) -> Gemma4Trunk:
+        return Gemma4Trunk(self.config)
 
     def init_layers(
         self,
@@ -41,9 +35,9 @@ class Gemma4Target(TrunkTarget):
 
         def init(index: int) -> KVCache:
             kind = self.config.attention(self.config.layer_types[index])
-            shape = (batch, capacity, kind.num_kv_heads, kind.head_width)
+            settings = (batch, capacity, kind.num_kv_heads, kind.head_width, kv_types, kind.frequencies())
             if kind.window is None:
-                return KVCache.zeros(*shape, kv_types)
-            return KVCache.ring(*shape, kv_types, window=kind.window, longest_call=max(rows, chunk))
+                return KVCache.zeros(*settings)
+            return KVCache.ring(*settings, window=kind.window, longest_call=max(rows, chunk))
 
         return tuple(init(index) for index in range(self.config.num_caches))

@@ -7,11 +7,13 @@ from specjax.models.qwen3_5.config import (
     Qwen35Config,
     hybrid_layer_types,
 )
-from specjax.models.qwen3_5.mtp import Qwen35MTP
+from specjax.models.qwen3_5.drafter import Qwen35MTP
+from specjax.models.qwen3_5.family import FAMILY
 from specjax.models.qwen3_5.parameters import init_params, parameter_shapes
 from specjax.models.qwen3_5.target import Qwen35Target
 
 __all__ = [
+    "FAMILY",
     "FULL_ATTENTION",
     "LINEAR_ATTENTION",
     "MoEConfig",

@@ -99,7 +99,6 @@ class Qwen35Config:
 
     @property
     def architecture(self) -> str:
-        """The GGUF architecture name."""
         return "qwen35" if self.moe is None else "qwen35moe"
 
     @property

@@ -5,27 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from specjax.layers.rope import rope_frequencies
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.models.qwen3_5.config import FULL_ATTENTION, Qwen35Config
-from specjax.models.qwen3_5.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.qwen3_5.modules import Qwen35Trunk
 from specjax.state import KVCache, KVTypes, RollbackStrategy, recurrent
+
+
+def init_cache(config: Qwen35Config, batch: int, capacity: int, kv_types: KVTypes) -> KVCache:
+    """The empty cache of a full-attention layer."""
+    frequencies = rope_frequencies(config.rope_theta, config.rope_width)
+    return KVCache.zeros(batch, capacity, config.num_kv_heads, config.head_width, kv_types, frequencies)
 
 
 @dataclass(frozen=True)
 class Qwen35Target(TrunkTarget):
-    """See `specjax.models.protocol.Target`."""
+    """Qwen3.5 as a target of the decoding loop."""
 
     config: Qwen35Config
 
     @property
-    def trunk(self) -> Trunk:
-        """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """A delta net has summed its tokens up, and none of them can be taken out of the sum."""
-        return "its recurrent layers (gated delta nets) hold all tokens in one sum, from which none can be taken out"
+    def trunk(self) -> Qwen35Trunk:
+        return Qwen35Trunk(self.config)
 
     def init_layers(
         self,
@@ -43,7 +44,7 @@ class Qwen35Target(TrunkTarget):
 
         def init(kind: str) -> Any:
             if kind == FULL_ATTENTION:
-                return KVCache.zeros(batch, capacity, c.num_kv_heads, c.head_width, kv_types)
+                return init_cache(c, batch, capacity, kv_types)
             return recurrent.zeros(
                 rollback,
                 batch=batch,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specjax.layers.rope import Llama3Rope
+from checkpoints.mapping.rope_formula import Llama3Rope
+from specjax.models.parts.moe import MoEConfig
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -27,34 +28,13 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
-class MoEConfig:
-    """The expert branch.
-
-    Attributes:
-        num_experts, experts_per_token: E and the number chosen per token.
-        expert_width, shared_expert_width: hidden widths F of a routed expert and of the shared one.
-        selection_bias: whether a learned bias is added to the scores that choose the experts (not to their weights).
-        normalize: whether the weights of the chosen experts are divided by their sum.
-        scale: what the weights are multiplied with afterwards.
-    """
-
-    num_experts: int
-    experts_per_token: int
-    expert_width: int
-    shared_expert_width: int
-    selection_bias: bool = True
-    normalize: bool = True
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
 class LayerConfig:
-    """What distinguishes a layer.
+    """The settings in which layers differ.
 
     Attributes:
         attention: `FULL_ATTENTION` or `SLIDING_ATTENTION`.
         sparse: experts instead of the dense MLP.
-        expert_limit: bound of the SwiGLU of routed experts, see `specjax.layers.mlp.swiglu`; 0 for none.
+        expert_limit: bound of the SwiGLU of routed experts, see `pallas_kernels.matmul.swiglu`; 0 for none.
         mlp_limit: the same for the dense MLP or the shared expert.
     """
 
@@ -156,8 +136,12 @@ class Step35Config:
         return len(self.heads)
 
     @property
+    def tied_embeddings(self) -> bool:
+        """The output head is a matrix of its own."""
+        return False
+
+    @property
     def architecture(self) -> str:
-        """The GGUF architecture name."""
         return "step35"
 
     def attention(self, layer: LayerConfig) -> AttentionConfig:

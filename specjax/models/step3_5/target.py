@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specjax.layers.rope import rope_frequencies
+from specjax.models.parts.trunk import TrunkTarget
 from specjax.models.step3_5.config import SLIDING_ATTENTION, LayerConfig, Step35Config
-from specjax.models.step3_5.modules import Trunk
-from specjax.models.trunk import TrunkTarget
+from specjax.models.step3_5.modules import Step35Trunk
 from specjax.state import KVCache, KVTypes, RollbackStrategy
 
 
@@ -14,10 +15,12 @@ def init_cache(
     config: Step35Config, layer: LayerConfig, batch: int, capacity: int, *, longest_call: int, kv_types: KVTypes
 ) -> KVCache:
     """The empty cache of a layer: a ring if it is a sliding one."""
-    shape = (batch, capacity, config.attention(layer).num_kv_heads, config.head_width, kv_types)
+    kind = config.attention(layer)
+    frequencies = rope_frequencies(kind.rope_theta, kind.rope_width)
+    settings = (batch, capacity, kind.num_kv_heads, config.head_width, kv_types, frequencies)
     if layer.attention == SLIDING_ATTENTION:
-        return KVCache.ring(*shape, window=config.window, longest_call=longest_call)
-    return KVCache.zeros(*shape)
+        return KVCache.ring(*settings, window=config.window, longest_call=longest_call)
+    return KVCache.zeros(*settings)
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,8 @@ class Step35Target(TrunkTarget):
     config: Step35Config
 
     @property
-    def trunk(self) -> Trunk:
-        """See `TrunkTarget.trunk`."""
-        return Trunk(self.config)
-
-    @property
-    def cannot_shift(self) -> str | None:
-        """Nothing is in the way: layers have caches only, whose keys can be rotated."""
-        return None
+    def trunk(self) -> Step35Trunk:
+        return Step35Trunk(self.config)
 
     def init_layers(
         self,

@@ -27,7 +27,7 @@ class TrainingConfig(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """V, the number of rows of the output head."""
         ...
 
     @property

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from specjax.models.apply import apply
 from specjax.models.gemma4 import (
     AttentionConfig,
     CentroidHead,
@@ -22,8 +21,8 @@ from specjax.models.gemma4 import (
     init_params,
     interleaved_layer_types,
 )
-from specjax.models.gemma4.assistant import AssistantBlock
-from specjax.models.gemma4.modules import Trunk
+from specjax.models.gemma4.drafter import AssistantBlock
+from specjax.models.parts.apply import apply
 from specjax.models.protocol import Params
 from specjax.training.families.base import Family, ModelFile, Predictions, delayed, run_trunk
 from specjax.training.recipe import Recipe
@@ -44,12 +43,11 @@ class Gemma4Pair:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.target.vocab_size
 
     @property
     def mtp_layers(self) -> int:
-        """Layers of the assistant."""
+        """How many layers the assistant has."""
         return self.assistant.mtp_layers
 
 
@@ -135,7 +133,7 @@ def predict(
     logits, routing = [], []
     for step in range(1, mtp_steps + 1):
         fed = jnp.roll(tokens, 1 - step, axis=1)  # the last rows come round; what they predict lies past the text
-        embedded = apply(Trunk(config.target), embedding, fed, method="embed_tokens")
+        embedded = Gemma4Target(config.target).embed({"target": embedding}, fed)
         pair = jnp.concatenate([embedded, hidden], axis=-1)
         normed, hidden = apply(block, own, pair, positions, caches)
         predicts = delayed(normed, by=step - 1)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from pallas_kernels import verify_attention
+from pallas_kernels import cache_attention
 from pallas_kernels.kv_formats import KVStore
-from specjax.models.mtp import Pairs
+from specjax.models.parts.mtp import Pairs
 from specjax.models.protocol import Params
 from specjax.models.step3_5 import (
     FULL_ATTENTION,
@@ -57,7 +57,7 @@ def initial(config: Step35Config, key: PRNGKeyArray) -> Params:
 class ChainCache(KVCache):
     """What one head reads in the rounds from all positions of a text at once.
 
-    In the round from position L head j is fed two sorts of rows (see `specjax.models.step3_5.mtp`): up to L the
+    In the round from position L head j is fed two sorts of rows (see `specjax.models.step3_5.drafter`): up to L the
     target's hidden states, and at L + i, for 1 <= i <= j, the hidden state that head i - 1 drafted from. Of the former
     all rounds share one row per position; of the latter each position has one row for every i, of the round from i
     positions before it. So j + 1 rows stand at each position: first all with the target's hidden states (i = 0), then
@@ -83,8 +83,8 @@ class ChainCache(KVCache):
     def attend(
         self, q: Float[Array, "B T H N"], positions: Int[Array, "B T"], *, scale: float
     ) -> Float[Array, "B T H N"]:
-        """See `KVCache.attend`."""
-        return verify_attention.attend_masked(q, self.k, self.v, self.visible(positions), scale=scale).astype(q.dtype)
+        """Attention of the head's rows; the arguments are those of `KVCache.attend`."""
+        return cache_attention.attend_masked(q, self.k, self.v, self.visible(positions), scale=scale).astype(q.dtype)
 
     def visible(self, positions: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
         """Which rows each row reads."""
@@ -122,7 +122,9 @@ def predict(
         layer = config.heads[index].layer
         nothing = KVStore.zeros((tokens.shape[0], 0, config.attention(layer).num_kv_heads, config.head_width), "f32")
         window = config.window if layer.attention == SLIDING_ATTENTION else None
-        out, _ = drafter.run(shared, index, pairs, ChainCache(nothing, nothing, window, count))
+        out, _ = drafter.run(
+            shared, index, pairs, ChainCache(nothing, nothing, jnp.zeros((tokens.shape[0], 0)), window, count)
+        )
         drafted_from = out[:, -length:]
         logits.append(drafter.logits(shared, index, drafted_from))
         sources.append(delayed(drafted_from))

@@ -21,7 +21,7 @@ namespace ffi = xla::ffi;
 
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
 
-// The slots that a row at a position sees, see pallas_kernels/verify_attention/visibility.py; window 0 for none.
+// The slots that a row at a position sees, see pallas_kernels/cache_attention/visibility.py; window 0 for none.
 Seen SeenFrom(int64_t position, int64_t slots, int64_t window) {
   if (position < 0 || slots == 0) return {{0, 0}, {0, 0}};
   if (window == 0) return {{0, 0}, {std::min(position + 1, slots), 0}};

@@ -56,8 +56,13 @@ struct Tables {
   float step;  // a centroid is step * (256 * (high - 128) + low - 128)
 };
 
-constexpr Tables kIq4Tables = {
-    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241}, {}, 1.0f};
+// Of integers within those of a signed byte.
+constexpr Tables ByteTables(const int* codebook) {
+  Tables tables{};
+  tables.step = 1.0f;
+  for (int i = 0; i < 16; ++i) tables.high[i] = static_cast<uint8_t>(codebook[i] + 128);
+  return tables;
+}
 
 constexpr Tables CentroidTables(const float* centroids, int count, float largest) {
   Tables tables{};
@@ -72,13 +77,9 @@ constexpr Tables CentroidTables(const float* centroids, int count, float largest
   return tables;
 }
 
-constexpr float kTq3Centroids[] = {-1.996684f, -1.291398f, -0.740341f, -0.247508f,
-                                   0.230106f,  0.725222f,  1.277503f,  1.988943f};
-constexpr float kTq4Centroids[] = {-2.732590f, -2.069017f, -1.618046f, -1.256231f, -0.942340f, -0.656759f,
-                                   -0.388048f, -0.128395f, 0.128395f,  0.388048f,  0.656759f,  0.942340f,
-                                   1.256231f,  1.618046f,  2.069017f,  2.732590f};
-constexpr Tables kTq3Tables = CentroidTables(kTq3Centroids, 8, 1.996684f);
-constexpr Tables kTq4Tables = CentroidTables(kTq4Centroids, 16, 2.732590f);
+constexpr Tables kIq4Tables = ByteTables(kIq4Codebook);
+constexpr Tables kTq3Tables = CentroidTables(kTq3Centroids, 8, -kTq3Centroids[0]);
+constexpr Tables kTq4Tables = CentroidTables(kTq4Centroids, 16, kTq4Centroids[15]);
 
 // How the codes of a format are read: widths of its planes, and what they stand for.
 template <int plane0, int plane1 = 0, Codebook book = Codebook::kNone>

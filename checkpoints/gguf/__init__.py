@@ -1,0 +1,1 @@
+"""The GGUF container: reading, writing, and the types of its tensors."""

@@ -1,0 +1,244 @@
+"""Pairing the tensors of a file with the parameters of a model, with nothing left over on either side."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import DTypeLike
+
+from checkpoints.errors import DecodedWarning, TensorMismatchError
+from checkpoints.gguf.ggml_types import GGML_TYPES
+from checkpoints.mapping.digest import WeightDigest
+from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.transforms import Shape
+from checkpoints.mapping.tree import flatten, is_matrix, unflatten
+from checkpoints.source import TensorSource
+from pallas_kernels.matmul import FORMATS, Activations, QTensor, dequantize, from_blocks, prepare
+
+_INTEGERS = ("I32", "I64")
+_PLAIN = (*_INTEGERS, "F64", "F32", "F16", "BF16")
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), counted in the file."""
+
+Parameter = np.ndarray | QTensor
+Put = Callable[[str, Parameter], Any]
+"""Makes the parameter of a path from its values: a JAX array, or a QTensor of JAX arrays."""
+
+
+def put_on_default_device(path: str, values: Parameter) -> Any:
+    """Where parameters lie unless something else is asked for."""
+    del path
+    return jax.device_put(values)
+
+
+@dataclass(frozen=True)
+class RuleTable:
+    """All rules of one model in one file format.
+
+    Attributes:
+        rules: they cover every parameter of the model exactly once.
+        ignored: patterns of tensor names that the model has no use for, each with a reason to be ignored.
+        shapes: parameter path -> shape.
+        integers: paths of int32 parameters; all others are floating-point numbers.
+    """
+
+    rules: tuple[Rule, ...]
+    ignored: Mapping[str, str]
+    shapes: Mapping[str, Shape]
+    integers: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        paths = [path for rule in self.rules for path in rule.paths]
+        if sorted(paths) != sorted(self.shapes):
+            without, unknown = sorted(set(self.shapes) - set(paths)), sorted(set(paths) - set(self.shapes))
+            twice = sorted({path for path in paths if paths.count(path) > 1})
+            raise AssertionError(
+                f"rule table and model disagree: parameters without a rule {without}, rules for no parameter {unknown},"
+                f" parameters with two rules {twice}"
+            )
+
+    def check(self, source: TensorSource, where: str) -> None:
+        """Raise `TensorMismatchError`, with every mismatch in it, unless file and model pair up exactly."""
+        tensors = source.tensors
+        missing, misshapen, unsupported = [], [], []
+        consumed = set()
+        for rule in self.rules:
+            for name, expected in zip(rule.sources, self._source_shapes(rule), strict=True):
+                consumed.add(name)
+                if name not in tensors:
+                    missing.append(f"{name} {expected}")
+                elif _without_units(tensors[name].shape) != _without_units(expected):
+                    misshapen.append(f"{name}: expected {expected}, got {tensors[name].shape}")
+                elif not (tensors[name].type in _INTEGERS if self._is_integer(rule) else source.can_read(name)):
+                    unsupported.append(f"{name}: {tensors[name].type}")
+        surplus = [
+            f"{name} {info.shape}"
+            for name, info in tensors.items()
+            if name not in consumed and not any(re.fullmatch(pattern, name) for pattern in self.ignored)
+        ]
+        if missing or surplus or misshapen or unsupported:
+            raise TensorMismatchError(where, missing, surplus, misshapen, unsupported)
+
+    def load(
+        self,
+        source: TensorSource,
+        where: str,
+        dtype: DTypeLike = np.float32,
+        progress: Progress | None = None,
+        put: Put = put_on_default_device,
+        packed: Activations | None = None,
+        digest: WeightDigest | None = None,
+    ) -> dict[str, Any]:
+        """The parameters as JAX arrays, converted one rule at a time.
+
+        Args:
+            source: the open file.
+            where: its name, for messages.
+            dtype: of matrices; vectors and convolutions stay float32.
+            progress: called after every rule.
+            put: makes the arrays.
+            packed: keep quantized matrices as `QTensor`, for products whose other factor is rounded so. None: decode
+                them. Types that cannot be computed with are decoded in any case.
+            digest: told of every parameter.
+
+        Raises:
+            TensorMismatchError: file and model do not pair up exactly. Nothing has been read then.
+
+        Warns:
+            DecodedWarning: matrices of block formats are decoded although they were to stay packed.
+        """
+        self.check(source, where)
+        digest = WeightDigest() if digest is None else digest
+        total = sum(source.tensors[name].num_bytes for rule in self.rules for name in rule.sources)
+        done = 0
+        flat = {}
+        if packed is not None:
+            self._warn_of_decoding(source, where, dtype)
+        for rule in self.rules:
+            format = self._format(rule, source) if packed is not None else None
+            parameters: Iterator[tuple[str, Parameter]] = (
+                self._read(rule, source, self._kind(rule, dtype), digest)
+                if packed is None or format is None
+                else self._read_packed(rule, source, format, packed, digest)
+            )
+            for path, parameter in parameters:
+                flat[path] = put(path, parameter)
+            done += sum(source.tensors[name].num_bytes for name in rule.sources)
+            if progress is not None:
+                progress(done, total)
+        return unflatten(flat)
+
+    def unload(self, params: Mapping[str, Any]) -> Iterator[tuple[str, Shape, Callable[[], np.ndarray]]]:
+        """The file's tensors, in the order of the rules: name, shape, and a function that makes the array.
+
+        Raises:
+            TensorMismatchError: `params` lacks a parameter, has one too many, or one of the wrong shape.
+        """
+        flat = flatten(params)
+        wrong = [
+            f"{path}: expected {shape}, got {tuple(flat[path].shape)}"
+            for path, shape in self.shapes.items()
+            if path in flat and tuple(flat[path].shape) != shape
+        ]
+        missing = [path for path in self.shapes if path not in flat]
+        surplus = [path for path in flat if path not in self.shapes]
+        if wrong or missing or surplus:
+            raise TensorMismatchError("parameters to be written", missing, surplus, wrong)
+        for rule in self.rules:
+            shapes = self._source_shapes(rule)
+            for i, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
+                yield name, shape, _Tensor(rule, i, shape, tuple(flat[path] for path in rule.paths))
+
+    def _read(
+        self, rule: Rule, source: TensorSource, kind: DTypeLike, digest: WeightDigest
+    ) -> Iterator[tuple[str, Parameter]]:
+        tensors = (
+            source.read(name, kind).reshape(shape)
+            for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
+        )
+        for path, parameter in zip(rule.paths, rule.forward(tensors), strict=True):
+            values = np.ascontiguousarray(parameter.reshape(self.shapes[path]))
+            digest.add(path, values)
+            yield path, values
+
+    def _read_packed(
+        self, rule: Rule, source: TensorSource, format: str, act: Activations, digest: WeightDigest
+    ) -> Iterator[tuple[str, Parameter]]:
+        tensors = (
+            source.read_blocks(name).reshape(*shape[:-1], -1)
+            for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
+        )
+        for path, blocks in zip(rule.paths, rule.forward(tensors), strict=True):
+            rows = np.ascontiguousarray(blocks.reshape(*self.shapes[path][:-1], -1))
+            digest.add(path, rows, GGML_TYPES[format])
+            yield path, prepare(from_blocks(rows, format, act))
+
+    def _format(self, rule: Rule, source: TensorSource) -> str | None:
+        """The block format that the rule's parameters can stay in."""
+        types = {source.tensors[name].type for name in rule.sources}
+        fit = rule.keeps_rows and len(types) == 1 and all(is_matrix(path, self.shapes[path]) for path in rule.paths)
+        return types.pop() if fit and types <= FORMATS.keys() else None
+
+    def _warn_of_decoding(self, source: TensorSource, where: str, dtype: DTypeLike) -> None:
+        decoded = Counter(
+            source.tensors[name].type
+            for rule in self.rules
+            if self._format(rule, source) is None
+            for name in rule.sources
+            if source.tensors[name].type not in _PLAIN
+        )
+        if decoded:
+            types = ", ".join(f"{count} of type {kind}" for kind, count in decoded.items())
+            warnings.warn(
+                f"{where}: nothing computes with these tensors from their packed bytes: {types}. They are decoded to"
+                f" {np.dtype(dtype).name} and take that much memory; types that stay packed are {', '.join(FORMATS)}",
+                DecodedWarning,
+                stacklevel=4,
+            )
+
+    @property
+    def integer_sources(self) -> frozenset[str]:
+        """Names of the tensors that hold integers."""
+        return frozenset(name for rule in self.rules if self._is_integer(rule) for name in rule.sources)
+
+    def _kind(self, rule: Rule, dtype: DTypeLike) -> DTypeLike:
+        """What a rule's tensors are read as; `dtype` is for matrices."""
+        if self._is_integer(rule):
+            return np.int32
+        matrices = [is_matrix(path, self.shapes[path]) for path in rule.paths]
+        return dtype if matrices and all(matrices) else np.float32
+
+    def _is_integer(self, rule: Rule) -> bool:
+        return bool(self.integers.intersection(rule.paths))
+
+    def _source_shapes(self, rule: Rule) -> list[Shape]:
+        return rule.source_shapes([self.shapes[path] for path in rule.paths])
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a file that is about to be written, computed when it is asked for."""
+
+    rule: Rule
+    index: int
+    shape: Shape
+    parameters: tuple[Any, ...]
+
+    def __call__(self) -> np.ndarray:
+        arrays = [np.asarray(dequantize(p) if isinstance(p, QTensor) else p) for p in self.parameters]
+        for i, tensor in enumerate(self.rule.backward(arrays)):
+            if i == self.index:
+                return np.ascontiguousarray(tensor).reshape(self.shape)
+        raise IndexError(self.index)
+
+
+def _without_units(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)

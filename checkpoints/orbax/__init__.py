@@ -1,0 +1,1 @@
+"""Orbax folders of converted models, read and written."""

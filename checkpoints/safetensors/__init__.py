@@ -1,0 +1,1 @@
+"""Hugging Face folders: safetensors and config.json, read and written."""

@@ -1,0 +1,1 @@
+"""Tokenizers of both kinds of files, their vocabularies, and chat templates."""

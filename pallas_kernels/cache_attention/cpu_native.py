@@ -1,0 +1,91 @@
+"""Attention of few rows by the native CPU kernels, from caches of any type, in float32.
+
+What is computed for one row does not depend on the other rows, on how many there are, or on the number of threads:
+slots are added up in chunks of fixed places, which are merged in order. Only slots that a row sees are read.
+
+Derivatives are those of the XLA forms.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pallas_kernels import native
+from pallas_kernels.cache_attention import xla_floats, xla_tiles
+from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.kv_formats.format import pad
+from pallas_kernels.table import Dims
+
+_PAD = 16
+"""Widths that the kernels see are multiples of it."""
+
+
+def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, window: int | None) -> Array:
+    """[B, T, H, N] float32; zeros for a row that sees nothing."""
+    return _differentiable(q, k, v, positions, scale, window)
+
+
+def unfit(dims: Dims) -> str | None:
+    """Why the kernels cannot serve a call."""
+    if (reason := native.reason()) is not None:
+        return reason
+    if (reason := too_many_rows(dims)) is not None:
+        return reason
+    if dims["soft_cap"] is not None or dims["sinks"]:
+        return "has neither soft-cap nor sinks"
+    return None
+
+
+def _elsewhere(q: Array, k: KVStore, v: KVStore, positions: Array, scale: float, window: int | None) -> Array:
+    form = xla_tiles if k.kind.quantized or v.kind.quantized else xla_floats
+    return form.attend(q, k, v, positions, scale=scale, window=window)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def _differentiable(q: Array, k: KVStore, v: KVStore, positions: Array, scale: float, window: int | None) -> Array:
+    # A program that is lowered here for another platform has no native kernels there.
+    forms = {"cpu": _attend, "default": _elsewhere}
+    forms = {name: partial(form, scale=scale, window=window) for name, form in forms.items()}
+    return jax.lax.platform_dependent(q, k, v, positions, **forms)
+
+
+@_differentiable.defjvp
+def _derivative(scale: float, window: int | None, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    return jax.jvp(partial(_elsewhere, scale=scale, window=window), primals, tangents)
+
+
+def _attend(q: Array, k: KVStore, v: KVStore, positions: Array, scale: float, window: int | None) -> Array:
+    *lead, width = q.shape
+    rotated = k.kind.rotate(q.astype(jnp.float32))
+    stored = v.kind.stored_width(width)
+    call = jax.ffi.ffi_call(
+        native.target("specjax_attend"),
+        jax.ShapeDtypeStruct((*lead, _padded(stored)), jnp.float32),
+        vmap_method="sequential",
+    )
+    out = call(
+        pad(rotated, _padded(rotated.shape[-1])),
+        positions.astype(jnp.int32),
+        *_parts(k),
+        *_parts(v),
+        k_type=k.format,
+        v_type=v.format,
+        isa=native.instruction_set(),
+        scale=np.float32(scale),
+        window=np.int64(window or 0),
+    )
+    return v.kind.unrotate(out[..., :stored], width)
+
+
+def _parts(store: KVStore) -> tuple[Array, Array]:
+    return store.parts["codes"], store.parts.get("scales", jnp.zeros((0,), jnp.float16))
+
+
+def _padded(width: int) -> int:
+    return -(-width // _PAD) * _PAD

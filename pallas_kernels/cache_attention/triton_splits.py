@@ -1,0 +1,189 @@
+"""Attention of few rows for NVIDIA GPUs since Ampere, in Triton, over caches of every format.
+
+A program has some rows that share a KV head, and every n-th tile of slots. It decodes keys and values in registers and
+multiplies on tensor cores: both factors are split into two numbers of bfloat16, a high and a low part, of which only
+the product of the low parts is left out. Softmax and sums are float32. What the splits have is combined by XLA at the
+end (flash-decoding). Slots that no row of the program sees are not read.
+
+Sources: Milakov and Gimelshein, arXiv 1805.02867; Dao et al., "Flash-Decoding for long-context inference" (2023);
+splitting factors: Henry, Tang and Heinecke, arXiv 1904.06376.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.examples import full_cache, model_shapes
+from pallas_kernels.cache_attention.heads import by_kv_head, by_token
+from pallas_kernels.cache_attention.visibility import spans
+from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.kv_formats.turbo import Turbo
+from pallas_kernels.table import Dims
+from pallas_kernels.triton_launch import bfloat16_parts, launch, missing, power_of_two
+from pallas_kernels.tuning import Tunable, config_for, register
+
+WIDEST = 512
+DEPTH = 64
+"""Entries of keys that are multiplied at a time, or those that share a scale."""
+SPLIT_SLOTS = 256
+"""The fewest slots of a split: with fewer, combining the splits costs more than it brings."""
+PROGRAMS = 216
+"""How many programs a call should have: two on each multiprocessor of an A100."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Block sizes.
+
+    Attributes:
+        rows: queries of a program: 16, 32 or 64.
+        slots: of a tile: 16, 32 or 64.
+        splits: of the tiles of a cache.
+        warps: 4 or 8.
+    """
+
+    rows: int
+    slots: int
+    splits: int
+    warps: int
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("rows", (16, 32, 64)), ("slots", (16, 32, 64)), ("warps", (4, 8))):
+            if (size := getattr(self, name)) not in accepted:
+                raise ValueError(f"{name} is {size}; accepted: {', '.join(map(str, accepted))}")
+        if self.splits < 1:
+            raise ValueError(f"splits is {self.splits}; accepted: 1 and more")
+
+
+def heuristic(dims: Dims) -> Config:
+    """A config that fits into registers. It depends on the model and the size of the cache alone.
+
+    The number of rows has no say: a row's sums must not depend on how many there are.
+    """
+    splits = max(1, min(PROGRAMS // dims["G"], dims["S"] // SPLIT_SLOTS))
+    return Config(16, 16 if dims["N"] > 256 else 32, splits, 8 if dims["N"] > 128 else 4)
+
+
+def candidates(dims: Dims) -> list[Config]:
+    """Configs near the one that the heuristic chooses."""
+    base = heuristic(dims)
+    splits = sorted({max(1, base.splits // 2), base.splits, 2 * base.splits})
+    return [
+        Config(rows, slots, n, warps) for rows in (16, 32) for slots in (16, 32) for n in splits for warps in (4, 8)
+    ]
+
+
+def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
+    """Why these sizes cannot be served, or None."""
+    if (reason := too_many_rows(dims)) is not None:
+        return reason
+    if dims["N"] > WIDEST:
+        return f"N={dims['N']} is more than {WIDEST}"
+    return missing(interpreted=interpreted)
+
+
+def attend(
+    q: Array,
+    k: KVStore,
+    v: KVStore,
+    positions: Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Array | None,
+    config: Config | None = None,
+    interpret: bool = False,
+) -> Array:
+    """[B, T, H, N] float32; zeros for a row that sees nothing."""
+    from pallas_kernels.cache_attention import triton_kernels
+
+    (batch, rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
+    sizes = {"H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format}
+    config = config_for(TUNABLE, sizes, config)
+    per_kv_head = heads // kv_heads
+    count = rows * per_kv_head
+    keys, values = _meaning(k, "K"), _meaning(v, "V")
+
+    queries = by_kv_head(k.kind.rotate(q.astype(jnp.float32)) * scale, kv_heads)
+    queries = jnp.pad(queries, [(0, 0)] * 3 + [(0, keys["K_PADDED"] - queries.shape[-1])])
+    own, reach = spans(positions, capacity, window)
+    lead = batch, kv_heads, count, config.splits
+    part = jax.ShapeDtypeStruct(lead, jnp.float32)
+    highest, total, sums = launch(
+        triton_kernels.partial_attention,
+        (bfloat16_parts(queries, 2), own, reach, *_arrays(k), *_arrays(v)),
+        (),
+        (part, part, jax.ShapeDtypeStruct((*lead, values["V_STORED"]), jnp.float32)),
+        grid=(batch * kv_heads, -(-count // config.rows), config.splits),
+        warps=config.warps,
+        interpret=interpret,
+        T=rows,
+        HEADS=per_kv_head,
+        G=kv_heads,
+        S=capacity,
+        WINDOW=window is not None,
+        SOFT_CAP=float(soft_cap or 0),
+        ROWS=config.rows,
+        SLOTS=config.slots,
+        DEPTH=min(keys["K_PADDED"], max(DEPTH, keys["K_GROUP"] if keys["K_SCALES"] else 0)),
+        SPLITS=config.splits,
+        WIDEN=interpret,
+        **keys,
+        **values,
+    )
+    scores = highest + jnp.log(total)  # of a split as a whole
+    if sinks is not None:
+        sunk = by_kv_head(jnp.broadcast_to(sinks.astype(jnp.float32), (batch, rows, heads)), kv_heads)
+        scores = jnp.concatenate([scores, sunk[..., None]], axis=-1)
+    whole = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    share = jnp.exp(highest - jnp.where(jnp.isneginf(whole), 0, whole))
+    out = jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows
+    return v.kind.unrotate(by_token(out, rows), width)
+
+
+def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
+    """Format and sizes of vectors as constants of the kernel."""
+    stored, scales = store.kind.stored_width(store.width), store.parts.get("scales")
+    n_scales = 0 if scales is None else scales.shape[-1]
+    constants = {
+        "FORMAT": store.format,
+        "BYTES": store.parts["codes"].shape[-1],
+        "SCALES": n_scales,
+        "GROUP": stored // max(1, n_scales),
+        "STORED": stored,
+        "PADDED": max(16, power_of_two(stored)),
+        "EXACT": store.format == "bf16",
+    }
+    return {f"{letter}_{name}": value for name, value in constants.items()}
+
+
+def _arrays(store: KVStore) -> tuple[Array, Array, Array]:
+    """Codes, scales, and what the codes of a rotated format stand for."""
+    codes = store.parts["codes"]
+    kind, table = store.kind, jnp.zeros(1, jnp.float32)
+    if isinstance(kind, Turbo):
+        table = jnp.asarray(kind.centroids(kind.group(store.width)))
+    return codes, store.parts.get("scales", codes), table
+
+
+TUNABLE = register(
+    Tunable(
+        operation="cache_attention",
+        impl="triton",
+        Config=Config,
+        heuristic=heuristic,
+        candidates=candidates,
+        platforms=frozenset({"gpu"}),
+        shapes=model_shapes(S=32768),
+        example=lambda dims: full_cache({**dims, "T": 4}),
+        run=jax.jit(partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None), static_argnames="config"),
+    )
+)

@@ -1,0 +1,132 @@
+"""Block sizes of the kernels for accelerators. Those for TPU do not change a result."""
+
+from dataclasses import dataclass
+
+from pallas_kernels.matmul.formats import BlockFormat
+from pallas_kernels.matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS
+from pallas_kernels.table import Dims
+
+FEW_ROWS = 16
+"""So many rows at most take the form that is bound by reading the matrix."""
+VMEM_BUDGET = 12 << 20
+"""Bytes that the blocks and values of a TPU kernel may take: three quarters of what Mosaic grants by default."""
+
+
+@dataclass(frozen=True)
+class TpuConfig:
+    """Blocks of a grid step.
+
+    Attributes:
+        rows: of x; a multiple of 8.
+        columns: rows of the matrix, which are columns of the result; a multiple of 128.
+        depth: columns of the matrix; a multiple of 256 that divides the padded width.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        for name, unit in (("rows", 8), ("columns", LANES), ("depth", CHUNK)):
+            size = getattr(self, name)
+            if size < unit or size % unit:
+                raise ValueError(f"TpuConfig: {name} is {size}; accepted: multiples of {unit}")
+
+
+def tpu_heuristic(dims: Dims) -> TpuConfig:
+    """A configuration for M rows (of each block, if there is an index), N, K and a format.
+
+    Work on x is shared by the columns of a tile, and work on the matrix by its rows; the depth is such that a block of
+    codes is about a megabyte.
+    """
+    return max(
+        tpu_candidates(dims),
+        key=lambda config: (min(config.columns, 512), config.rows, -abs(config.depth - 2048), -config.columns),
+    )
+
+
+def tpu_candidates(dims: Dims) -> list[TpuConfig]:
+    """Configs that fit into VMEM and have blocks of whole tiles."""
+    kind, chunks = PLANE_FORMATS[dims["format"]], -(-dims["K"] // CHUNK)
+    lanes = -(-dims["N"] // LANES) * LANES
+    few = dims["M"] <= FEW_ROWS
+    return [
+        config
+        for rows in ([8 if dims["M"] <= 8 else 16] if few else [32, 64, 128, 256])
+        for columns in (128, 256, 512, 1024)
+        if columns <= max(lanes, LANES)
+        for count in range(1, chunks + 1)
+        if count == chunks or (chunks % count == 0 and count * CHUNK % _depth_unit(kind) == 0)
+        if _vmem(kind, config := TpuConfig(rows, columns, count * CHUNK), chunks) <= VMEM_BUDGET
+    ]
+
+
+def _depth_unit(kind: BlockFormat) -> int:
+    """Columns of which the scales fill whole tiles: 32 rows of bytes or 16 of halves."""
+    return 32 * kind.per_scale if "super" in kind.scales else 16 * GROUP
+
+
+def _vmem(kind: BlockFormat, config: TpuConfig, chunks: int) -> int:
+    """Bytes: two buffers of each block, scales as floats, and the values of a chunk with their bfloat16 parts."""
+    group = kind.per_scale
+    rows, columns, depth = config.rows, config.columns, config.depth
+    supers = 4 * chunks * columns * ("super" in kind.scales)
+    moved = (
+        depth * columns * sum(kind.planes) // 8 + depth // group * columns * 4 + supers + 4 * rows * (depth + columns)
+    )
+    kept = 2 * (4 * depth // group * columns + supers)
+    products = 4 * columns * (3 * LANES // group * rows if rows <= FEW_ROWS else rows)
+    return 2 * moved + kept + 20 * CHUNK * columns + products
+
+
+@dataclass(frozen=True)
+class GpuConfig:
+    """What a program of one warpgroup takes.
+
+    Attributes:
+        columns: rows of the matrix, which are columns of the result: 128 threads with 1, 2 or 4 each.
+        splits: shares of the depth; divides the number of chunks of 256. It changes how sums are rounded.
+        unroll: bytes of a plane and column that are loaded before the next ones: 4, 8 or 16.
+    """
+
+    columns: int
+    splits: int
+    unroll: int
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("columns", (128, 256, 512)), ("unroll", (4, 8, 16))):
+            if (size := getattr(self, name)) not in accepted:
+                raise ValueError(f"GpuConfig: {name} is {size}; accepted: {', '.join(map(str, accepted))}")
+        if self.splits < 1:
+            raise ValueError(f"GpuConfig: splits is {self.splits}; accepted: 1 and more")
+
+
+PROGRAMS = 1024
+"""So many programs are enough for the largest GPUs: about eight for each of their multiprocessors."""
+
+
+def gpu_heuristic(dims: Dims) -> GpuConfig:
+    """A configuration for N, K and a format: four columns a thread, and as few splits as keep the GPU busy."""
+    configs = [config for config in gpu_candidates(dims) if config.unroll == 8]
+    widest = max(config.columns for config in configs)
+
+    def programs(config: GpuConfig) -> int:
+        return -(-dims["N"] // config.columns) * config.splits
+
+    return min(
+        (config for config in configs if config.columns == widest),
+        key=lambda config: (programs(config) < PROGRAMS, abs(programs(config) - PROGRAMS)),
+    )
+
+
+def gpu_candidates(dims: Dims) -> list[GpuConfig]:
+    """All configs for N and K with up to 32 splits."""
+    lanes, chunks = -(-dims["N"] // LANES) * LANES, -(-dims["K"] // CHUNK)
+    return [
+        GpuConfig(columns, splits, unroll)
+        for columns in (128, 256, 512)
+        if columns <= lanes
+        for splits in range(1, min(chunks, 32) + 1)
+        if chunks % splits == 0
+        for unroll in (4, 8, 16)
+    ]

@@ -1,0 +1,68 @@
+"""What computes products with quantized matrices."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.derivatives import with_derivatives_of
+from pallas_kernels.dispatch import Form, kernel, operation
+from pallas_kernels.matmul import (
+    cpu_native,
+    pallas_gpu_prefill,
+    pallas_tpu,
+    reference,
+    triton_planes,
+    xla_dequant,
+)
+from pallas_kernels.matmul.qtensor import Activations, QTensor
+from pallas_kernels.mosaic_gpu import on_hopper
+
+Product = Callable[[Array, QTensor, Activations, Array | None], Array]
+
+
+def _block_by_block(one: Callable[[Array, QTensor, Activations], Array]) -> Product:
+    """Make a product that takes one matrix into one that takes a stack and an index, block by block."""
+
+    def product(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
+        if index is None:
+            return one(x, weight, act)
+        last = weight.shape[0] - 1
+
+        def block(args: tuple[Array, Array]) -> Array:
+            rows, expert = args
+            return jnp.where(expert < 0, 0, one(rows, weight[jnp.clip(expert, 0, last)], act))
+
+        return lax.map(block, (x, index))
+
+    return product
+
+
+_by_xla = _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight))
+
+
+def _natively(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
+    """The native product, with the derivatives of XLA's form, because rounding has none."""
+    product = with_derivatives_of(
+        lambda x, weight, index: _by_xla(x, weight, act, index),
+        lambda x, weight, index: cpu_native.quant_matmul(x, weight, act, index),
+    )
+    return product(x, weight, index)
+
+
+QUANT_MATMUL = operation(
+    "matmul.packed",
+    cpu_native=Form(_natively, cpu_native.unfit),
+    xla_dequant=Form(_by_xla),
+    **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
+    **kernel("pallas_gpu", pallas_gpu_prefill.by_rows, pallas_gpu_prefill.unfit_by_rows, pallas_gpu_prefill.unfit),
+    **kernel(
+        "pallas_gpu_prefill",
+        pallas_gpu_prefill.quant_matmul,
+        on_hopper(pallas_gpu_prefill.unfit),
+        pallas_gpu_prefill.unfit,
+    ),
+    **kernel("triton", triton_planes.quant_matmul, triton_planes.unfit, partial(triton_planes.unfit, interpreted=True)),
+    reference=Form(_block_by_block(reference.quant_matmul)),
+)

@@ -1,0 +1,67 @@
+"""The layouts of quantized matrices: which one a backend wants, and how to read values back from any."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from pallas_kernels import native, override
+from pallas_kernels.matmul import panels, planes
+from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
+
+
+def _decode_blocks(tensor: QTensor) -> Array:
+    kind, blocks = tensor.block_format, tensor.parts[BLOCKS]
+    values = kind.decode(blocks.reshape(*blocks.shape[:-1], -1, kind.num_bytes))
+    return values.reshape(*blocks.shape[:-1], tensor.width)
+
+
+def _take_blocks(tensor: QTensor, rows: Array) -> Array:
+    chosen = jnp.take(tensor.parts[BLOCKS], rows, axis=0, mode="clip")
+    kind = tensor.block_format
+    return kind.decode(chosen.reshape(*chosen.shape[:-1], -1, kind.num_bytes)).reshape(*rows.shape, tensor.width)
+
+
+_DECODE: dict[str, Callable[[QTensor], Array]] = {
+    BLOCKS: _decode_blocks,
+    panels.PANELS: panels.decode,
+    planes.PLANES: planes.decode,
+}
+_TAKE: dict[str, Callable[[QTensor, Array], Array]] = {
+    BLOCKS: _take_blocks,
+    panels.PANELS: panels.take,
+    planes.PLANES: planes.take,
+}
+
+
+def dequantize(tensor: QTensor) -> Float[Array, "... N K"]:
+    """Decode the whole matrix to float32."""
+    return _DECODE[tensor.layout](tensor)
+
+
+def take_rows(tensor: QTensor, rows: Int[Array, "..."]) -> Float[Array, "... K"]:
+    """Some rows of one matrix [N, K], float32; row numbers out of range are clipped.
+
+    Raises:
+        ValueError: the tensor is a stack.
+    """
+    if tensor.ndim != 2:
+        raise ValueError(f"take_rows: rows are taken from one matrix [N, K]; got a stack {tensor.shape}")
+    return _TAKE[tensor.layout](tensor, rows)
+
+
+def prepare(tensor: QTensor) -> QTensor:
+    """The tensor in the layout that is fastest on the default device; made once, when a model is loaded.
+
+    On a CPU with native kernels that is "panels16", on a TPU or GPU "planes" for the formats that have it. Otherwise
+    the tensor stays as it is. `using(platform=...)` asks for the layout of another platform.
+    """
+    backend = override.current_platform()
+    if tensor.layout != BLOCKS:
+        return tensor
+    if backend == "cpu" and native.available():
+        return panels.pack(tensor)
+    if backend in ("gpu", "tpu") and tensor.format in planes.PLANE_FORMATS:
+        return planes.pack(tensor)
+    return tensor

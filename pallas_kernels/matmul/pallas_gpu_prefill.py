@@ -1,0 +1,329 @@
+"""Products of many rows from planes for NVIDIA's Hopper GPUs, in Pallas (Mosaic GPU), on tensor cores.
+
+A program takes a tile of the result and goes through the depth, a chunk of 256 at a time. One warpgroup brings in the
+packed columns of the matrix, decodes 64 of them at a time and puts them into shared memory in bfloat16, together with
+the same columns of x; the others multiply (wgmma) and keep sums in registers, in float32. Both factors are so rounded
+to bfloat16. What is computed for a row of x does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Float, Int
+
+from pallas_kernels.matmul import pallas_gpu
+from pallas_kernels.matmul.config import FEW_ROWS
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.planes import (
+    CHUNK,
+    GROUP,
+    LANES,
+    PLANE_FORMATS,
+    PLANES,
+    code_values,
+    pack,
+    plane_names,
+)
+from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, on_hopper, tiled_memory
+from pallas_kernels.table import Dims
+from pallas_kernels.tuning import Tunable, config_for, register
+
+DEPTH = 64
+"""Columns of the matrix that are decoded, and multiplied, together."""
+PIECES = CHUNK // DEPTH
+BUFFERS = 3
+"""How many buffers the factors have: one is filled, one is multiplied, one is spare. Packed chunks have two."""
+REGISTERS = {1: (240, 240), 2: (208, 88)}
+"""Of each thread of the warpgroups that multiply, by their number, and of the one that decodes."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The tile of a program, which has 128 columns of the result. It does not change a result.
+
+    Attributes:
+        warpgroups: that multiply: 1 or 2.
+        rows: of each: 64 or 128.
+    """
+
+    warpgroups: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("warpgroups", tuple(REGISTERS)), ("rows", (MMA_ROWS, 2 * MMA_ROWS))):
+            if (size := getattr(self, name)) not in accepted:
+                raise ValueError(f"Config: {name} is {size}; accepted: {', '.join(map(str, accepted))}")
+
+    @property
+    def tile(self) -> int:
+        """How many rows of x a program takes."""
+        return self.warpgroups * self.rows
+
+
+def candidates(dims: Dims) -> list[Config]:
+    """Every config that there is: none depends on the sizes."""
+    return [Config(warpgroups, rows) for warpgroups in REGISTERS for rows in (MMA_ROWS, 2 * MMA_ROWS)]
+
+
+PROGRAMS = 132
+"""How many programs keep an H100 busy: one for each multiprocessor."""
+
+
+def heuristic(dims: Dims) -> Config:
+    """The tallest tile that keeps every multiprocessor busy: a matrix is decoded anew for each tile of rows."""
+
+    def programs(config: Config) -> int:
+        return -(-dims["N"] // LANES) * -(-dims["M"] // config.tile)
+
+    fitting = [config for config in candidates(dims) if config.tile <= -(-dims["M"] // MMA_ROWS) * MMA_ROWS]
+    busy = [config for config in fitting if programs(config) >= PROGRAMS]
+    tile = max(config.tile for config in busy) if busy else MMA_ROWS
+    return max((config for config in fitting if config.tile == tile), key=lambda config: config.warpgroups)
+
+
+def unfit(dims: Dims) -> str | None:
+    """Why the kernel cannot serve a call."""
+    return None if dims["layout"] == PLANES else f"reads the layout {PLANES!r}, see `prepare`"
+
+
+def unfit_by_rows(dims: Dims) -> str | None:
+    """Why `by_rows` cannot serve a call."""
+    return unfit(dims) if dims["M"] <= FEW_ROWS else on_hopper(unfit)(dims)
+
+
+class _Given(NamedTuple):
+    """What a kernel reads, and its output, in the GPU's memory."""
+
+    index: Any
+    x: Any
+    packed: dict[str, Any]
+    out: Any
+
+
+class _Shared(NamedTuple):
+    """Shared memory of a program, and barriers: what is there, and what is not needed any more."""
+
+    x: Any
+    weights: Any
+    packed: dict[str, Any]
+    x_here: Any
+    weights_here: Any
+    packed_here: Any
+    done: Any
+
+
+def _body(*refs: Any, kind: BlockFormat, names: Sequence[str], config: Config, interpreted: bool) -> None:
+    index, x, *parts, out = refs
+    given = _Given(index, x, dict(zip(names, parts, strict=True)), out)
+    chunks = x.shape[2] // CHUNK
+    steps = jnp.where(index[lax.axis_index("block")] < 0, 0, chunks)
+
+    def run(shared: _Shared) -> None:
+        warpgroup = lax.axis_index("warpgroup")
+        multiplying, decoding = REGISTERS[config.warpgroups]
+
+        @pl.when(warpgroup < config.warpgroups)
+        def multiply() -> None:
+            plgpu.set_max_registers(multiplying, action="increase")
+            _multiply(given, shared, config, steps * PIECES)
+
+        @pl.when(warpgroup == config.warpgroups)
+        def decode() -> None:
+            plgpu.set_max_registers(decoding, action="decrease")
+            _decode(given, shared, kind, config, steps, interpreted)
+
+    packed = {name: plgpu.SMEM((2, part.shape[1] // chunks, LANES), part.dtype) for name, part in given.packed.items()}
+    shared = _Shared(
+        x=tiled_memory((BUFFERS, config.tile, DEPTH), jnp.bfloat16),
+        weights=tiled_memory((BUFFERS, DEPTH, LANES), jnp.bfloat16),
+        packed=packed,
+        x_here=plgpu.Barrier(num_barriers=BUFFERS),
+        weights_here=plgpu.Barrier(num_barriers=BUFFERS),
+        packed_here=plgpu.Barrier(num_arrivals=len(packed), num_barriers=2),
+        done=plgpu.Barrier(num_arrivals=config.warpgroups, num_barriers=BUFFERS),
+    )
+    pl.run_scoped(run, shared, collective_axes="warpgroup")
+
+
+def _decode(
+    given: _Given, shared: _Shared, kind: BlockFormat, config: Config, chunks: Array, interpreted: bool
+) -> None:
+    """Brings in the columns of the matrix and of x."""
+    block, matrix = lax.axis_index("block"), jnp.maximum(given.index[lax.axis_index("block")], 0)
+    columns = pl.ds(lax.axis_index("column") * LANES, LANES)
+    rows = pl.ds(lax.axis_index("row") * config.tile, config.tile)
+    # Eight neighbouring columns of the result a thread, and a row of 128 for half a warp.
+    layout = plgpu.Layout.TILED(
+        plgpu.Tiling(((8, LANES), (2, LANES), (8,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
+    )
+
+    def fetch(chunk: Array) -> None:
+        buffer = lax.rem(chunk, 2)
+        for name, part in given.packed.items():
+            target = shared.packed[name].at[buffer]
+            source = part.at[matrix, pl.ds(chunk * target.shape[0], target.shape[0]), columns]
+            plgpu.copy_gmem_to_smem(source, target, shared.packed_here.at[buffer])
+
+    def floats(name: str, buffer: Array, row: int) -> Array:
+        part = load(shared.packed[name].at[buffer, row], layout.reduce(0), interpreted=interpreted)
+        return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
+
+    def scaled(name: str, buffer: Array, row: int) -> Array:
+        numbers, above = floats(name, buffer, row), f"super_{name}"
+        return numbers * floats(above, buffer, 0) if above in shared.packed else numbers
+
+    def spread(x: Array, count: int) -> Array:
+        return laid_out(lax.broadcast_in_dim(x, (count, LANES), (1,)), layout, interpreted=interpreted)
+
+    def group(buffer: Array, start: int, count: int) -> Array:
+        """Some columns of a chunk, which have one scale."""
+        codes, shift = [], 0
+        for name, bits in zip(plane_names(kind), kind.planes, strict=True):
+            field, first = divmod(start, 32 * bits)
+            plane = load(shared.packed[name].at[buffer, pl.ds(first, count)], layout, interpreted=interpreted)
+            codes.append((plane.astype(jnp.int32) >> field * bits & (1 << bits) - 1) << shift)
+            shift += bits
+        scale = spread(scaled("scales", buffer, start // count), count)
+        values = code_values(kind, functools.reduce(jnp.bitwise_or, codes)) * scale
+        if "minima" not in shared.packed:
+            return values
+        sign = -1 if "super_minima" in shared.packed else 1
+        return values + spread(sign * scaled("minima", buffer, start // GROUP), count)
+
+    def step(chunk: Array, nothing: None) -> None:
+        buffer = lax.rem(chunk, 2)
+        pl.when(chunk + 1 < chunks)(lambda: fetch(chunk + 1))
+        plgpu.barrier_wait(shared.packed_here.at[buffer])
+        for piece in range(PIECES):
+            index = chunk * PIECES + piece
+            slot = lax.rem(index, BUFFERS)
+            pl.when(index >= BUFFERS)(functools.partial(plgpu.barrier_wait, shared.done.at[slot]))
+            source = given.x.at[block, rows, pl.ds(index * DEPTH, DEPTH)]
+            plgpu.copy_gmem_to_smem(source, shared.x.at[slot], shared.x_here.at[slot])
+            count = kind.per_scale
+            for first in range(0, DEPTH, count):
+                values = group(buffer, piece * DEPTH + first, count)
+                shared.weights[slot, pl.ds(first, count)] = values.astype(jnp.bfloat16)
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(shared.weights_here.at[slot])
+
+    def drain(index: Array, nothing: None) -> None:
+        """Wait for the remaining barriers: a program that has waited for a barrier once must do so each time."""
+        plgpu.barrier_wait(shared.done.at[lax.rem(index, BUFFERS)])
+
+    pl.when(chunks > 0)(lambda: fetch(jnp.int32(0)))
+    lax.fori_loop(0, chunks, step, None)
+    lax.fori_loop(jnp.maximum(chunks * PIECES - BUFFERS, 0), chunks * PIECES, drain, None)
+
+
+def _multiply(given: _Given, shared: _Shared, config: Config, steps: Array) -> None:
+    """Sums for the rows of a warpgroup."""
+    first = lax.axis_index("warpgroup") * config.rows
+
+    def run(acc_ref: Any) -> Array:
+        def step(index: Array, nothing: None) -> None:
+            slot = lax.rem(index, BUFFERS)
+            plgpu.barrier_wait(shared.x_here.at[slot])
+            plgpu.barrier_wait(shared.weights_here.at[slot])
+            plgpu.wgmma(acc_ref, shared.x.at[slot, pl.ds(first, config.rows)], shared.weights.at[slot])
+            plgpu.wgmma_wait(1)  # for the one before
+            pl.when(index > 0)(lambda: plgpu.barrier_arrive(shared.done.at[lax.rem(index - 1, BUFFERS)]))
+
+        lax.fori_loop(0, steps, step, None)
+        sums = acc_ref[...]
+        pl.when(steps > 0)(lambda: plgpu.barrier_arrive(shared.done.at[lax.rem(steps - 1, BUFFERS)]))
+        return sums
+
+    rows = pl.ds(lax.axis_index("row") * config.tile + first, config.rows)
+    columns = pl.ds(lax.axis_index("column") * LANES, LANES)
+    given.out[lax.axis_index("block"), rows, columns] = pl.run_scoped(run, plgpu.ACC((config.rows, LANES)))
+
+
+@functools.partial(jax.jit, static_argnames=("act", "config", "interpret"))  # references to GMEM exist under jit
+def quant_matmul(
+    x: Float[Array, "... K"],
+    weight: QTensor,
+    act: Activations,
+    index: Int[Array, " B"] | None = None,
+    *,
+    config: Config | None = None,
+    interpret: bool = False,
+) -> Float[Array, "... N"]:
+    """x @ weight.T in float32, of factors that are rounded to bfloat16.
+
+    With an index, x is [B, M, K] and the weight a stack: block b is multiplied with matrix index[b].
+    """
+    del act  # for kernels of integers
+    blocks = (x.reshape(1, -1, weight.width) if index is None else x).astype(jnp.bfloat16)
+    n_blocks, n_rows, _ = blocks.shape
+    if blocks.size == 0:
+        return jnp.zeros((*x.shape[:-1], weight.rows))
+    kind = PLANE_FORMATS[weight.format]
+    parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}
+    n_matrices, plane_rows, lanes = parts["plane0"].shape
+    width = plane_rows // (32 * kind.planes[0]) * CHUNK
+    config = config_for(TUNABLE, {"M": n_rows, "N": weight.rows, "K": weight.width, "format": weight.format}, config)
+    blocks = jnp.pad(blocks, ((0, 0), (0, -n_rows % config.tile), (0, width - weight.width)))
+    numbers = jnp.zeros(1, jnp.int32) if index is None else jnp.minimum(index, n_matrices - 1).astype(jnp.int32)
+    out = pl.kernel(
+        functools.partial(_body, kind=kind, names=tuple(parts), config=config, interpreted=interpret),
+        out_type=jax.ShapeDtypeStruct((*blocks.shape[:2], lanes), jnp.float32),
+        mesh=plgpu.Mesh(
+            grid=(n_blocks, lanes // LANES, blocks.shape[1] // config.tile),
+            grid_names=("block", "column", "row"),
+            num_threads=config.warpgroups + 1,
+            thread_name="warpgroup",
+        ),
+        name="quant_matmul_prefill",
+        **kernel_options(interpreted=interpret),
+    )(numbers, blocks, *parts.values())
+    return out[:, :n_rows, : weight.rows].reshape(*x.shape[:-1], weight.rows)
+
+
+def by_rows(
+    x: Float[Array, "... K"],
+    weight: QTensor,
+    act: Activations,
+    index: Int[Array, " B"] | None = None,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "... N"]:
+    """x @ weight.T in float32: up to 16 rows (of a block) on CUDA cores, nothing rounded; more on tensor cores."""
+    rows = math.prod(x.shape[:-1]) if index is None else x.shape[1]
+    run = pallas_gpu.quant_matmul if rows <= FEW_ROWS else quant_matmul
+    return run(x, weight, act, index, interpret=interpret)
+
+
+def _example(dims: Dims) -> tuple[Array, QTensor]:
+    blocks = jnp.ones((dims["N"], FORMATS[dims["format"]].row_bytes(dims["K"])), jnp.uint8)
+    return jnp.ones((dims["M"], dims["K"]), jnp.bfloat16), pack(from_blocks(blocks, dims["format"]))
+
+
+TUNABLE = register(
+    Tunable(
+        operation="matmul.packed",
+        impl="pallas_gpu_prefill",
+        Config=Config,
+        heuristic=heuristic,
+        candidates=candidates,
+        platforms=frozenset({"gpu"}),
+        shapes=tuple(
+            {"M": 512, "N": n, "K": k, "format": format}
+            for format in ("Q8_0", "Q4_K")
+            for n, k in ((17408, 5120), (5120, 17408))
+        ),
+        example=_example,
+        run=functools.partial(quant_matmul, act="a16"),
+    )
+)

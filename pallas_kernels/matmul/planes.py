@@ -1,0 +1,193 @@
+"""The layout "planes": codes and scales apart, columns of the matrix along the second last axis, as accelerators read.
+
+Every part is [..., R, N'], where N' is N rounded up to whole lanes and R counts what K', K rounded up to whole chunks
+of 256, comes to in that part. Padding has scales of zero.
+
+Codes lie in planes of 1, 2, 4 or 8 bits. Of a chunk, byte r of a plane of w bits holds the fields of the columns
+r, 32 w + r, 2 * 32 w + r, ..., low bits first: unpacked, the fields follow one another without shuffling. Float16
+numbers are kept as their bits (uint16), since Mosaic's kernels for TPU know no float16. So a value takes as many bits
+as in files, except that the 6-bit scales of Q4_K, Q5_K and IQ4_XS take bytes: one eighth, or one sixteenth, of a bit.
+
+| scales | parts beside the codes | value of a code c |
+| --- | --- | --- |
+| one | scales u16 [K'/32] | scale * c |
+| affine | scales, minima u16 [K'/32] | scale * c + minimum |
+| super_affine | super_scales, super_minima u16 [K'/256], scales, minima u8 [K'/32] | d * scale * c - m * minimum |
+| super_signed | super_scales u16 [K'/256], scales i8 [K'/32] | d * scale * c |
+| super_signed_halves | super_scales u16 [K'/256], scales i8 [K'/16] | d * scale * c |
+
+d and m are the super scale and the super minimum. Products of scales and codes are exact in float32 in every format.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Int, Shaped, UInt8
+
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
+
+PLANES = "planes"
+CHUNK = 256
+"""Columns that are packed, and decoded, together."""
+LANES = 128
+GROUP = 32
+"""Columns that share a minimum, and mostly a scale."""
+PLANE_FORMATS = {name: kind for name, kind in FORMATS.items() if kind.scales != "halves"}
+"""The formats that have this layout: all except those of rotated values."""
+
+
+def plane_names(kind: BlockFormat) -> tuple[str, ...]:
+    """Names of the parts that hold codes, low bits first."""
+    return tuple(f"plane{i}" for i in range(len(kind.planes)))
+
+
+def scale_names(kind: BlockFormat) -> tuple[str, ...]:
+    """Names of the parts that hold what values are scaled with and, in some formats, what is added."""
+    return ("scales", "minima") if kind.affine else ("scales",)
+
+
+def pack(tensor: QTensor) -> QTensor:
+    """A tensor in the layout "blocks" in planes; made on the default device, one matrix of a stack at a time.
+
+    Raises:
+        ValueError: the format has no planes.
+    """
+    if tensor.format not in PLANE_FORMATS:
+        raise ValueError(f"format {tensor.format} cannot be arranged in planes; accepted: {', '.join(PLANE_FORMATS)}")
+    blocks = jnp.asarray(tensor.parts[BLOCKS])
+    return replace(tensor, parts=_pack(blocks, tensor.format), layout=PLANES)
+
+
+@partial(jax.jit, static_argnames="format")
+def _pack(blocks: Array, format: str) -> dict[str, Array]:
+    *lead, rows, row_bytes = blocks.shape
+    packed = lax.map(lambda matrix: _pack_matrix(matrix, format), blocks.reshape(-1, rows, row_bytes))
+    return {name: part.reshape(*lead, *part.shape[1:]) for name, part in packed.items()}
+
+
+def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Array]:
+    kind = PLANE_FORMATS[format]
+    blocks = blocks.reshape(blocks.shape[0], -1, kind.num_bytes)
+    width = blocks.shape[1] * kind.values
+
+    def part(fields: Array, columns: int) -> Array:
+        """From [N, blocks, fields of a block], one for so many columns."""
+        rows = fields.reshape(fields.shape[0], -1).T
+        return jnp.pad(rows, ((0, -(-width // CHUNK) * CHUNK // columns - len(rows)), (0, -rows.shape[1] % LANES)))
+
+    parts, shift = {}, 0
+    codes = part(kind.codes(blocks), 1).reshape(-1, CHUNK, -(-blocks.shape[0] // LANES) * LANES)
+    for name, bits in zip(plane_names(kind), kind.planes, strict=True):
+        fields = (codes >> shift & (1 << bits) - 1).reshape(len(codes), 8 // bits, 32 * bits, -1)
+        plane = sum((fields[:, i] << bits * i for i in range(8 // bits)), jnp.zeros((), jnp.uint8))
+        parts[name] = plane.reshape(-1, plane.shape[-1])
+        shift += bits
+    byte_scales = () if kind.byte_scales is None else kind.byte_scales(blocks)
+    for i, name in enumerate(scale_names(kind)):
+        first = kind.first_half + 2 * i
+        half = part(lax.bitcast_convert_type(blocks[..., first : first + 2], jnp.uint16), kind.values)
+        if byte_scales:
+            parts[name], parts[f"super_{name}"] = part(byte_scales[i], kind.per_scale), half
+        else:
+            parts[name] = half
+    return parts
+
+
+def decode(tensor: QTensor) -> Array:
+    """All values [..., N, K], float32."""
+    kind, parts = PLANE_FORMATS[tensor.format], tensor.parts
+    planes = [parts[name] for name in plane_names(kind)]
+    *lead, _, lanes = planes[0].shape
+    chunks = [plane.reshape(*lead, -1, 32 * bits, lanes) for plane, bits in zip(planes, kind.planes, strict=True)]
+    values = code_values(kind, chunk_codes(kind, chunks))
+    scale, bias = _scales(parts)
+    groups = values.reshape(*scale.shape[:-1], kind.per_scale, lanes) * scale[..., None, :]
+    if bias is not None:
+        groups = groups + bias[..., None, :]
+    return jnp.swapaxes(groups.reshape(*lead, -1, lanes), -1, -2)[..., : tensor.rows, : tensor.width]
+
+
+def take(tensor: QTensor, rows: Array) -> Array:
+    """Some rows of one matrix [N, K], float32; row numbers out of range are clipped."""
+    chosen = jnp.clip(rows, 0, tensor.rows - 1).reshape(-1)
+    parts = {name: _take_columns(part, chosen) for name, part in tensor.parts.items()}
+    return decode(replace(tensor, parts=parts, rows=chosen.size)).reshape(*rows.shape, tensor.width)
+
+
+def _take_columns(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
+    return lax.platform_dependent(part, chosen, tpu=take_from_tiles, default=partial(jnp.take, axis=-1))
+
+
+def take_from_tiles(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
+    """Columns, each from a slice of whole lanes.
+
+    XLA's gather for TPUs wants the gathered axis first, and copies the whole table to have it there; so do slices of
+    one column.
+    """
+
+    def column(number: Array) -> Array:
+        tile = lax.dynamic_slice_in_dim(part, number // LANES * LANES, LANES, axis=-1)
+        return jnp.sum(jnp.where(jnp.arange(LANES) == number % LANES, tile, 0), axis=-1, dtype=part.dtype)
+
+    return lax.map(column, chosen).T
+
+
+def _scales(parts: dict[str, Array]) -> tuple[Array, Array | None]:
+    """What values are multiplied with and what is added, [..., groups, N'] float32."""
+
+    def floats(name: str) -> Array:
+        part = parts[name]
+        return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
+
+    def scaled(name: str) -> Array:
+        numbers = floats(name)
+        if f"super_{name}" not in parts:
+            return numbers
+        above = floats(f"super_{name}")
+        return jnp.repeat(above, numbers.shape[-2] // above.shape[-2], axis=-2) * numbers
+
+    scale = scaled("scales")
+    if "minima" not in parts:
+        return scale, None
+    return scale, -scaled("minima") if "super_minima" in parts else scaled("minima")
+
+
+def chunk_codes(kind: BlockFormat, planes: Sequence[Shaped[Array, "... bytes N"]]) -> Int[Array, "... 256 N"]:
+    """Codes of chunks from their bytes in each plane, as integers of the type that the bytes come in."""
+    codes, shift = jnp.zeros((), planes[0].dtype), 0
+    for plane, bits in zip(planes, kind.planes, strict=True):
+        fields = [plane >> at & (1 << bits) - 1 for at in range(0, 8, bits)]
+        codes = codes | jnp.concatenate(fields, axis=-2) << shift
+        shift += bits
+    return codes
+
+
+def code_values(kind: BlockFormat, codes: Int[Array, "..."]) -> Float[Array, "..."]:
+    """The integers that codes stand for before they are scaled, as float32. bfloat16 can hold all of them too."""
+    if kind.table is None:
+        return codes.astype(jnp.float32) - kind.offset
+    # Halving a table by each bit of the code takes as many selections as it has entries: kernels have no gather.
+    table: list[Array | float] = list(kind.table)
+    bit = 0
+    while len(table) > 1:
+        odd = codes >> bit & 1 != 0
+        table = [jnp.where(odd, high, low) for low, high in zip(table[::2], table[1::2], strict=True)]
+        bit += 1
+    return jnp.asarray(table[0], jnp.float32)
+
+
+def float_of_half(bits: Int[Array, "..."]) -> Float[Array, "..."]:
+    """float16 numbers from their bits in int32, in integer arithmetic; exact, subnormal numbers included."""
+    exponent_bias = (127 - 15) << 23
+    magnitude = (bits & 0x7FFF) << 13
+    exponent = magnitude & 0x7C00 << 13
+    smallest = lax.bitcast_convert_type(magnitude + (exponent_bias + (1 << 23)), jnp.float32) - 2.0**-14
+    special = jnp.where(exponent == 0x7C00 << 13, exponent_bias, 0)
+    normal = lax.bitcast_convert_type(magnitude + exponent_bias + special, jnp.float32)
+    unsigned = lax.bitcast_convert_type(jnp.where(exponent == 0, smallest, normal), jnp.int32)
+    return lax.bitcast_convert_type(unsigned | (bits & 0x8000) << 16, jnp.float32)

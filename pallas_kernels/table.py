@@ -1,0 +1,99 @@
+"""The table of operations: their implementations in order of preference, and where each is chosen without being named.
+
+Whatever speaks of operations by name reads it: `dispatch`, `override`, `tuning`, `explain`, the tests and the
+benchmarks. The functions behind the names are given in the `implementations.py` of an operation's folder, and
+`dispatch.operation` sees to it that both agree.
+
+Kernels for accelerators run by name only: they are tested under interpreters, lowered for their platforms and compiled
+for TPUs and GPUs, but nobody has measured them on a device yet.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Dims = Mapping[str, Any]
+"""What is static in a call: sizes by axis letter, and names, such as {"T": 4, "Dk": 128} or {"format": "Q8_0"}."""
+
+Platforms = frozenset[str]
+"""Names of platforms as `jax.default_backend()` gives them."""
+
+ANYWHERE: Platforms = frozenset({"cpu", "gpu", "tpu", "METAL", "metal", "mps"})
+"""METAL is jax-metal's name, metal that of metaljax, mps that of jax-mps."""
+CPU: Platforms = frozenset({"cpu"})
+BY_NAME: Platforms = frozenset()
+
+
+def _kernels(*names: str) -> dict[str, Platforms]:
+    """Kernels for accelerators, each followed by the same kernel in an interpreter, which runs on CPUs."""
+    return {each: BY_NAME for name in names for each in (name, f"{name}_interpret")}
+
+
+_REFERENCE = {"reference": BY_NAME}
+
+TABLE: Mapping[str, Mapping[str, Platforms]] = {
+    "cache_attention": {
+        "cpu_native": CPU,
+        "xla_floats": ANYWHERE,
+        "xla_tiles": ANYWHERE,
+        **_kernels("pallas_tpu", "pallas_tpu_prefill", "pallas_gpu", "pallas_gpu_prefill", "triton"),
+        **_REFERENCE,
+    },
+    "causal_conv1d": {
+        "cpu_native": CPU,
+        "xla_shifted": ANYWHERE,
+        **_kernels("pallas_tpu", "pallas_gpu"),
+        **_REFERENCE,
+    },
+    "gated_delta.prefill": {
+        "cpu_native": CPU,
+        "xla_chunked": ANYWHERE,
+        "xla_recurrent": BY_NAME,
+        **_kernels("pallas_tpu", "pallas_gpu"),
+        **_REFERENCE,
+    },
+    "gated_delta.verify": {
+        "cpu_native": CPU,
+        "xla_wy": ANYWHERE,
+        "xla_recurrent": BY_NAME,
+        **_kernels("pallas_tpu", "pallas_gpu", "triton"),
+        **_REFERENCE,
+    },
+    "gated_delta.commit": {
+        "cpu_native": CPU,
+        "xla_recurrent": ANYWHERE,
+        **_kernels("pallas_tpu", "pallas_gpu", "triton"),
+        **_REFERENCE,
+    },
+    "gated_delta.verify_snapshots": {
+        "cpu_native": CPU,
+        "xla_recurrent": ANYWHERE,
+        **_kernels("pallas_tpu", "pallas_gpu", "triton"),
+        **_REFERENCE,
+    },
+    "hadamard": {
+        "xla_matmul": ANYWHERE,
+        **_kernels("pallas_tpu", "pallas_gpu"),
+        **_REFERENCE,
+    },
+    "matmul.experts": {
+        "xla_blocks": ANYWHERE,
+        **_REFERENCE,
+    },
+    "matmul.float": {
+        "xla_few_rows": CPU,
+        "xla_dot": ANYWHERE,
+        **_REFERENCE,
+    },
+    "matmul.packed": {
+        "cpu_native": CPU,
+        "xla_dequant": ANYWHERE,
+        **_kernels("pallas_tpu", "pallas_gpu", "pallas_gpu_prefill", "triton"),
+        **_REFERENCE,
+    },
+    "rms_norm": {
+        "cpu_native": CPU,
+        "xla_reduce": ANYWHERE,
+        **_REFERENCE,
+    },
+}
+"""By operation and implementation the platforms on which it is chosen where it fits."""

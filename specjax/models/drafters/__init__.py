@@ -1,0 +1,1 @@
+"""Drafters for targets of any family."""

@@ -1,0 +1,1 @@
+"""What model families share: trunks, heads, chains of drafts, shapes of parameters, names in files."""

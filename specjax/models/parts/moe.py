@@ -1,0 +1,73 @@
+"""Experts behind a sigmoid router, with a shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.matmul import experts
+from specjax.layers.linear import Linear, weight_of
+from specjax.layers.mlp import SwiGLU
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """The expert branch.
+
+    Attributes:
+        num_experts, experts_per_token: E and the number chosen per token.
+        expert_width, shared_expert_width: hidden widths F of a routed expert and of the shared one.
+        selection_bias: whether a learned bias is added to the scores that choose the experts (not to their weights).
+        normalize: whether the weights of the chosen experts are divided by their sum.
+        scale: what the weights are multiplied with afterwards.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    expert_width: int
+    shared_expert_width: int
+    selection_bias: bool = True
+    normalize: bool = True
+    scale: float = 1.0
+
+
+class SigmoidMoE(nn.Module):
+    """Routed experts, chosen and weighted by sigmoid scores, plus a shared expert.
+
+    The selection bias decides which experts are chosen, but not how much they weigh.
+
+    Attributes:
+        config: how many experts, and how they are chosen.
+        expert_limit, shared_limit: bounds of the SwiGLU of routed experts and of the shared one, see
+            `specjax.layers.mlp.swiglu`; 0 for none.
+
+    Source: `Step3p7SparseMoeBlock` in transformers; `build_moe_ffn` in llama.cpp's `src/llama-graph.cpp`.
+    """
+
+    config: MoEConfig
+    expert_limit: float = 0.0
+    shared_limit: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        c, width = self.config, x.shape[-1]
+        in_shape = (c.num_experts, c.expert_width, width)
+        gate = weight_of(self, "experts_gate", in_shape)
+        up = weight_of(self, "experts_up", in_shape)
+        down = weight_of(self, "experts_down", (c.num_experts, width, c.expert_width))
+
+        flat = x.reshape(-1, width)
+        scores = jax.nn.sigmoid(Linear(c.num_experts, jnp.float32, name="router")(flat))
+        chosen_by = scores
+        if c.selection_bias:
+            chosen_by = scores + self.param("router_bias", nn.initializers.zeros, (c.num_experts,), jnp.float32)
+        _, expert = jax.lax.top_k(chosen_by, c.experts_per_token)
+        weight = jnp.take_along_axis(scores, expert, axis=-1)
+        if c.normalize:
+            weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
+        routed = experts(flat, expert, weight * c.scale, gate, up, down, limit=self.expert_limit)
+        return routed.reshape(x.shape) + SwiGLU(c.shared_expert_width, self.shared_limit, name="shared")(x)

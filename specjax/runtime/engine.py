@@ -1,0 +1,395 @@
+"""The engine: requests take seats of one running state, and leave when they are done.
+
+Between two chunks of rounds newcomers are seated, and a piece of their prompts is fed, all newcomers' together. So a
+long prompt does not stop the others for longer than a piece takes. The host reads a chunk while the next one runs.
+
+What a request says does not depend on its neighbours or on when it came: draws are keyed by its own seed, stream and
+positions, and each request starts from a state of its own. Rounding in matrix products may differ with the number of
+rows, which can decide a near-tie.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.loop import ChunkRecord, decode_chunk
+from specjax.decoding.seats import (
+    Newcomers,
+    feed_rows,
+    idle_state,
+    on_device_of,
+    set_budgets,
+    start_rows,
+    widened,
+)
+from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
+from specjax.decoding.shift import shift_context
+from specjax.models.protocol import Params, Target
+from specjax.runtime.building import Building
+from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
+from specjax.runtime.pieces import Piece
+from specjax.runtime.prefixes import PrefixCache
+from specjax.runtime.reading import Reading
+from specjax.runtime.request import Job, Request, Update
+from specjax.state import SequenceState, keep_rows, put_rows, take_rows
+
+PATIENCE = 0.25
+"""Seconds after which a user wants to see more text. Where rounds are slow, fewer of them make a chunk."""
+
+NEAR = 64
+"""How many requests at the head of the queue are searched for prompts that start alike."""
+
+IDLE = Settings(draft=DraftConfig(n_max=0))
+"""The settings of a row that has no request."""
+
+SLOT_STEP = 256
+"""Slots of KV caches grow in steps of so many, so that prompts of similar length share compiled programs."""
+
+
+def slots_for(length: int) -> int:
+    """Slots of KV caches for sequences of at most `length` tokens."""
+    return -(-length // SLOT_STEP) * SLOT_STEP
+
+
+def slots_of(requests: Sequence[Request], target: Target) -> int:
+    """Slots in which each of these requests fits, as far as the model's context reaches."""
+    longest = max(len(request.prompt) + request.max_tokens for request in requests)
+    return slots_for(min(longest, target.context_length))
+
+
+class Engine:
+    """Runs requests. One thread drives an engine; engines of one model may run in several.
+
+    Attributes:
+        decoder, params: the program and its weights.
+        seats: B, how many requests run at once.
+        slots: S, positions that each seat has room for.
+        rounds_per_chunk: how many rounds run before the host reads their tokens.
+        prefixes: texts that are kept for prompts that start like them.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        params: Params,
+        *,
+        seats: int,
+        slots: int,
+        rounds_per_chunk: int = 8,
+        prefix_bytes: int = 0,
+        compiled: set[tuple] | None = None,
+    ) -> None:
+        """
+        Args:
+            decoder, params, seats, slots, rounds_per_chunk: see the attributes.
+            prefix_bytes: budget for texts that are kept, so that prompts which start alike are computed once.
+            compiled: the programs that have run before. Engines of one model share it.
+
+        Raises:
+            ValueError: there is no seat or no slot.
+        """
+        if seats < 1 or slots < 1:
+            raise ValueError(f"an engine of {seats} seats and {slots} slots; it needs at least 1 of each")
+        self.decoder, self.params = decoder, params
+        self.seats, self.slots, self.rounds_per_chunk = seats, slots, rounds_per_chunk
+        self._building = Building(compiled)
+        self.prefixes = PrefixCache(prefix_bytes)
+        self._waiting: deque[Job] = deque()
+        self._jobs: list[Job | None] = [None] * seats
+        self._used: set[int] = set()
+        self._unread: deque[Reading] = deque()
+        self._state: DecodeState | None = None
+        self._round_seconds = 0.0
+        self._last_read = 0.0
+        self._stop_width = 0
+
+    # What callers do
+
+    def submit(self, request: Request) -> Job:
+        """Put a request in the queue.
+
+        Raises:
+            ValueError: its prompt leaves no slot for a new token, or this decoder cannot do what its settings say.
+        """
+        self.decoder.check(request.settings)
+        context = self.decoder.target.context_length
+        if len(request.prompt) >= min(self.slots, context):
+            raise ValueError(
+                f"the prompt has {len(request.prompt)} tokens, and a seat of this engine has {self.slots} slots (the"
+                f" model's context is {context}), of which a new token needs one; shorten it, or give more slots"
+            )
+        job = Job(request, self._limit(request), room=self.slots - len(request.prompt) + 1)
+        self._waiting.append(job)
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a request; its seat is free from the next step on. One that has finished stays as it is."""
+        if job.finish_reason is not None:
+            return
+        job.finish_reason = "cancelled"
+        if job in self._waiting:
+            self._waiting.remove(job)
+        elif job in self._jobs:
+            self._stop([job])
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on building programs so far."""
+        return self._building.seconds
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._waiting and not self._seated()
+
+    @property
+    def state(self) -> DecodeState:
+        """The running state. The next step consumes it: copy what is to be kept.
+
+        Raises:
+            RuntimeError: nothing has run yet.
+        """
+        if self._state is None:
+            raise RuntimeError("this engine has run nothing yet, and has no state")
+        return self._state
+
+    def run(self) -> Iterator[Update]:
+        """Work until every request is done; yield what becomes known. Submit and cancel in between as you like."""
+        while not self.idle:
+            yield from self.step()
+
+    def step(self) -> Iterator[Update]:
+        """Seat newcomers, feed a piece of prompts, start a chunk of rounds, and read what was started before it."""
+        self._admit()
+        self._feed()
+        running = self._decode()
+        while len(self._unread) > running:
+            reading = self._unread.popleft()
+            yield from reading.updates(self._building.clock)
+            self._after(reading)
+            self._measure(reading)
+        if self.idle:
+            self._unread.clear()  # a chunk in which every row was idle
+
+    # Seats
+
+    def _limit(self, request: Request) -> int:
+        if request.when_full is not None:
+            return request.max_tokens
+        room = min(self.decoder.target.context_length, self.slots) - len(request.prompt)
+        return min(request.max_tokens, room)
+
+    def _seated(self) -> dict[int, Job]:
+        """The jobs that are not done, by their seats."""
+        return {row: job for row, job in enumerate(self._jobs) if job is not None and job.finish_reason is None}
+
+    def _admit(self) -> None:
+        taken = self._seated()
+        free = [row for row in range(self.seats) if row not in taken]
+        for row in free:
+            job = self._next()
+            if job is None:
+                return
+            self._jobs[row] = job
+            self._seat(row, job)
+
+    def _waiting_near(self) -> list[Job]:
+        """The jobs that will be seated soon."""
+        return list(islice(self._waiting, NEAR))
+
+    def _next(self) -> Job | None:
+        """The first waiting job, except jobs that wait for a prompt that starts alike and is being fed."""
+        feeding = [job.request.prompt for job in self._seated().values() if not job.fed]
+        for job in self._waiting_near():
+            if not self.prefixes.expects(job.request.prompt, feeding):
+                self._waiting.remove(job)
+                return job
+        return None
+
+    def _seat(self, row: int, job: Job) -> None:
+        """Put the state that a request starts from into its row."""
+        request = job.request
+        self._prepare_rounds(stop_width_of([request.settings]))
+        job.begin(self._building.clock())
+        job.stops = self.prefixes.stops(request.prompt, [each.request.prompt for each in self._waiting_near()])
+        if request.start is not None:
+            job.held = job.reused = request.start.length
+            if self.seats == 1:
+                self._state = replace(self.state, sequences=request.start.state)
+                return
+            begin = request.start.state
+        elif (found := self.prefixes.find(request.prompt)) is not None:
+            job.held = job.reused = len(found.tokens)
+            job.points = list(found.points)
+            begin = found.state
+        elif row in self._used:
+            begin = self.decoder.init_state(1, 1)  # one slot, because what an empty cache holds is never read
+        else:
+            self._used.add(row)
+            return
+        sequences = put_rows(self.state.sequences, begin, jnp.asarray([row], jnp.int32))
+        self._state = replace(self.state, sequences=sequences)
+        self._used.add(row)
+
+    # Prompts
+
+    def _feed(self) -> None:
+        """Feed a piece of the prompts that are not in the state yet, and let those that are complete decode."""
+        feeding = {row: job for row, job in self._seated().items() if not job.fed}
+        if not feeding:
+            return
+        piece = Piece.next_of(feeding, self.seats)
+        self._prepare_feeding(piece)
+        sequences, logits = self._feed_rows(piece)
+        self._state = replace(self.state, sequences=sequences)
+        self._keep_points(feeding)
+        if complete := piece.complete:
+            for row, job in complete.values():
+                start = job.request.start
+                if start is not None and start.prefilled is not None:
+                    start.prefilled(self.state.sequences)
+                self._remember(row, job, job.request.prompt)
+            new = self._newcomers(complete, len(piece.n_valid))
+            self._state, record = start_rows(self.decoder, self.state, logits, new)
+            self._unread.append(Reading(record, {column: job for column, (_, job) in complete.items()}, first=True))
+
+    def _keep_points(self, feeding: dict[int, Job]) -> None:
+        """Keep what is needed to come back to the pauses that prompts have reached."""
+        for row, job in feeding.items():
+            if job.held in job.stops:
+                job.points.append(ReturnPoint(job.held, keep_rows(self.state.sequences, jnp.asarray([row]))))
+
+    def _remember(self, row: int, job: Job, tokens: tuple[int, ...]) -> None:
+        """Keep a text for prompts that start like it; the row holds these tokens and no others."""
+        if not self.prefixes.num_bytes or job.request.start is not None or job.cuts:
+            return
+        sequences, rows = self.state.sequences, jnp.asarray([row])
+        job.points.append(ReturnPoint(len(tokens), keep_rows(sequences, rows)))
+        limits = CutLimits.of(self.decoder, self.slots).after_writing(len(tokens))
+        state = take_rows(sequences, rows, min(slots_for(len(tokens)), self.slots))
+        self.prefixes.keep(Memory(tokens, state, limits, tuple(job.points)))
+
+    def _newcomers(self, complete: dict[int, tuple[int, Job]], width: int) -> Newcomers:
+        numbers = np.full((4, width), 0, np.int32)
+        numbers[0] = self.seats
+        settings = [IDLE] * width
+        for column, (row, job) in complete.items():
+            request = job.request
+            before = 0 if request.start is None else request.start.dropped
+            numbers[:, column] = row, request.sequence, min(job.limit, job.room) - 1, before
+            settings[column] = request.settings
+        rows, sequence, budget, dropped = map(jnp.asarray, numbers)
+        return Newcomers(rows, self._settings(settings), sequence, budget, dropped)
+
+    def _feed_rows(self, piece: Piece) -> tuple[SequenceState, jax.Array]:
+        models, state = (self.decoder.target, self.decoder.active_drafter), self.state.sequences
+        return feed_rows(*models, self.params, state, piece.rows, piece.tokens, piece.n_valid)
+
+    # Rounds
+
+    def _decode(self) -> int:
+        """Start a chunk of rounds if anybody decodes; whether one was started, as a number."""
+        decoding = {row: job for row, job in self._seated().items() if job.fed}
+        if not decoding:
+            return 0
+        self._state, record = self._run_rounds(self.state)
+        self._unread.append(Reading(record, decoding))
+        return 1
+
+    def _run_rounds(self, state: DecodeState) -> tuple[DecodeState, ChunkRecord]:
+        """A chunk: as many rounds as fit into `PATIENCE`, by the time that rounds took before."""
+        fit = self.rounds_per_chunk if not self._round_seconds else int(PATIENCE / self._round_seconds)
+        limit = np.int32(max(1, min(fit, self.rounds_per_chunk)))
+        return decode_chunk(self.decoder, self.params, state, self.rounds_per_chunk, limit)
+
+    def _measure(self, reading: Reading) -> None:
+        """Learn how long a round takes, from the time between two readings."""
+        now, rounds = self._building.clock(), int(reading.record.n_rounds)
+        if rounds and not reading.first:
+            self._round_seconds = (now - self._last_read) / rounds
+        self._last_read = now
+
+    def _after(self, reading: Reading) -> None:
+        """Stop rows whose texts end for reasons that the device does not know; make room where slots ran out."""
+        self._stop([job for job in reading.jobs.values() if job.finish_reason == "stop"])
+        for row, job in enumerate(self._jobs):
+            if job is not None and job in reading.jobs.values() and job.finish_reason in ("eos", "length"):
+                self._remember(row, job, (*job.request.prompt, *job.tokens[:-1]))
+        full = {row: job for row, job in self._seated().items() if job.fed and len(job.tokens) == job.room}
+        if full:
+            self._shift(full)
+
+    def _stop(self, jobs: Sequence[Job]) -> None:
+        rows = [row for row, job in enumerate(self._jobs) if job in jobs]
+        if rows:
+            self._set_budgets(dict.fromkeys(rows, 0))
+
+    def _set_budgets(self, budgets: dict[int, int]) -> None:
+        values, given = np.zeros(self.seats, np.int32), np.zeros(self.seats, bool)
+        for row, budget in budgets.items():
+            values[row], given[row] = budget, True
+        self._state = set_budgets(self.state, values, given)
+
+    def _shift(self, full: dict[int, Job]) -> None:
+        """Let rows drop tokens, so that they go on in the slots that they have."""
+        keep, drop = np.zeros(self.seats, np.int32), np.zeros(self.seats, np.int32)
+        for row, job in full.items():
+            cut = job.request.when_full
+            assert cut is not None, "a text that may not drop tokens ends before its slots do"
+            keep[row], drop[row] = cut
+            job.cuts += 1
+            job.room += cut.drop
+        state = self.state
+        self._state = replace(
+            state, sequences=shift_context(state.sequences, keep, drop), dropped=state.dropped + jnp.asarray(drop)
+        )
+        self._set_budgets({row: min(job.limit, job.room) - len(job.tokens) for row, job in full.items()})
+
+    # Programs
+
+    def _settings(self, settings: Sequence[Settings]) -> RowSettings:
+        return self.decoder.settings(settings, stop_width=self._stop_width)
+
+    def _prepare_rounds(self, stop_width: int) -> None:
+        """Make the running state, with room for so many stop tokens a row, and build the program of its rounds.
+
+        `jax.jit` compiles at the first call, and XLA's CPU backend sets up kernels when a loop body first runs. So a
+        round is run on a state of its own, and its time is not charged to decoding.
+        """
+        if stop_width > self._stop_width:
+            self._stop_width = stop_width
+            if self._state is not None:
+                self._state = widened(self._state, stop_width)
+        if self._first_time("rounds", self.rounds_per_chunk):
+            with self._building.building("rounds", self._seated().values()):
+                state = self._idle_state()
+                state = replace(state, budget=state.budget.at[0].set(1))
+                jax.block_until_ready(self._run_rounds(state))
+        if self._state is None:
+            self._state = self._idle_state()
+
+    def _prepare_feeding(self, piece: Piece) -> None:
+        """Build the programs that feed a piece of this size, by running them on a piece without tokens."""
+        width, size = piece.tokens.shape
+        if self._first_time("feed", width, size):
+            with self._building.building("prompts", self._seated().values()):
+                sequences, logits = self._feed_rows(Piece.empty(self.seats, width, size))
+                state = replace(self.state, sequences=sequences)
+                self._state, record = start_rows(self.decoder, state, logits, self._newcomers({}, width))
+                jax.block_until_ready(record)
+
+    def _idle_state(self) -> DecodeState:
+        state = idle_state(self.decoder, self._settings([IDLE] * self.seats), self.slots)
+        return on_device_of(self.params, state)
+
+    def _first_time(self, *what: Any) -> bool:
+        return self._building.first_time(self.decoder, self.seats, self.slots, self._stop_width, *what)

@@ -1,0 +1,157 @@
+"""What is kept of a text that was computed: its state, and points before its end to go back to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.shift import shift_context
+from specjax.state import Cut, Ring, SequenceState
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts share at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@dataclass(frozen=True)
+class CutLimits:
+    """How far the caches of a sequence can be cut back, and how many of its tokens can be dropped.
+
+    Attributes:
+        rows: R, tokens of a round: so many at the end may be fed again, or for the first time.
+        rings: the ring buffers, which overwrite their oldest slots.
+        shortest: the shortest length, but for 0, that the sequence can be cut to. It is 0 before a ring has gone round.
+    """
+
+    rows: int
+    rings: tuple[Ring, ...]
+    shortest: int = 0
+
+    @classmethod
+    def of(cls, decoder: Decoder, slots: int) -> CutLimits:
+        """The limits of an empty sequence with so many slots."""
+        state = jax.eval_shape(lambda: decoder.init_state(1, slots))
+        return cls(decoder.rows, tuple(sorted(ring for ring in state.rings if ring.slots < slots)))
+
+    @property
+    def least_left(self) -> int:
+        """Tokens that must be left after the dropped ones, because rows that are still to be fed look back on them."""
+        return self.rows + (max(ring.window for ring in self.rings) if self.shortest else 0)
+
+    def after_writing(self, length: int) -> CutLimits:
+        """The limits after the sequence has held so many tokens."""
+        end = length + self.rows  # drafts that did not stand are among them
+        return replace(self, shortest=max([self.shortest, *(ring.floor(end) for ring in self.rings)]))
+
+    def after_cut(self, cut: Cut) -> CutLimits:
+        """The limits after a cut. A ring that has gone round no longer holds what was kept at the start."""
+        window = max((ring.window for ring in self.rings), default=0)
+        return replace(self, shortest=max(cut.keep + window, self.shortest - cut.drop) if self.shortest else 0)
+
+    def cut_of_oldest(self, length: int, keep: int, *, at_least: int = 1) -> Cut | None:
+        """A cut of the older half of what follows the first `keep` tokens, as llama.cpp drops it.
+
+        It is more than half if half is not `at_least` so much, and less if too little would be left. It is None if both
+        cannot be.
+        """
+        most = length - keep - self.least_left
+        drop = max(at_least, min((length - keep) // 2, most))
+        return Cut(keep, drop) if drop <= most else None
+
+
+@dataclass(frozen=True)
+class ReturnPoint:
+    """What is kept of a state to come back to it: all but the KV caches. What is written there later does no harm.
+
+    Attributes:
+        length: tokens that the state holds.
+        parts: see `Part.kept`.
+    """
+
+    length: int
+    parts: SequenceState = field(repr=False)
+
+    @classmethod
+    def of(cls, state: SequenceState, length: int) -> ReturnPoint:
+        """Copies what is kept, because what is decoded next consumes the state's own arrays."""
+        return cls(length, state.kept())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes of a budget."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.parts))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A text and the state after it.
+
+    Attributes:
+        tokens: what the state holds.
+        state: of one sequence.
+        limits: how far its caches can be cut back.
+        points: where the text can be taken up again before its end, in order of length.
+    """
+
+    tokens: tuple[int, ...] = field(repr=False)
+    state: SequenceState = field(repr=False)
+    limits: CutLimits = field(repr=False)
+    points: tuple[ReturnPoint, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def empty(cls, decoder: Decoder, slots: int) -> Memory:
+        """No text, with room for so many tokens."""
+        return cls((), decoder.init_state(1, slots), CutLimits.of(decoder, slots))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes of a budget."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.state)) + sum(each.num_bytes for each in self.points)
+
+    def point_for(self, prompt: Sequence[int]) -> ReturnPoint | None:
+        """The last point from which a prompt can go on, its last token excepted; None if there is none."""
+        usable = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        points = list(self.points)
+        if len(jax.tree.leaves(jax.eval_shape(self.state.kept))) == 1:  # only caches and a length: to be cut anywhere
+            points.append(ReturnPoint.of(replace(self.state, length=jnp.full_like(self.state.length, usable)), usable))
+        fit = [point for point in points if self.limits.shortest <= point.length <= usable]
+        return max(fit, key=lambda point: point.length, default=None)
+
+    def back_at(self, point: ReturnPoint) -> Memory:
+        """The text up to a point. Its state is a copy, and can be consumed."""
+        return Memory(
+            tokens=self.tokens[: point.length],
+            state=point.parts.restored(self.state),
+            limits=self.limits,
+            points=tuple(other for other in self.points if other.length <= point.length),
+        )
+
+    def without(self, cut: Cut) -> Memory:
+        """The text without the tokens of a cut, for which enough must be left. The state is consumed."""
+        keep, drop = (jnp.asarray([count], jnp.int32) for count in cut)
+        return Memory(
+            tokens=cut.of(self.tokens),
+            state=shift_context(self.state, keep, drop),
+            limits=self.limits.after_cut(cut),
+            points=tuple(point for point in self.points if point.length <= cut.keep),
+        )
+
+    def copy(self) -> Memory:
+        """The same with a state of its own, which can be consumed."""
+        return replace(self, state=jax.tree.map(jnp.copy, self.state))
+
+
+def within_budget(points: Iterable[ReturnPoint], num_bytes: int) -> tuple[ReturnPoint, ...]:
+    """The last points that fit into the budget together."""
+    kept: list[ReturnPoint] = []
+    for point in reversed(list(points)):
+        num_bytes -= point.num_bytes
+        if num_bytes < 0:
+            break
+        kept.insert(0, point)
+    return tuple(kept)

@@ -1,0 +1,285 @@
+"""How to generate: the options of a request, and how keywords and lists become options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict, TypeVar
+
+import numpy as np
+
+from specjax.decoding.acceptance import Rule, Synthetic
+from specjax.decoding.decoder import MAX_DRAFTS
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.state import KV_TYPES, KVTypes, RollbackStrategy
+
+DEFAULT_DRAFTS = 3
+MOST_LOGPROBS = 64
+"""The most alternatives whose log-probabilities can be asked for at each token."""
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """How to generate; every field is also a keyword of `Model.generate` and its siblings.
+
+    The first group may differ from request to request of a batch without another program. The second group belongs to
+    the program: all requests that run together share it.
+
+    Attributes:
+        max_tokens: tokens to emit at most.
+        draft: the number of tokens to draft in a round, or a `DraftConfig`; 0 is plain decoding. None drafts 3 tokens,
+            or as many as the drafter can make if that is fewer; without a drafter it is plain decoding.
+        temperature, top_k, top_p, min_p: how tokens are drawn, see `SamplerConfig`. Temperature 0 is greedy decoding.
+        seed: the seed of all random draws. The same seed gives the same text, whatever the batch is.
+        stop: strings that end the text; the text is cut before the first of them.
+        ignore_eos: go on after a token that ends the text.
+
+        accept: "rejection" accepts most; "coupled" gives the text of plain sampling with the same seed. Greedy
+            decoding needs neither.
+        rollback: "replay", "snapshot", or "auto" for the faster one.
+        kv_type_k, kv_type_v: how keys and values are kept, by the drafter too: "f32", "f16", "bf16", "q8_0", "q4_0",
+            "turbo2", "turbo3" or "turbo4".
+        margins: whether to report, for each token, the largest logit minus the second largest where the token was
+            chosen. In greedy decoding a small margin is a near-tie.
+        logprobs: also report the log-probability of each token, and of so many most probable tokens at its place;
+            they are the model's own, before temperature and filters. None reports nothing.
+        rounds_per_chunk: rounds that run on the device before the host sees their tokens.
+
+    Raises:
+        TypeError: a setting is of another type than it must be.
+        ValueError: a setting is out of its range.
+    """
+
+    max_tokens: int = 128
+    draft: int | DraftConfig | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    accept: Literal["rejection", "coupled"] = "rejection"
+    rollback: RollbackStrategy | Literal["auto"] = "auto"
+    kv_type_k: str = "f32"
+    kv_type_v: str = "f32"
+    margins: bool = False
+    logprobs: int | None = None
+    rounds_per_chunk: int = 8
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError(f"stop is {self.stop!r}; give strings that are not empty")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; at least 1 token must be asked for")
+        if self.rounds_per_chunk < 1:
+            raise ValueError(f"rounds_per_chunk is {self.rounds_per_chunk}; it must be at least 1")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise ValueError(f"logprobs is {self.logprobs}; give a number of alternatives from 0 to {MOST_LOGPROBS}")
+        if self.accept == "synthetic" or isinstance(self.accept, Synthetic):
+            raise ValueError(
+                f"accept is {self.accept!r}, which draws lots and is for measuring speed: what comes out is no model's"
+                " text; see specjax.analysis.benchmark, or accept by 'rejection' or 'coupled'"
+            )
+        if self.accept not in ("rejection", "coupled"):
+            raise ValueError(f"accept is {self.accept!r}; known rules are 'rejection' and 'coupled'")
+        if self.rollback not in ("auto", "replay", "snapshot"):
+            raise ValueError(f"rollback is {self.rollback!r}; known are 'auto', 'replay' and 'snapshot'")
+        for name in ("kv_type_k", "kv_type_v"):
+            if getattr(self, name) not in KV_TYPES:
+                known = ", ".join(map(repr, KV_TYPES))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; known are {known}")
+        self.settings(draft := self.draft_config(has_drafter=True))
+        if draft.n_max > MAX_DRAFTS:
+            raise ValueError(
+                f"{draft.n_max} draft tokens are asked for; a round verifies at most {MAX_DRAFTS + 1} tokens at once:"
+                f" draft at most {MAX_DRAFTS}"
+            )
+        draft.check_lossless(drawn=self.accept == "rejection" and not self.sampler.greedy)
+
+    def _check_types(self) -> None:
+        """Numbers may be NumPy's; they become Python's, so that equal options are equal."""
+        for name, (kind, others) in _TYPES.items():
+            value = getattr(self, name)
+            if isinstance(value, np.generic):
+                value = value.item()
+            if kind is float and type(value) is int:
+                value = float(value)
+            if type(value) is not kind and not isinstance(value, others):
+                wanted = {int: "an integer", float: "a number", bool: "True or False"}[kind]
+                raise TypeError(f"{name} is {value!r}; give {wanted}")
+            object.__setattr__(self, name, value)
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        """Temperature, top-k, top-p and min-p as one value."""
+        return SamplerConfig(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def rule(self) -> Rule:
+        """The acceptance rule that this comes to."""
+        return "greedy" if self.sampler.greedy else self.accept
+
+    @property
+    def kv_types(self) -> KVTypes:
+        """The types of the KV caches."""
+        return KVTypes(self.kv_type_k, self.kv_type_v)
+
+    @property
+    def rollback_strategy(self) -> RollbackStrategy:
+        """The strategy in effect. "auto" means replay: it moves fewer bytes for 2 tokens or more, and was faster where
+        it was measured.
+        """
+        return "replay" if self.rollback == "auto" else self.rollback
+
+    def draft_config(self, has_drafter: bool, max_drafts: int | None = None) -> DraftConfig:
+        """The settings of drafting for a model. `max_drafts` is the most drafts that its drafter can make, None without
+        a limit.
+        """
+        if isinstance(self.draft, DraftConfig):
+            return self.draft
+        if self.draft is None:
+            default = DEFAULT_DRAFTS if max_drafts is None else min(DEFAULT_DRAFTS, max_drafts)
+            return DraftConfig(n_max=default if has_drafter else 0)
+        return DraftConfig(n_max=self.draft)
+
+    def settings(self, draft: DraftConfig, eos_ids: Sequence[int] = ()) -> Settings:
+        """What a row of the running state is told.
+
+        Args:
+            draft: the drafting part, see `draft_config`.
+            eos_ids: the model's tokens that end a text.
+        """
+        return Settings(self.sampler, draft, self.seed, () if self.ignore_eos else tuple(eos_ids))
+
+
+_TYPES: dict[str, tuple[type, tuple[type, ...]]] = {
+    "max_tokens": (int, ()),
+    "draft": (int, (DraftConfig, type(None))),
+    "temperature": (float, ()),
+    "top_k": (int, ()),
+    "top_p": (float, ()),
+    "min_p": (float, ()),
+    "seed": (int, ()),
+    "ignore_eos": (bool, ()),
+    "margins": (bool, ()),
+    "logprobs": (int, (type(None),)),
+    "rounds_per_chunk": (int, ()),
+}
+"""Of each checked field its type, and others that it may have. A bool is no int here."""
+
+PER_REQUEST = ("max_tokens", "draft", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
+"""Fields that may differ between requests that run together."""
+
+
+class OptionChanges(TypedDict, total=False):
+    """The fields of `GenerateOptions` as keywords, for editors and type checkers."""
+
+    max_tokens: int
+    draft: int | DraftConfig | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    accept: Literal["rejection", "coupled"]
+    rollback: RollbackStrategy | Literal["auto"]
+    kv_type_k: str
+    kv_type_v: str
+    margins: bool
+    logprobs: int | None
+    rounds_per_chunk: int
+
+
+class BatchOptionChanges(TypedDict, total=False):
+    """The same for several prompts: those that may differ between them are one value for all, or one for each."""
+
+    max_tokens: int | Sequence[int]
+    draft: int | DraftConfig | Sequence[int | DraftConfig | None] | None
+    temperature: float | Sequence[float]
+    top_k: int | Sequence[int]
+    top_p: float | Sequence[float]
+    min_p: float | Sequence[float]
+    seed: int | Sequence[int]
+    stop: str | Sequence[str] | Sequence[Sequence[str]]
+    ignore_eos: bool | Sequence[bool]
+    accept: Literal["rejection", "coupled"]
+    rollback: RollbackStrategy | Literal["auto"]
+    kv_type_k: str
+    kv_type_v: str
+    margins: bool
+    logprobs: int | None
+    rounds_per_chunk: int
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def takes_options(function: _Function) -> _Function:
+    """Show the options' fields among the keywords of a function that takes them as `**changes`."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(GenerateOptions)
+        if each.name not in signature.parameters
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return function
+
+
+def options_of(options: GenerateOptions | None, changes: Mapping[str, Any]) -> GenerateOptions:
+    """The options with some fields changed.
+
+    Raises:
+        TypeError: `options` is something else, or there is no such field.
+        ValueError: see `GenerateOptions`.
+    """
+    if options is None:
+        options = GenerateOptions()
+    if not isinstance(options, GenerateOptions):
+        raise TypeError(
+            f"options is {options!r}; give specjax.GenerateOptions(...), or its fields as keywords: max_tokens=64"
+        )
+    known = [each.name for each in fields(options)]
+    for name in changes:
+        if name not in known:
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(known)}")
+    return replace(options, **changes)
+
+
+def options_of_each(
+    count: int, options: GenerateOptions | Sequence[GenerateOptions] | None, changes: Mapping[str, Any]
+) -> list[GenerateOptions]:
+    """The options of each of `count` prompts, from values for all of them and lists with one value for each.
+
+    Raises:
+        TypeError, ValueError: as `options_of`; or a list has another length, or prompts that are to run together differ
+            in what belongs to the program.
+    """
+    bases = list(options) if isinstance(options, Sequence) else [options] * count
+    lists = {name: list(value) for name, value in changes.items() if _is_list(name, value)}
+    for name, values in {**lists, "options": bases}.items():
+        if len(values) != count:
+            raise ValueError(f"{name} has {len(values)} values for {count} prompts; give one for each, or one for all")
+    each = [
+        options_of(base, {**changes, **{name: values[index] for name, values in lists.items()}})
+        for index, base in enumerate(bases)
+    ]
+    shared = [field.name for field in fields(GenerateOptions) if field.name not in PER_REQUEST]
+    for other in each[1:]:
+        different = [name for name in shared if getattr(other, name) != getattr(each[0], name)]
+        if different:
+            raise ValueError(f"prompts that run together must have equal {', '.join(different)}; call once for each")
+    return each
+
+
+def _is_list(name: str, value: Any) -> bool:
+    if name not in PER_REQUEST or isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+        return False
+    return name != "stop" or not all(isinstance(text, str) for text in value)

@@ -1,0 +1,89 @@
+"""What a user gives as a prompt, and what is wrong with it."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from checkpoints import TextTokenizer
+from specjax.errors import PromptError, SpecjaxError
+from specjax.models.protocol import Target
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+
+
+def encode(prompt: Prompt, tokenizer: TextTokenizer | None, path: Path) -> list[int]:
+    """Token ids of a prompt given as text, or the ids themselves.
+
+    Args:
+        prompt: what is to be continued.
+        tokenizer: the model's, if it has one.
+        path: the model's, for messages.
+
+    Raises:
+        PromptError: it is neither text nor token ids; or the text has half a surrogate pair, or a byte of the command
+            line that is not UTF-8.
+        SpecjaxError: there is no tokenizer for it.
+    """
+    if not isinstance(prompt, str):
+        return _ids(prompt)
+    if tokenizer is None:
+        raise SpecjaxError(
+            f"{path} has no usable tokenizer; give the prompt as token ids"
+            " (load it with need_tokenizer=True to learn what is wrong)"
+        )
+    check_text(prompt)
+    return tokenizer.encode(prompt)
+
+
+def check_text(text: str) -> None:
+    """Raise `PromptError` for a text with half a surrogate pair, or a byte of the command line that is not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the prompt is not Unicode text: {error.reason} at character {error.start},"
+            f" {text[error.start : error.end]!r}; leave it out"
+        ) from error
+
+
+def _ids(prompt: Any) -> list[int]:
+    if isinstance(prompt, bytes | bytearray):
+        raise PromptError("the prompt is bytes; decode it to a text first: prompt.decode()")
+    try:
+        tokens = list(prompt)
+    except TypeError:
+        raise PromptError(f"the prompt is {prompt!r}; give a text, or a list of token ids") from None
+    wrong = [token for token in tokens if isinstance(token, bool) or not isinstance(token, numbers.Integral)]
+    if wrong:
+        raise PromptError(f"the prompt has {wrong[:3]!r} among its token ids; give a text, or whole numbers only")
+    return [int(token) for token in tokens]
+
+
+def check_prompts(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int = 1) -> None:
+    """Raise `PromptError` for a prompt that is empty, leaves no room for new tokens, or has ids outside the vocabulary.
+
+    Args:
+        target: says how long its context is, and how large its vocabulary.
+        prompts: token ids.
+        new_tokens: how many the context must hold beside the prompt.
+    """
+    for index, prompt in enumerate(prompts):
+        name = "the prompt" if len(prompts) == 1 else f"prompt {index}"
+        if not len(prompt):
+            raise PromptError(f"{name} is empty; give at least one token of text to continue")
+        if len(prompt) + new_tokens > target.context_length:
+            limit = f"must also hold {new_tokens} more" if new_tokens else "is shorter"
+            raise PromptError(
+                f"{name} has {len(prompt)} tokens; the model's context of {target.context_length} {limit}: shorten the"
+                " prompt"
+            )
+        outside = [token for token in prompt if not 0 <= token < target.vocab_size]
+        if outside:
+            raise PromptError(
+                f"{name} has token ids outside the vocabulary of {target.vocab_size} (0 to {target.vocab_size - 1}):"
+                f" {outside[:10]}"
+            )

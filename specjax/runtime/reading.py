@@ -1,0 +1,71 @@
+"""From records of rounds on the device to tokens of jobs on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.decoding.loop import ChunkRecord
+from specjax.runtime.request import Job, TokenLogprobs, Update
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Rounds that have been started on the device, and whose rows they are.
+
+    Attributes:
+        record: what the device will have written when they are done.
+        jobs: who was in which row of the record when they were started.
+        first: whether these are the first tokens, which prompts bring and rounds do not.
+    """
+
+    record: ChunkRecord
+    jobs: Mapping[int, Job]
+    first: bool = False
+
+    def updates(self, clock: Callable[[], float]) -> Iterator[Update]:
+        """Wait for the rounds, give the unfinished jobs their tokens, and yield an update for each.
+
+        Args:
+            clock: tells the seconds now, by which jobs are timed.
+        """
+        record = jax.device_get(self.record)
+        now = clock()
+        for row, job in self.jobs.items():
+            if job.finish_reason is None:
+                job.time(now, first=self.first)
+                tokens = self._give(record, row, job)
+                if tokens:
+                    yield Update(job, tokens, None if self.first else record, row)
+
+    def _give(self, record: ChunkRecord, row: int, job: Job) -> list[int]:
+        """Give a job what belongs to it. Returns its new tokens."""
+        rounds = record.rounds
+        if not self.first:
+            job.stats.add(record, row)
+        job.finite = job.finite and bool(np.all(of_row(record, row, rounds.finite)))
+        count = job.take(of_row(record, row, rounds.tokens))
+        if rounds.margin is not None:
+            job.margins += of_row(record, row, rounds.margin)[:count]
+        if rounds.logprob is not None and rounds.top_logprobs is not None:
+            chosen = of_row(record, row, rounds.logprob)
+            best = of_row(record, row, rounds.top_logprobs.tokens), of_row(record, row, rounds.top_logprobs.logprobs)
+            top = (tuple(zip(*pair, strict=True)) for pair in zip(*best, strict=True))
+            job.logprobs += [TokenLogprobs(*each) for each in zip(chosen, top, strict=True)][:count]
+        return job.tokens[len(job.tokens) - count :] if count else []
+
+
+def of_row(record: ChunkRecord, row: int, values: Any) -> list[Any]:
+    """The entries of `values` [rounds, B, R, ...] that belong to the tokens which a row emitted.
+
+    Values of whole rounds, [rounds, B], give one entry for each round in which the row emitted something.
+    """
+    emitted = np.asarray(record.rounds.n_emitted)[: int(record.n_rounds), row]
+    own = np.asarray(values)[: len(emitted), row]
+    if own.ndim == 1:
+        return own[emitted > 0].tolist()
+    return own[np.arange(own.shape[1]) < emitted[:, None]].tolist()

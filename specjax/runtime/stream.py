@@ -1,0 +1,122 @@
+"""Generations in progress: text in pieces, and results at the end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from specjax.errors import NonFiniteWarning, SpecjaxError
+from specjax.runtime.engine import slots_of
+from specjax.runtime.generation import Generation
+from specjax.runtime.options import GenerateOptions
+from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
+from specjax.runtime.prompts import check_prompts
+from specjax.runtime.request import Job, Update
+from specjax.runtime.stop_strings import cut_at
+
+if TYPE_CHECKING:
+    from specjax.runtime.model import Model
+
+MOST_SEATS = 64
+"""Prompts of one call that run at once; the others take seats as they become free."""
+
+
+class TextStream:
+    """A generation in progress. Iterating yields the first prompt's text in pieces.
+
+    It runs once: iterating again goes on where the last iteration stopped.
+
+    Attributes:
+        engine: what runs.
+        jobs: one for each prompt.
+        observers: called with every update as it becomes known.
+    """
+
+    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], options: Sequence[GenerateOptions]) -> None:
+        """
+        Args:
+            model: what generates.
+            prompts: token ids. A prompt's random stream is named by its index.
+            options: of each prompt.
+
+        Raises:
+            PromptError: a prompt cannot be continued.
+            SpecjaxError: see `Model.decoder`.
+        """
+        check_prompts(model.target, prompts)
+        requests = [
+            model.request(prompt, each, sequence=index)
+            for index, (prompt, each) in enumerate(zip(prompts, options, strict=True))
+        ]
+        slots = slots_of(requests, model.target)
+        seats, shared = min(len(prompts), MOST_SEATS), DEFAULT_PREFIX_BYTES if worth_sharing(prompts) else 0
+        self.engine = model.engine(options, seats=seats, slots=slots, prefix_bytes=shared)
+        self.jobs = [self.engine.submit(request) for request in requests]
+        self.observers: list[Callable[[Update], None]] = []
+        self._model = model
+        self._options = options
+        self._updates = self._run()
+        self._pieces = self._text()
+
+    def updates(self) -> Iterator[Update]:
+        """Tokens of all prompts as they become known."""
+        return self._updates
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def _run(self) -> Iterator[Update]:
+        for update in self.engine.run():
+            for observe in self.observers:
+                observe(update)
+            yield update
+
+    def _text(self) -> Iterator[str]:
+        job = self.jobs[0]
+        text = self._model.watch(self._options[0].stop)
+        if text is None:
+            return
+        for update in self._updates:
+            if update.job is job:
+                text.push(update.tokens)
+                if piece := text.shown():
+                    yield piece
+        if rest := text.rest():
+            yield rest
+
+    @property
+    def result(self) -> Generation:
+        """The generation, once the stream is exhausted."""
+        return self.results()[0]
+
+    def results(self) -> list[Generation]:
+        """One generation per prompt, once everything has run.
+
+        Raises:
+            SpecjaxError: the stream has not been iterated to its end.
+        """
+        if not self.engine.idle:
+            raise SpecjaxError("the stream is not exhausted yet; iterate over it before asking for its result")
+        return [generation_of(self._model, job, each) for job, each in zip(self.jobs, self._options, strict=True)]
+
+
+def generation_of(model: Model, job: Job, options: GenerateOptions) -> Generation:
+    """The result of a job that has finished.
+
+    Warns:
+        NonFiniteWarning: the model's logits were not finite numbers.
+    """
+    assert job.finish_reason is not None
+    if not job.finite:
+        warnings.warn(NonFiniteWarning(model.path), stacklevel=2)
+    return Generation(
+        text=cut_at(model.decode(job.tokens), options.stop),
+        tokens=job.tokens,
+        prompt_tokens=list(job.request.prompt),
+        finish_reason=job.finish_reason,
+        stats=job.stats,
+        timings=job.timings,
+        margins=job.margins if options.margins else None,
+        logprobs=job.logprobs if options.logprobs is not None else None,
+    )

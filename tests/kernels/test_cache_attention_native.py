@@ -1,0 +1,80 @@
+"""The native attention kernels: a row depends on no other, and what is broken is not hidden."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cache_attention_cases import LONG, SCALE, Case
+from tiny_models import relative_rms
+
+from pallas_kernels import native
+from pallas_kernels.cache_attention import attend
+from pallas_kernels.kv_formats import FORMATS, KVStore
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+B, T, H, G, N, S = 1, 2, 4, 2, 32, 300
+run = partial(attend, scale=N**-0.5, impl="cpu_native")
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape[1]).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_what_is_broken_and_seen_reaches_the_result_and_nothing_else(broken: float) -> None:
+    q, k, v = draw(B, T, H, N), draw(B, S, G, N), draw(B, S, G, N)
+    positions = jnp.asarray([[270, 290]])
+    whole = np.asarray(run(q, KVStore.of(k, "f32"), KVStore.of(v, "f32"), positions))
+    assert np.isfinite(whole).all()
+
+    k_broken = k.copy()
+    k_broken[0, 280, 1] = broken * np.sign(q[0, 1, 2])  # only the second row sees it
+    got = np.asarray(run(q, KVStore.of(k_broken, "f32"), KVStore.of(v, "f32"), positions))
+    assert np.isnan(got[0, 1, 2]).all()
+    np.testing.assert_array_equal(got[:, 0], whole[:, 0])
+    np.testing.assert_array_equal(got[:, 1, :2], whole[:, 1, :2])
+
+    q_broken = q.copy()
+    q_broken[0, 0, 3, 5] = np.nan
+    got = np.asarray(run(q_broken, KVStore.of(k, "f32"), KVStore.of(v, "f32"), positions))
+    assert np.isnan(got[0, 0, 3]).all()
+    np.testing.assert_array_equal(got[0, 0, :3], whole[0, 0, :3])
+    np.testing.assert_array_equal(got[0, 1], whole[0, 1])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_does_not_depend_on_the_others(name: str) -> None:
+    """Bit for bit: speculation is lossless because verifying a token gives what decoding it alone gives."""
+    case, attend = LONG[name], jax.jit(partial(run, scale=SCALE))
+    whole = np.asarray(attend(case.q, *case.caches, case.rows))
+    assert relative_rms(whole, case.want) < 1e-6
+    for t in range(4):
+        one = slice(t, t + 1)
+        np.testing.assert_array_equal(attend(case.q[:, one], *case.caches, case.rows[:, one])[:, 0], whole[:, t])
+    stores = [store.map(lambda part: part[1:2]) for store in case.caches]
+    np.testing.assert_array_equal(attend(case.q[1:2, 1:3], *stores, case.rows[1:2, 1:3]), whole[1:2, 1:3])
+
+
+SHORT = Case("f32", "f32", ((5, 6, 7, 8), (36, 37, 38, 39), (-1, 0, 1, 2)), 40, width=16)
+
+
+def test_native_attention_has_the_derivatives_of_the_xla_form() -> None:
+    def loss(q: jax.Array, k: KVStore, impl: str) -> jax.Array:
+        return jnp.sum(jnp.sin(run(q, k, SHORT.caches[1], SHORT.rows, scale=SCALE, impl=impl)))
+
+    q, k = jnp.asarray(SHORT.q), SHORT.caches[0]
+    got, want = (jax.grad(loss, (0, 1))(q, k, impl) for impl in ("cpu_native", "xla_floats"))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert relative_rms(a, b) < 1e-5
+
+
+def test_programs_for_other_platforms_do_without_native_kernels() -> None:
+    case = LONG["q8_0"]
+    program = jax.export.export(jax.jit(partial(run, scale=SCALE)), platforms=["tpu"])
+    assert "specjax_attend" not in program(case.q, *case.caches, case.rows).mlir_module()

@@ -1,0 +1,240 @@
+"""Requests in seats: what each says does not depend on its neighbours, on when it came, or on who sat there before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from scripted import ragged_prompts
+from tiny_models import DENSE, make_params
+
+from specjax.decoding import seats
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.loop import decode_chunk
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
+from specjax.runtime.engine import Engine, slots_of
+from specjax.runtime.request import Job, Request
+
+PLAIN = Decoder(Qwen35Target(DENSE), None, max_drafts=0)
+DRAFTING = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "coupled", 3, margins=True)
+NO_DRAFTS = DraftConfig(n_max=0)
+PROMPTS = ragged_prompts(DENSE, (7, 1, 40, 300, 12, 90, 2), seed=8)
+WANTS = [
+    Settings(SamplerConfig(temperature), DraftConfig(n_max=drafts), seed, stops)
+    for temperature, drafts, seed, stops in (
+        (0.0, 3, 0, ()),
+        (0.9, 2, 5, ()),
+        (0.0, 0, 0, (3, 4)),
+        (0.7, 3, 1, ()),
+        (0.0, 1, 9, ()),
+        (1.1, 0, 2**32 - 1, (1,)),
+        (0.8, 3, 7, tuple(range(5))),
+    )
+]
+
+
+def request(prompt: Sequence[int], max_tokens: int, settings: Settings, sequence: int = 0) -> Request:
+    return Request(tuple(prompt), max_tokens, settings, sequence)
+
+
+def engine(decoder: Decoder, n_seats: int, slots: int, rounds: int = 4) -> Engine:
+    return Engine(decoder, make_params(DENSE), seats=n_seats, slots=slots, rounds_per_chunk=rounds)
+
+
+def finish(running: Engine) -> None:
+    for _ in running.run():
+        pass
+
+
+@cache
+def alone(index: int) -> Job:
+    """What a request says when nobody else is there."""
+    running = engine(DRAFTING, 1, 512)
+    job = running.submit(request(PROMPTS[index], 24, WANTS[index], index))
+    finish(running)
+    return job
+
+
+def assert_as_alone(job: Job) -> None:
+    want = alone(job.request.sequence)
+    assert min(want.margins) > 1e-4, "near-ties: equality would hang on rounding"
+    assert (job.tokens, job.finish_reason) == (want.tokens, want.finish_reason)
+    counts = ("rounds", "tokens", "drafted", "accepted", "drafted_by_position", "accepted_by_position")
+    assert [getattr(job.stats, name) for name in counts] == [getattr(want.stats, name) for name in counts]
+
+
+@pytest.mark.parametrize("n_seats", [2, 3, 7])
+def test_requests_with_settings_of_their_own_say_what_they_say_alone(n_seats: int) -> None:
+    running = engine(DRAFTING, n_seats, 512)
+    jobs = [
+        running.submit(request(prompt, 24, wants, index))
+        for index, (prompt, wants) in enumerate(zip(PROMPTS, WANTS, strict=True))
+    ]
+    finish(running)
+    for job in jobs:
+        assert_as_alone(job)
+    assert len({job.finish_reason for job in jobs}) == 2
+
+
+def test_a_long_prompt_does_not_stop_the_others_and_newcomers_are_fed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def logged(name: str, program):
+        def call(*args):
+            fed = int(np.sum(args[-1] > 0)) if name == "feed" else 0
+            if fed or name == "rounds":  # nothing is fed when a program is built
+                calls.append((name, fed))
+            return program(*args)
+
+        return call
+
+    running = engine(DRAFTING, 4, 512)
+    warm = [running.submit(request(prompt, 2, WANTS[0])) for prompt in ([1] * 300, [2], [3], [4])]
+    finish(running)
+    assert all(job.finish_reason == "length" for job in warm)
+    monkeypatch.setattr("specjax.runtime.engine.feed_rows", logged("feed", seats.feed_rows))
+    monkeypatch.setattr("specjax.runtime.engine.decode_chunk", logged("rounds", decode_chunk))
+    first = running.submit(request(PROMPTS[0], 24, WANTS[0], 0))
+    list(running.step())
+    late = [running.submit(request(prompt, 4, WANTS[0])) for prompt in ([5] * 450, [6] * 3, [7] * 4)]
+    finish(running)
+    assert calls[:2] == [("feed", 1), ("rounds", 0)]
+    assert calls[2:6] == [("feed", 3), ("rounds", 0), ("feed", 1), ("rounds", 0)]
+    assert_as_alone(first)
+    assert all(len(job.tokens) == 4 for job in late)
+
+
+def test_a_cancelled_request_leaves_its_seat_and_no_trace() -> None:
+    running = engine(DRAFTING, 2, 512)
+    gone = running.submit(request(PROMPTS[2], 400, Settings(), 2))
+    stays = running.submit(request(PROMPTS[0], 24, WANTS[0], 0))
+    waits = running.submit(request(PROMPTS[4], 24, WANTS[4], 4))
+    never = running.submit(request(PROMPTS[5], 24, WANTS[5], 5))
+    running.cancel(never)
+    for update in running.run():
+        if update.job is gone:
+            running.cancel(gone)
+    assert (gone.finish_reason, never.finish_reason, never.tokens) == ("cancelled", "cancelled", [])
+    assert 1 <= len(gone.tokens) < 400
+    assert_as_alone(stays)
+    assert_as_alone(waits)
+    running.cancel(stays)
+    assert stays.finish_reason == "length", "what has finished stays as it is"
+
+
+def test_a_stop_token_ends_a_row_and_is_still_emitted() -> None:
+    free = alone(0)
+    stop = next(token for token in free.tokens if free.tokens.index(token) > 4)
+    running = engine(DRAFTING, 2, 512)
+    job = running.submit(request(PROMPTS[0], 24, Settings(draft=DraftConfig(n_max=3), stop_tokens=(stop,))))
+    other = running.submit(request(PROMPTS[0], 24, WANTS[0], 0))
+    finish(running)
+    assert job.tokens == free.tokens[: free.tokens.index(stop) + 1]
+    assert job.finish_reason == "eos"
+    assert_as_alone(other)
+
+
+def test_other_settings_compile_nothing() -> None:
+    """Sixteen requests with as many settings are one program, and one that has run before with other settings."""
+
+    def run(wants: Sequence[Settings]) -> list[list[int]]:
+        running = engine(DRAFTING, 16, 512)
+        jobs = [running.submit(request(PROMPTS[i % 3], 1 + i, each, i)) for i, each in enumerate(wants)]
+        finish(running)
+        return [job.tokens for job in jobs]
+
+    programs = (decode_chunk, seats.feed_rows, seats.start_rows)
+    same = run([WANTS[0]] * 16)
+    before = [program._cache_size() for program in programs]
+    other = run(
+        [
+            Settings(
+                SamplerConfig(i / 16, top_k=i, top_p=1 - i / 32, min_p=i / 64),
+                DraftConfig(n_max=i % 4, p_min=i / 32, skip_streak=i % 3),
+                seed=i,
+                stop_tokens=tuple(range(i % 5)),
+            )
+            for i in range(16)
+        ]
+    )
+    assert [program._cache_size() for program in programs] == before
+    assert other != same
+
+
+def test_requests_that_do_not_fit_are_refused_with_both_numbers() -> None:
+    running = engine(PLAIN, 2, 9)
+    with pytest.raises(ValueError, match=r"the prompt has 9 tokens, and a seat of this engine has 9 slots"):
+        running.submit(request([1] * 9, 1, Settings(draft=NO_DRAFTS)))
+    with pytest.raises(ValueError, match=r"1 draft tokens are asked for; this program makes at most 0"):
+        running.submit(request([1], 1, Settings(draft=DraftConfig(n_max=1))))
+    with pytest.raises(ValueError, match="an engine of 0 seats"):
+        engine(PLAIN, 0, 9)
+
+
+def test_slots_that_are_just_enough_are_used_to_their_end() -> None:
+    running = engine(PLAIN, 2, 9)
+    wants = Settings(draft=NO_DRAFTS)
+    jobs = [running.submit(request(*each, wants)) for each in (([1, 2, 3, 4, 5], 4), ([1, 2], 3), ([7], 50))]
+    finish(running)
+    assert [len(job.tokens) for job in jobs] == [4, 3, 8]
+    assert [job.finish_reason for job in jobs] == ["length", "length", "context"]
+
+
+def test_the_context_of_the_model_limits_the_slots() -> None:
+    wants = Settings(draft=NO_DRAFTS)
+    assert slots_of([request([1] * 500, 10**6, wants)], PLAIN.target) == DENSE.context_length
+    assert slots_of([request([1] * 250, 20, wants), request([1], 3, wants)], PLAIN.target) == 512
+
+
+def test_engines_leave_nothing_behind() -> None:
+    def use(index: int) -> None:
+        running = engine(DRAFTING, 3, 256 if index % 2 else 512)
+        for each in range(4):
+            running.submit(request(PROMPTS[each % 3], 8, WANTS[each], each))
+        for number, _ in enumerate(running.run()):
+            if index % 3 == 0 and number == 5:
+                return  # abandoned in the middle
+
+    for index in range(6):
+        use(index)
+    before = len(jax.live_arrays())
+    for index in range(12):
+        use(index)
+    assert len(jax.live_arrays()) <= before
+
+
+def test_a_chunk_is_read_once_and_while_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[str, int]] = []
+    numbers: dict[int, int] = {}
+    kept: list[object] = []  # so that no two records have one address
+    get = jax.device_get
+
+    def start(*args):
+        state, record = decode_chunk(*args)
+        kept.append(record)
+        numbers[id(record)] = len(numbers)
+        log.append(("start", numbers[id(record)]))
+        return state, record
+
+    def read(record: object) -> object:
+        if id(record) in numbers:
+            log.append(("read", numbers[id(record)]))
+        return get(record)
+
+    running = engine(DRAFTING, 2, 512, rounds=2)
+    running.submit(request(PROMPTS[0], 3, WANTS[0]))
+    finish(running)
+    monkeypatch.setattr("specjax.runtime.engine.decode_chunk", start)
+    monkeypatch.setattr(jax, "device_get", read)
+    for index in (0, 2, 4):
+        running.submit(request(PROMPTS[index], 24, WANTS[index], index))
+    finish(running)
+    chunks = max(number for _, number in log)
+    assert chunks >= 4
+    assert log == [("start", 0), *(event for i in range(chunks) for event in (("start", i + 1), ("read", i)))]

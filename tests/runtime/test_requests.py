@@ -1,0 +1,167 @@
+"""What users ask of a model: settings for each prompt, stop strings, log-probabilities, scores, and threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from small_model import write_small_model
+
+import specjax
+
+PROMPTS = ["def f(", "class A", "import os", "x = "]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
+    return specjax.load(write_small_model(tmp_path_factory.mktemp("model") / "small.gguf"))
+
+
+def test_prompts_of_a_batch_can_want_different_things(model: specjax.Model) -> None:
+    wants = {
+        "temperature": [0.0, 0.8, 0.8, 0.0],
+        "seed": [0, 7, 8, 0],
+        "max_tokens": [9, 20, 30, 12],
+        "draft": [3, 0, 2, 1],
+    }
+    together = model.generate_batch(PROMPTS, **wants, accept="coupled", ignore_eos=True)  # type: ignore[arg-type]
+    for index, result in enumerate(together):
+        own = {name: values[index] for name, values in wants.items()}
+        batch = [*PROMPTS[:index], PROMPTS[index]]  # a prompt's random stream is named by its index
+        alone = model.generate_batch(batch, **own, accept="coupled", ignore_eos=True)[-1]  # type: ignore[arg-type]
+        assert result.tokens == alone.tokens
+        assert len(result.tokens) == wants["max_tokens"][index]
+
+
+def test_a_stop_string_cuts_the_text_and_frees_the_seat(model: specjax.Model) -> None:
+    whole = model.generate("def f(", max_tokens=40, draft=3, ignore_eos=True)
+    stop = whole.text[7:9]
+    cut = whole.text.find(stop)
+    result = model.generate("def f(", max_tokens=40, draft=3, ignore_eos=True, stop=[stop, "\0"])
+    assert (result.text, result.finish_reason) == (whole.text[:cut], "stop")
+    assert model.decode(result.tokens).startswith(whole.text[:cut] + stop)
+    assert whole.tokens[: len(result.tokens)] == result.tokens
+    stream = model.stream("def f(", max_tokens=40, draft=3, ignore_eos=True, stop=stop)
+    assert "".join(stream) == stream.result.text == whole.text[:cut]
+    first, second = model.generate_batch(
+        ["def f(", "def f("], max_tokens=40, draft=3, ignore_eos=True, stop=[[stop], []]
+    )
+    assert (first.text, second.text) == (whole.text[:cut], whole.text)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_log_probabilities_are_those_of_the_whole_distribution(model: specjax.Model, temperature: float) -> None:
+    """From the rounds of drafts, as from the logits of the text fed at once."""
+    result = model.generate(
+        "class A", max_tokens=20, draft=3, temperature=temperature, top_k=5, seed=3, ignore_eos=True, logprobs=4
+    )
+    assert result.logprobs is not None
+    assert result.stats.accepted > 0
+    text = [*result.prompt_tokens, *result.tokens]
+    logits = model.logits(text)[len(result.prompt_tokens) - 1 : -1].astype(np.float64)
+    want = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    for each, token, row in zip(result.logprobs, result.tokens, want, strict=True):
+        assert each.logprob == pytest.approx(row[token], abs=2e-4)
+        best = np.argsort(-row, kind="stable")[:4]
+        assert [id_ for id_, _ in each.top] == best.tolist()
+        assert [value for _, value in each.top] == pytest.approx(row[best].tolist(), abs=2e-4)
+    scores = model.score("class A", result.tokens)
+    assert scores == pytest.approx([each.logprob for each in result.logprobs], abs=2e-4)
+
+
+def test_scores_of_a_batch_are_those_of_its_texts(model: specjax.Model) -> None:
+    continuations = [[1, 2, 3], [5] * 60, [7], [9, 9]]
+    together = model.score_batch(PROMPTS, continuations)
+    for prompt, continuation, scores in zip(PROMPTS, continuations, together, strict=True):
+        assert scores == pytest.approx(model.score(prompt, continuation), abs=1e-4)
+        assert len(scores) == len(continuation)
+    with pytest.raises(ValueError, match="4 prompts and 1 continuations"):
+        model.score_batch(PROMPTS, [[1]])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (b"def", "the prompt is bytes; decode it"),
+        ([313.7, 286.2], r"has \[313.7, 286.2\] among its token ids"),
+        ([True], "among its token ids"),
+        (7, "the prompt is 7; give a text"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(model: specjax.Model, prompt: object, message: str) -> None:
+    with pytest.raises(specjax.PromptError, match=message):
+        model.generate(prompt)  # type: ignore[arg-type]
+    with pytest.raises(specjax.PromptError, match="prompts is one text, 'def'"):
+        model.generate_batch("def")
+
+
+def test_what_cannot_be_loaded_is_named() -> None:
+    with pytest.raises(specjax.SpecjaxError, match="packed is 'a4'; give 'a16', 'a8', or None"):
+        specjax.load(packed="a4")  # type: ignore[arg-type]
+    with pytest.raises(specjax.SpecjaxError, match="is no drafter: it has no attach"):
+        specjax.load(drafter=object())  # type: ignore[arg-type]
+
+
+def test_a_turn_of_a_session_can_have_options_of_its_own(model: specjax.Model) -> None:
+    chat = model.session(draft=3, temperature=0.8, accept="coupled", ignore_eos=True, max_tokens=12)
+    first, _ = chat.generate("def f(", seed=1)
+    second, after = chat.generate("def f(", seed=2, max_tokens=5, draft=0)
+    assert first.tokens == model.generate("def f(", chat.options, seed=1).tokens
+    assert second.tokens == model.generate("def f(", chat.options, seed=2, max_tokens=5).tokens
+    assert second.stats.drafted == 0
+    assert after.options == chat.options
+    with pytest.raises(ValueError, match="made for 3 drafts a round"):
+        chat.generate("def f(", draft=5)
+    assert model.session(slots=16).slots == 16
+
+
+def test_threads_can_use_one_model(model: specjax.Model) -> None:
+    want = [model.generate(prompt, max_tokens=16, draft=3, ignore_eos=True).tokens for prompt in PROMPTS]
+    got: dict[tuple[int, int], list[int]] = {}
+
+    def work(thread: int) -> None:
+        for index, prompt in enumerate(PROMPTS):
+            got[thread, index] = model.generate(prompt, max_tokens=16, draft=3, ignore_eos=True).tokens
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {(thread, index): want[index] for thread in range(4) for index in range(len(PROMPTS))}
+
+
+def test_calls_of_all_kinds_leave_no_arrays_behind(model: specjax.Model) -> None:
+    rng = np.random.default_rng(0)
+
+    def call(index: int) -> None:
+        prompt = rng.integers(0, 250, int(rng.integers(1, 60))).tolist()
+        options = {"temperature": index % 3 / 2, "seed": index, "draft": index % 4, "max_tokens": 1 + index % 9}
+        stream = model.stream(prompt, **options)  # type: ignore[arg-type]
+        if index % 5 == 0:
+            next(stream.updates())
+            return  # abandoned
+        if index % 7 == 0:
+            with pytest.raises(specjax.PromptError):
+                model.generate([10**6])
+        for _ in stream.updates():
+            pass
+
+    for index in range(40):
+        call(index)
+    before = len(jax.live_arrays())
+    for index in range(300):
+        call(index)
+    assert len(jax.live_arrays()) <= before
+
+
+def test_logits_that_are_no_numbers_are_said(tmp_path: Path) -> None:
+    model = specjax.load(write_small_model(tmp_path / "small.gguf"))
+    broken = jax.tree.map(lambda x: x, model.params)
+    broken["target"]["norm"]["weight"] = broken["target"]["norm"]["weight"] * np.nan
+    model.params.update(broken)
+    with pytest.warns(specjax.NonFiniteWarning, match="not finite numbers, and its tokens mean nothing"):
+        model.generate("def", max_tokens=3, draft=0)
