@@ -165,7 +165,7 @@ class Families(Generic[F]):
             UnknownArchitectureError: to none of these.
         """
         for family in self.members:
-            if isinstance(config, family.config_type):
+            if type(config) is family.config_type:
                 return family
         known = ", ".join(family.config_type.__name__ for family in self.members)
         raise UnknownArchitectureError(f"a {type(config).__name__} is the config of no known family; known are {known}")

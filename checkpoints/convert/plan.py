@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checkpoints.convert.source_model import FLOATS, SourceModel, Stored, moves_values
+from checkpoints.convert.source_model import FLOATS, SourceModel, Stored
 from checkpoints.gguf.ggml_types import GGML_TYPES
 from checkpoints.mapping.rule import Rule
 from checkpoints.mapping.table import RuleTable
@@ -57,7 +57,7 @@ def from_rules(model: SourceModel, table: RuleTable, choose: TypeChoice) -> Iter
         for index, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
             kind = choose(name, shape, incoming)
             info = TensorInfo(name, shape, kind, tensor_bytes(kind, shape))
-            exact = moves_values(rule) and {source.type for source in sources} == {kind}
+            exact = rule.moves_values and {source.type for source in sources} == {kind}
             yield PlannedTensor(info, sources, _Made(model, rule, index, info), exact)
 
 
@@ -88,7 +88,7 @@ class _Made:
         kind, name = self.info.type, self.info.name
         parameters = [self.model.parameter(path) for path in self.rule.paths]
         # Values that are only moved get their type before, others are computed in float32.
-        early = kind if moves_values(self.rule) else "F32"
+        early = kind if self.rule.moves_values else "F32"
         arrays = [_in_type(parameter, early, name) for parameter in parameters]
         tensor = next(array for i, array in enumerate(self.rule.backward(arrays)) if i == self.index)
         if kind not in DTYPES:
@@ -106,7 +106,7 @@ def _incoming(model: SourceModel, rule: Rule) -> str:
     kinds = {model.type_of(path) for path in rule.paths}
     if kinds == {"I32"}:
         return "I32"
-    if len(kinds) == 1 and moves_values(rule):
+    if len(kinds) == 1 and rule.moves_values:
         (kind,) = kinds
         if kind in FLOATS or rule.keeps_rows:
             return kind

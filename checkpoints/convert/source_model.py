@@ -18,7 +18,7 @@ from checkpoints.gguf.file import GGUFFile
 from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows
 from checkpoints.gguf.values import GGUFValue
 from checkpoints.load import OpenedCheckpoint, open_checkpoint, own_names
-from checkpoints.mapping.rule import Copy, Rule, Split, Stack
+from checkpoints.mapping.rule import Rule
 from checkpoints.mapping.table import RuleTable
 from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
 from checkpoints.safetensors.file import DTYPES
@@ -193,7 +193,7 @@ class SourceModel:
 
     def is_moved(self, path: str) -> bool:
         """Whether a parameter's values are those of the file, wherever they lie there."""
-        return moves_values(self._rule_of[path])
+        return self._rule_of[path].moves_values
 
     def sources_of(self, paths: Collection[str]) -> list[TensorInfo]:
         """The tensors of the file that parameters are made of."""
@@ -249,7 +249,7 @@ class SourceModel:
         types = {self.opened.source.tensors[name].type for name in rule.sources}
         if self.opened.rules.integers.intersection(rule.paths):
             return "I32"
-        if len(types) == 1 and moves_values(rule):
+        if len(types) == 1 and rule.moves_values:
             (kind,) = types
             if kind in FLOATS or (kind not in DTYPES and rule.keeps_rows):
                 return kind
@@ -320,13 +320,6 @@ def _together(array: np.ndarray, ndim: int) -> Iterator[np.ndarray]:
     else:
         for part in array:
             yield from _together(part, ndim)
-
-
-def moves_values(rule: Rule) -> bool:
-    """Whether a rule only moves values between a file and the parameters, so that they can stay as they are stored."""
-    if isinstance(rule, Copy):
-        return rule.transform.moves
-    return isinstance(rule, (Split, Stack))
 
 
 def _of_head(rule: Rule) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from gguf import LlamaFileType
 
 from checkpoints.convert.plan import DECODED, PlannedTensor, Shape, as_it_is, from_rules, parameter, tensor_bytes
-from checkpoints.convert.source_model import FLOATS, SourceModel, moves_values
+from checkpoints.convert.source_model import FLOATS, SourceModel
 from checkpoints.errors import CheckpointError, TokenizerError
 from checkpoints.family import Config
 from checkpoints.gguf.values import GGUFValue, typed
@@ -181,7 +181,7 @@ def _made_again(model: SourceModel) -> Iterator[PlannedTensor]:
         for _ in rule.sources:
             tensor = next(tensors)
             kinds = {source.type for source in tensor.sources}
-            moved = moves_values(rule) and len(kinds) == 1 and {model.type_of(path) for path in rule.paths} == kinds
+            moved = rule.moves_values and len(kinds) == 1 and {model.type_of(path) for path in rule.paths} == kinds
             if rule.paths and (moved or _same_bytes(model, tensor)):
                 yield tensor
 

@@ -30,6 +30,11 @@ class Rule(Protocol):
         """Whether rows of the tensors are moved as wholes, so that the rule also applies to rows of packed bytes."""
         ...
 
+    @property
+    def moves_values(self) -> bool:
+        """Whether values are only moved, so that they can stay in the type in which they are stored."""
+        ...
+
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Shapes in the file, given those of the parameters."""
         ...
@@ -63,6 +68,10 @@ class Copy:
     def keeps_rows(self) -> bool:
         return self.transform.keeps_rows
 
+    @property
+    def moves_values(self) -> bool:
+        return self.transform.moves
+
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [self.transform.stored_shape(shapes[0])]
 
@@ -87,6 +96,10 @@ class Split:
 
     @property
     def keeps_rows(self) -> bool:
+        return True
+
+    @property
+    def moves_values(self) -> bool:
         return True
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -114,6 +127,10 @@ class Stack:
 
     @property
     def keeps_rows(self) -> bool:
+        return True
+
+    @property
+    def moves_values(self) -> bool:
         return True
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -148,6 +165,10 @@ class Computed:
 
     @property
     def keeps_rows(self) -> bool:
+        return False
+
+    @property
+    def moves_values(self) -> bool:
         return False
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:

@@ -16,7 +16,7 @@ BYTE_OFFSET = 128
 
 
 def header() -> str:
-    """The header's text."""
+    """The text of the header file."""
     rows = "\n".join(map(_row, FORMATS.values()))
     tables = "\n".join(f"inline constexpr {_table(table, name)}" for table, name in CODEBOOKS.items())
     return f"""\

@@ -37,7 +37,7 @@ class CausalConv(nn.Module):
 class GatedDeltaNet(nn.Module):
     """One gated delta net layer.
 
-    Value heads are in tiled order: value head j uses key head j % Hk, as in GGUF files.
+    The state knows which key head each value head reads, see `specjax.state.recurrent`.
 
     Attributes:
         key_heads, value_heads, key_width, value_width: Hk, Hv, Dk, Dv.

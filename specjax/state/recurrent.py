@@ -9,6 +9,8 @@ A committed state has `conv_window()` and `matrix_state()` and takes new tokens 
 A row's first token was chosen already, and always stays. `Replay` keeps the state of the last commit and the records of
 the window's tokens, and applies the accepted ones on commit. `Snapshot` writes the state after each of the window's
 newest tokens and on commit only remembers which one counts. Both start from zeros and agree to rounding; see the tests.
+
+`head_map` says which key head the value head j reads: "tiled" is j % Hk, "grouped" is j // (Hv / Hk).
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class ReplayState(_Sum):
 
     matrix: Float[Array, "B Hv Dk Dv"]
     window: Float[Array, "B W-1 C"]
+    head_map: gated_delta.HeadMap = struct.field(pytree_node=False)
 
     def conv_window(self) -> Float[Array, "B W-1 C"]:
         """The last W - 1 committed inputs of the convolution."""
@@ -74,9 +77,9 @@ class ReplayState(_Sum):
         self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
     ) -> tuple[Float[Array, "B T Hv Dv"], ReplayState]:
         """Process `n_valid` final tokens per row. `conv_inputs` is the window followed by the new inputs."""
-        out, matrix = gated_delta.prefill(*x, self.matrix, n_valid=n_valid)
+        out, matrix = gated_delta.prefill(*x, self.matrix, n_valid=n_valid, head_map=self.head_map)
         window = causal_conv1d.window_at(conv_inputs, n_valid, self.window.shape[1])
-        return out, ReplayState(matrix, window)
+        return out, ReplayState(matrix, window, self.head_map)
 
     def verify(
         self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
@@ -85,8 +88,8 @@ class ReplayState(_Sum):
         if x.q.shape[1] == 1:
             out, after = self.extend(x, conv_inputs, n_valid)
             return out, KeptToken(after)
-        out, records = gated_delta.verify(*x, self.matrix, n_valid=n_valid)
-        return out, ReplayWindow(self.matrix, records, conv_inputs, self.window.shape[1])
+        out, records = gated_delta.verify(*x, self.matrix, n_valid=n_valid, head_map=self.head_map)
+        return out, ReplayWindow(self.matrix, records, conv_inputs, self.window.shape[1], self.head_map)
 
 
 @struct.dataclass
@@ -108,12 +111,14 @@ class ReplayWindow(_Whole):
     records: gated_delta.Records
     conv_inputs: Float[Array, "B P C"]
     width: int = struct.field(pytree_node=False)
+    head_map: gated_delta.HeadMap = struct.field(pytree_node=False)
 
     def commit(self, n: Int[Array, "B"]) -> ReplayState:
         """The state after the first n tokens of the window, 0 <= n <= T."""
         return ReplayState(
-            matrix=gated_delta.commit(self.matrix, self.records, n),
+            matrix=gated_delta.commit(self.matrix, self.records, n, head_map=self.head_map),
             window=causal_conv1d.window_at(self.conv_inputs, n, self.width),
+            head_map=self.head_map,
         )
 
 
@@ -131,6 +136,7 @@ class SnapshotState(_Sum):
     slot: Int[Array, "B"]
     conv_inputs: Float[Array, "B W-1+R C"]
     offset: Int[Array, "B"]
+    head_map: gated_delta.HeadMap = struct.field(pytree_node=False)
 
     @property
     def _width(self) -> int:
@@ -148,11 +154,11 @@ class SnapshotState(_Sum):
         self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
     ) -> tuple[Float[Array, "B T Hv Dv"], SnapshotState]:
         """Process `n_valid` final tokens per row; the result stands in slot 0."""
-        out, matrix = gated_delta.prefill(*x, self.matrix_state(), n_valid=n_valid)
+        out, matrix = gated_delta.prefill(*x, self.matrix_state(), n_valid=n_valid, head_map=self.head_map)
         window = causal_conv1d.window_at(conv_inputs, n_valid, self._width)
         zero = jnp.zeros_like(self.slot)
         inputs = jnp.zeros_like(self.conv_inputs).at[:, : self._width].set(window)
-        return out, SnapshotState(self.slots.at[:, 0].set(matrix), zero, inputs, zero)
+        return out, SnapshotState(self.slots.at[:, 0].set(matrix), zero, inputs, zero, self.head_map)
 
     def verify(
         self, x: DeltaInputs, conv_inputs: Float[Array, "B P C"], n_valid: Int[Array, "B"]
@@ -165,9 +171,11 @@ class SnapshotState(_Sum):
         tokens, slots = x.q.shape[1], self.slots.shape[1]
         if tokens > slots:
             raise ValueError(f"a window of {tokens} tokens needs {tokens} snapshot slots; this state has {slots}")
-        out, new_slots = gated_delta.verify_snapshots(*x, self.slots, self.slot, n_valid=n_valid)
+        out, new_slots = gated_delta.verify_snapshots(
+            *x, self.slots, self.slot, n_valid=n_valid, head_map=self.head_map
+        )
         padded = jnp.pad(conv_inputs, ((0, 0), (0, slots - tokens), (0, 0)))
-        return out, SnapshotWindow(new_slots, self.slot, padded, n_valid)
+        return out, SnapshotWindow(new_slots, self.slot, padded, n_valid, self.head_map)
 
 
 @struct.dataclass
@@ -178,11 +186,12 @@ class SnapshotWindow(_Whole):
     slot: Int[Array, "B"]
     conv_inputs: Float[Array, "B W-1+R C"]
     n_valid: Int[Array, "B"]
+    head_map: gated_delta.HeadMap = struct.field(pytree_node=False)
 
     def commit(self, n: Int[Array, "B"]) -> SnapshotState:
         """The state after the first n tokens: 1 <= n <= n_valid, or n = 0 in rows that had no token."""
         slot = jnp.where(self.n_valid > 0, self.n_valid - n, self.slot)
-        return SnapshotState(self.slots, slot, self.conv_inputs, n)
+        return SnapshotState(self.slots, slot, self.conv_inputs, n, self.head_map)
 
 
 RecurrentState = ReplayState | SnapshotState
@@ -198,6 +207,7 @@ def zeros(
     value_width: int,
     conv_channels: int,
     conv_width: int,
+    head_map: gated_delta.HeadMap = "tiled",
 ) -> RecurrentState:
     """The state before the first token; `rows` is R, the most tokens of a `verify` call (snapshots only)."""
     matrix = (value_heads, key_width, value_width)
@@ -205,6 +215,7 @@ def zeros(
         return ReplayState(
             matrix=jnp.zeros((batch, *matrix), jnp.float32),
             window=jnp.zeros((batch, conv_width - 1, conv_channels), jnp.float32),
+            head_map=head_map,
         )
     if strategy == "snapshot":
         return SnapshotState(
@@ -212,5 +223,6 @@ def zeros(
             slot=jnp.zeros((batch,), jnp.int32),
             conv_inputs=jnp.zeros((batch, conv_width - 1 + rows, conv_channels), jnp.float32),
             offset=jnp.zeros((batch,), jnp.int32),
+            head_map=head_map,
         )
     raise ValueError(f"rollback strategy {strategy!r} is unknown; known are 'replay' and 'snapshot'")

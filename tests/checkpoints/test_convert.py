@@ -30,9 +30,9 @@ from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = ("dense/llama", "dense/qwen3", "gemma4/dense", "gemma4/edge", "gemma4/moe", "qwen3_5/dense", "qwen3_5/moe")
-MODELS += ("qwen3_5/tied", "step3_5/flash", "step3_5/plain")
+MODELS += ("qwen3_5/tied", "qwen3_next/a3b", "qwen3_next/tied", "step3_5/flash", "step3_5/plain")
 GGUFS = (*(f"{name}/model.gguf" for name in MODELS), "gemma4/dense/assistant.gguf", "gemma4/edge/assistant.gguf")
-CHOSEN = ("dense/llama", "gemma4/edge", "qwen3_5/moe", "step3_5/flash")
+CHOSEN = ("dense/llama", "gemma4/edge", "qwen3_5/moe", "qwen3_next/tied", "step3_5/flash")
 CHOSEN_GGUFS = (*(f"{name}/model.gguf" for name in CHOSEN), "gemma4/dense/assistant.gguf")
 CHOSEN_FOLDERS = (*(f"{name}/hf" for name in CHOSEN), "gemma4/edge/assistant")
 
@@ -181,7 +181,9 @@ def test_values_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["gguf", "hf", "orbax"])
-@pytest.mark.parametrize("name", ["qwen3_5/moe/model.gguf", "qwen3_5/dense/hf", "step3_5/plain/model.gguf"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5/moe/model.gguf", "qwen3_5/dense/hf", "qwen3_next/a3b/hf", "step3_5/plain/model.gguf"]
+)
 def test_a_dropped_head_leaves_a_model_that_declares_none(name: str, to: str, tmp_path: Path) -> None:
     """A missing head would be warned of, and warnings are errors here."""
     convert(FIXTURES / name, tmp_path / "trunk", to=to, drop_mtp=True)

@@ -42,7 +42,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["dense/llama/hf", "gemma4/moe/hf", "gemma4/edge/assistant", "gemma4/dense/assistant.gguf", "step3_5/flash/hf"],
+    [
+        "dense/llama/hf",
+        "gemma4/moe/hf",
+        "gemma4/edge/assistant",
+        "gemma4/dense/assistant.gguf",
+        "step3_5/flash/hf",
+        "qwen3_next/a3b/hf",
+    ],
 )
 def test_good_models_have_no_findings(name: str) -> None:
     assert not verify(FIXTURES / name, FAMILIES).findings

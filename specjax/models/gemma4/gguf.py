@@ -228,6 +228,11 @@ class RopeDivisors:
         """False: the tensor gives no parameter."""
         return False
 
+    @property
+    def moves_values(self) -> bool:
+        """False: there are no values to be moved."""
+        return False
+
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """A divisor for each pair of a head."""
         del shapes

@@ -12,6 +12,8 @@ from checkpoints.mapping.tree import flatten
 
 Names = tuple[tuple[str, str, Transform], ...]
 """(tensor name within its block, parameter path within its layer, what turns the one into the other)"""
+LayerRules = Callable[[str, str], Iterator[Rule]]
+"""Makes the rules of a part of a layer, from the prefixes of its tensors and of its parameters."""
 
 
 def weights(paths: Mapping[str, str], transform: Transform = IDENTITY) -> Names:

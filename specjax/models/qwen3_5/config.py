@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pallas_kernels.gated_delta import HeadMap
+
 FULL_ATTENTION = "full_attention"
 LINEAR_ATTENTION = "linear_attention"
 
@@ -72,7 +74,7 @@ class Qwen35Config:
     def __post_init__(self) -> None:
         def require(condition: bool, message: str) -> None:
             if not condition:
-                raise ValueError(f"Qwen35Config: {message}")
+                raise ValueError(f"{type(self).__name__}: {message}")
 
         unknown = set(self.layer_types) - {FULL_ATTENTION, LINEAR_ATTENTION}
         require(not unknown, f"layer_types has {sorted(unknown)}; known are {[FULL_ATTENTION, LINEAR_ATTENTION]}")
@@ -100,6 +102,11 @@ class Qwen35Config:
     @property
     def architecture(self) -> str:
         return "qwen35" if self.moe is None else "qwen35moe"
+
+    @property
+    def head_map(self) -> HeadMap:
+        """Which key head a value head reads, see `specjax.state.recurrent`. Files of this family come as "tiled"."""
+        return "tiled"
 
     @property
     def conv_channels(self) -> int:

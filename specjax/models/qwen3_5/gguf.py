@@ -6,6 +6,7 @@ Sources: llama.cpp `src/models/qwen35*.cpp` (what is read, and its defaults), `c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from checkpoints.errors import ConfigError
@@ -29,21 +30,22 @@ from specjax.models.parts.gguf import (
     head_rules,
     uniform_keys,
 )
-from specjax.models.parts.names import Names, copies, shapes, weights
+from specjax.models.parts.names import LayerRules, Names, copies, shapes, weights
 from specjax.models.qwen3_5.config import FULL_ATTENTION, LINEAR_ATTENTION, MoEConfig, Qwen35Config, hybrid_layer_types
 from specjax.models.qwen3_5.parameters import parameter_shapes
 
 _LAYER = weights({"attn_norm": "attn_norm", "post_attention_norm": "mlp_norm"})
-_DELTA_NET: Names = (
-    ("attn_qkv.weight", "delta_net.qkv_proj.weight", IDENTITY),
-    ("attn_gate.weight", "delta_net.z_proj.weight", IDENTITY),
-    ("ssm_beta.weight", "delta_net.beta_proj.weight", IDENTITY),
-    ("ssm_alpha.weight", "delta_net.alpha_proj.weight", IDENTITY),
+PROJECTIONS = weights({"attn_qkv": "delta_net.qkv_proj", "attn_gate": "delta_net.z_proj"})
+RECURRENCE: Names = (
     ("ssm_conv1d.weight", "delta_net.conv.weight", IDENTITY),
     ("ssm_a", "delta_net.a", IDENTITY),
     ("ssm_dt.bias", "delta_net.dt_bias", IDENTITY),
     ("ssm_norm.weight", "delta_net.norm.weight", IDENTITY),
     ("ssm_out.weight", "delta_net.out_proj.weight", IDENTITY),
+)
+"""What gated delta nets of all families of this architecture have: two projections, and what comes after them."""
+_DELTA_NET = (
+    PROJECTIONS + weights({"ssm_beta": "delta_net.beta_proj", "ssm_alpha": "delta_net.alpha_proj"}) + RECURRENCE
 )
 _MOE = EXPERTS + SHARED_EXPERT + weights({"ffn_gate_inp_shexp": "moe.shared_gate"})
 _IGNORED = {r"rope_freqs\.weight": "rotary frequencies follow from the config"}
@@ -53,13 +55,13 @@ _REQUIRED = (
     "embedding_length",
     "attention.head_count",
     "attention.layer_norm_rms_epsilon",
-    "rope.dimension_sections",
     "ssm.conv_kernel",
     "ssm.inner_size",
     "ssm.state_size",
     "ssm.time_step_rank",
     "ssm.group_count",
 )
+_SECTIONS = "rope.dimension_sections"
 _REQUIRED_MOE = ("expert_count", "expert_used_count")
 _DEFAULT_ROPE_THETA = 10000.0
 _DEFAULT_INTERVAL = 4
@@ -68,8 +70,19 @@ _DEFAULT_INTERVAL = 4
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Qwen35Config:
     """The config of a GGUF file; see `FileFormat.read_config`."""
     keys = Keys(metadata, where)
-    sparse = keys.arch == "qwen35moe"
-    keys.need(*_REQUIRED, *(_REQUIRED_MOE if sparse else ()))
+    settings = read_settings(keys, tensors, _SECTIONS, sparse=keys.arch == "qwen35moe")
+    return Qwen35Config(**settings, rope_sections=(*keys.get(_SECTIONS), 0)[:4])
+
+
+def read_settings(keys: Keys, tensors: Mapping[str, TensorInfo], *needed: str, sparse: bool) -> dict[str, Any]:
+    """The settings of a file, all but `rope_sections`; for the families of this architecture.
+
+    Args:
+        keys, tensors: the file's metadata and its tensor table.
+        needed: keys that must be there, beside those that are read here.
+        sparse: whether it has experts.
+    """
+    keys.need(*_REQUIRED, *needed, *(_REQUIRED_MOE if sparse else ()))
     keys.need_no_rope_scaling()
     width, num_heads = keys.get("embedding_length"), keys.uniform("attention.head_count")
     head_width = keys.get("attention.key_length", width // num_heads)
@@ -77,32 +90,31 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorIn
     num_layers = keys.get("block_count") - declared_mtp
     num_value_heads = keys.get("ssm.time_step_rank")
     mlp_width = keys.uniform("feed_forward_length", 0)
-    mtp_layers = one_head(declared_mtp, f"blk.{num_layers}.", tensors, where)
-    return Qwen35Config(
-        vocab_size=keys.vocab_size(tensors),
-        width=width,
-        layer_types=_layer_types(keys, num_layers),
-        mlp_width=mlp_width,
-        num_heads=num_heads,
-        num_kv_heads=keys.uniform("attention.head_count_kv", num_heads),
-        head_width=head_width,
-        rope_width=keys.get("rope.dimension_count", head_width),
-        rope_theta=keys.get("rope.freq_base", _DEFAULT_ROPE_THETA),
-        rope_sections=(*keys.get("rope.dimension_sections"), 0)[:4],
-        conv_width=keys.get("ssm.conv_kernel"),
-        linear_key_heads=keys.get("ssm.group_count"),
-        linear_value_heads=num_value_heads,
-        linear_key_width=keys.get("ssm.state_size"),
-        linear_value_width=keys.get("ssm.inner_size") // num_value_heads,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        context_length=keys.get("context_length"),
-        tied_embeddings="output.weight" not in tensors,
-        mtp_layers=mtp_layers,
-        mtp_own_embedding=mtp_layers > 0 and HEAD_EMBEDDING.format(num_layers) in tensors,
-        mtp_own_output=mtp_layers > 0 and HEAD_OUTPUT.format(num_layers) in tensors,
-        mtp_own_norm=mtp_layers == 0 or HEAD_NORM.format(num_layers) in tensors,
-        moe=_experts(keys, mlp_width) if sparse else None,
-    )
+    mtp_layers = one_head(declared_mtp, f"blk.{num_layers}.", tensors, keys.where)
+    return {
+        "vocab_size": keys.vocab_size(tensors),
+        "width": width,
+        "layer_types": _layer_types(keys, num_layers),
+        "mlp_width": mlp_width,
+        "num_heads": num_heads,
+        "num_kv_heads": keys.uniform("attention.head_count_kv", num_heads),
+        "head_width": head_width,
+        "rope_width": keys.get("rope.dimension_count", head_width),
+        "rope_theta": keys.get("rope.freq_base", _DEFAULT_ROPE_THETA),
+        "conv_width": keys.get("ssm.conv_kernel"),
+        "linear_key_heads": keys.get("ssm.group_count"),
+        "linear_value_heads": num_value_heads,
+        "linear_key_width": keys.get("ssm.state_size"),
+        "linear_value_width": keys.get("ssm.inner_size") // num_value_heads,
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "context_length": keys.get("context_length"),
+        "tied_embeddings": "output.weight" not in tensors,
+        "mtp_layers": mtp_layers,
+        "mtp_own_embedding": mtp_layers > 0 and HEAD_EMBEDDING.format(num_layers) in tensors,
+        "mtp_own_output": mtp_layers > 0 and HEAD_OUTPUT.format(num_layers) in tensors,
+        "mtp_own_norm": mtp_layers == 0 or HEAD_NORM.format(num_layers) in tensors,
+        "moe": _experts(keys, mlp_width) if sparse else None,
+    }
 
 
 def _layer_types(keys: Keys, num_layers: int) -> tuple[str, ...]:
@@ -125,7 +137,12 @@ def _experts(keys: Keys, mlp_width: int) -> MoEConfig:
 
 
 def config_to_gguf(config: Qwen35Config) -> dict[str, Any]:
-    """The metadata that llama.cpp needs to build this model, `general.architecture` apart.
+    """The metadata that llama.cpp needs to build this model, `general.architecture` apart."""
+    return write_settings(config) | {f"{config.architecture}.{_SECTIONS}": list(config.rope_sections)}
+
+
+def write_settings(config: Qwen35Config) -> dict[str, Any]:
+    """The metadata for all but `rope_sections`: what `read_settings` reads.
 
     Raises:
         ConfigError: GGUF cannot express it (key and value widths of the delta nets differ).
@@ -141,7 +158,6 @@ def config_to_gguf(config: Qwen35Config) -> dict[str, Any]:
         **uniform_keys(config),
         "attention.recurrent_layers": recurrent,
         "rope.dimension_count": config.rope_width,
-        "rope.dimension_sections": list(config.rope_sections),
         "ssm.conv_kernel": config.conv_width,
         "ssm.inner_size": config.linear_value_heads * config.linear_value_width,
         "ssm.state_size": config.linear_key_width,
@@ -165,11 +181,17 @@ def config_to_gguf(config: Qwen35Config) -> dict[str, Any]:
 
 
 def gguf_rules(config: Qwen35Config, names: Collection[str] = ()) -> RuleTable:
-    """Rules for a GGUF file.
+    """Rules for a GGUF file, see `file_rules`."""
+    return file_rules(config, names, partial(copies, _DELTA_NET))
+
+
+def file_rules(config: Qwen35Config, names: Collection[str], delta_net: LayerRules) -> RuleTable:
+    """Rules for a GGUF file of a family of this architecture.
 
     Args:
         config: the model.
         names: the file's tensor names: they decide between fused and separate expert tensors. Empty when writing.
+        delta_net: rules for a gated delta net, given the prefixes of its tensors and of its layer's parameters.
     """
 
     def moe(block: str, path: str) -> Iterator[Rule]:
@@ -181,7 +203,10 @@ def gguf_rules(config: Qwen35Config, names: Collection[str] = ()) -> RuleTable:
 
     def layer(block: str, path: str, kind: str) -> Iterator[Rule]:
         yield from copies(_LAYER, block, path)
-        yield from copies(ATTENTION + QK_NORMS if kind == FULL_ATTENTION else _DELTA_NET, block, path)
+        if kind == FULL_ATTENTION:
+            yield from copies(ATTENTION + QK_NORMS, block, path)
+        else:
+            yield from delta_net(block, path)
         yield from copies(MLP, block, path) if config.moe is None else moe(block, path)
 
     def rules() -> Iterator[Rule]:

@@ -54,6 +54,7 @@ class Qwen35Target(TrunkTarget):
                 value_width=c.linear_value_width,
                 conv_channels=c.conv_channels,
                 conv_width=c.conv_width,
+                head_map=c.head_map,
             )
 
         return tuple(init(kind) for kind in c.layer_types)
