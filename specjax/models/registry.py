@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from checkpoints.family import Families
-from specjax.models import dense, gemma4, qwen3_5, qwen3_next, step3_5
+from specjax.models import dense, gemma4, glm4_moe, qwen3_5, qwen3_next, step3_5
 from specjax.models.drafters import draft_model
 from specjax.models.protocol import Drafter, FileDrafter, Target
 
-FAMILIES = Families((dense.FAMILY, gemma4.FAMILY, gemma4.ASSISTANT, qwen3_5.FAMILY, qwen3_next.FAMILY, step3_5.FAMILY))
+FAMILIES = Families(
+    (
+        dense.FAMILY,
+        gemma4.FAMILY,
+        gemma4.ASSISTANT,
+        glm4_moe.FAMILY,
+        qwen3_5.FAMILY,
+        qwen3_next.FAMILY,
+        step3_5.FAMILY,
+    )
+)
 """Every family that can be read, written and run."""
 
 

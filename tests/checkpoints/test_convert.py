@@ -31,8 +31,9 @@ from specjax.runtime.loading import bundled_model
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = ("dense/llama", "dense/qwen3", "gemma4/dense", "gemma4/edge", "gemma4/moe", "qwen3_5/dense", "qwen3_5/moe")
 MODELS += ("qwen3_5/tied", "qwen3_next/a3b", "qwen3_next/tied", "step3_5/flash", "step3_5/plain")
+MODELS += ("glm4_moe/air", "glm4_moe/large", "glm4_moe/plain")
 GGUFS = (*(f"{name}/model.gguf" for name in MODELS), "gemma4/dense/assistant.gguf", "gemma4/edge/assistant.gguf")
-CHOSEN = ("dense/llama", "gemma4/edge", "qwen3_5/moe", "qwen3_next/tied", "step3_5/flash")
+CHOSEN = ("dense/llama", "gemma4/edge", "glm4_moe/large", "qwen3_5/moe", "qwen3_next/tied", "step3_5/flash")
 CHOSEN_GGUFS = (*(f"{name}/model.gguf" for name in CHOSEN), "gemma4/dense/assistant.gguf")
 CHOSEN_FOLDERS = (*(f"{name}/hf" for name in CHOSEN), "gemma4/edge/assistant")
 

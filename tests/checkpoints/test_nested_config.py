@@ -14,7 +14,9 @@ from specjax.models.registry import FAMILIES
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
-@pytest.mark.parametrize("model", ["qwen3_5/dense", "qwen3_next/a3b", "gemma4/dense", "step3_5/plain", "dense/qwen3"])
+@pytest.mark.parametrize(
+    "model", ["qwen3_5/dense", "qwen3_next/a3b", "glm4_moe/air", "gemma4/dense", "step3_5/plain", "dense/qwen3"]
+)
 def test_an_empty_text_config_is_as_good_as_none(model: str, tmp_path: Path) -> None:
     original = FIXTURES / model / "hf"
     shutil.copytree(original, tmp_path / "hf")

@@ -70,7 +70,7 @@ def test_quantized_files_load_as_models(tmp_path: Path) -> None:
     assert_same(after.params, before.params, rtol=0.01)
 
 
-@pytest.mark.parametrize("fixture", ["qwen3_5/moe", "qwen3_next/a3b", "gemma4/moe", "step3_5/flash"])
+@pytest.mark.parametrize("fixture", ["qwen3_5/moe", "qwen3_next/a3b", "glm4_moe/large", "gemma4/moe", "step3_5/flash"])
 def test_a_folder_and_the_gguf_of_the_same_model_give_the_same_tensors(tmp_path: Path, fixture: str) -> None:
     folder = FIXTURES / fixture
     ours, theirs = (quantize(folder / name, tmp_path / f"{name}.gguf", "Q4_0") for name in ("hf", "model.gguf"))

@@ -26,7 +26,7 @@ from specjax.state import KVTypes, SequenceState
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FAMILIES = ("qwen3_5/dense/hf", "qwen3_5/moe/hf", "gemma4/edge/hf", "step3_5/flash/hf", "dense/qwen3/hf")
-FAMILIES += ("qwen3_next/tied/hf",)
+FAMILIES += ("qwen3_next/tied/hf", "glm4_moe/large/hf")
 BATCH, TOKENS = 2, 5
 WIDE = 2**16
 N_VALID = np.array([TOKENS, 3], np.int32)

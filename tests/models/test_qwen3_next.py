@@ -4,47 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_reference import CAPACITY, DRAFTS, assert_close, decode, prefill
-from tiny_models import relative_rms
+from one_head import assert_close, assert_rounds, decode, head_over, load, prefill, reference
 
-import checkpoints
 import specjax
-from specjax.models.protocol import Choice, Params, Proposal
-from specjax.models.qwen3_5 import MoEConfig, Qwen35MTP, Qwen35Target, hybrid_layer_types, parameter_shapes
+from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types, parameter_shapes
 from specjax.models.qwen3_next import Qwen3NextConfig
-from specjax.models.registry import FAMILIES
-from specjax.state import KVCache, KVTypes, RollbackStrategy, SequenceState, commit
+from specjax.state import RollbackStrategy
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "qwen3_next"
 MODELS = ("a3b", "tied")
 FILES = ("hf", "model.gguf")
-TOLERANCE = 1e-5  # relative RMS, float32
 
 
-@cache
-def load(name: str, file: str) -> tuple[Qwen3NextConfig, Params]:
-    """A fixture model from its GGUF file ("model.gguf") or its Hugging Face folder ("hf")."""
-    checkpoint = checkpoints.load(FIXTURES / name / file, FAMILIES)
-    return checkpoint.config, checkpoint.params
-
-
-@cache
-def reference(name: str, program: str) -> dict[str, np.ndarray]:
+def of(name: str, program: str) -> dict[str, np.ndarray]:
     """What "transformers" or "llama_cpp" computed; the prompt is with the former."""
-    with np.load(FIXTURES / name / f"{program}.npz") as arrays:
-        return dict(arrays)
+    return reference(FIXTURES / name / f"{program}.npz")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> None:
-    (gguf_config, gguf), (hf_config, hf) = load(name, "model.gguf"), load(name, "hf")
+    (gguf_config, gguf), (hf_config, hf) = (load(FIXTURES / name / file) for file in ("model.gguf", "hf"))
     assert gguf_config == hf_config
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), gguf, hf)
 
@@ -52,25 +38,25 @@ def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_trunk_agrees_with_transformers_and_llama_cpp(name: str, file: str) -> None:
-    want = reference(name, "transformers")
-    logits, hidden, _ = prefill(*load(name, file), want["prompt"])
+    want = of(name, "transformers")
+    logits, hidden, _ = prefill(*load(FIXTURES / name / file), want["prompt"])
     assert_close(hidden, want["hidden"])
     assert_close(logits[want["logit_rows"]], want["logits"])
-    assert_close(logits[want["logit_rows"]], reference(name, "llama_cpp")["logits"])
+    assert_close(logits[want["logit_rows"]], of(name, "llama_cpp")["logits"])
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_continuation_equals_that_of_transformers(name: str, file: str) -> None:
-    want = reference(name, "transformers")
-    config, params = load(name, file)
+    want = of(name, "transformers")
+    config, params = load(FIXTURES / name / file)
     logits, _, state = prefill(config, params, want["prompt"])
     got = decode(config, params, jnp.argmax(logits[-1]), state, len(want["greedy"]))
     assert got.tolist() == want["greedy"].tolist()
 
 
 def test_speculation_changes_nothing() -> None:
-    want = reference("tied", "transformers")
+    want = of("tied", "transformers")
     model = specjax.load(FIXTURES / "tied" / "model.gguf")
     generation = model.generate(want["prompt"].tolist(), max_tokens=len(want["greedy"]))
     assert generation.tokens == want["greedy"].tolist()
@@ -79,95 +65,18 @@ def test_speculation_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
-    common, want = reference(name, "transformers"), reference(name, "llama_cpp")
-    config, params = load(name, "model.gguf")
-    drafter = Qwen35MTP(config)
-
-    @jax.jit
-    def run(params: Params, tokens: jax.Array, trunk_hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-        shifted = jnp.pad(trunk_hidden, ((1, 0), (0, 0)))[None, :-1]
-        positions = jnp.arange(len(tokens))[None]
-        cache = KVCache.zeros(1, CAPACITY, config.num_kv_heads, config.head_width, KVTypes())
-        hidden, _ = drafter.run(params, tokens[None], shifted, positions, positions >= 0, cache)
-        return hidden[0], drafter.logits(params, hidden[0])
-
-    hidden, logits = run(params, common["prompt"], common["hidden"])
+    common, want = of(name, "transformers"), of(name, "llama_cpp")
+    config, params = load(FIXTURES / name / "model.gguf")
+    hidden, logits = head_over(config, params, common["prompt"], common["hidden"])
     assert_close(hidden, want["mtp_hidden"])
     assert_close(logits[common["logit_rows"]], want["mtp_logits"])
-
-
-class Exposed(Qwen35MTP):
-    """The head, whose logits carry the hidden state that they were made from behind them."""
-
-    def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        return jnp.concatenate([super().logits(params, hidden), hidden], axis=-1)
-
-
-@partial(jax.jit, static_argnums=0)
-def propose(config: Qwen3NextConfig, params: Params, pending: jax.Array, state: SequenceState) -> Proposal:
-    def choose(logits: jax.Array, position: jax.Array) -> Choice:
-        return Choice(jnp.argmax(logits[:, : config.vocab_size], axis=-1), logits, jnp.ones(position.shape))
-
-    return Exposed(config).propose(
-        params,
-        pending,
-        state,
-        num_drafts=DRAFTS,
-        choose=choose,
-        keep_going=lambda confidence, made: confidence > 0,
-    )
-
-
-@partial(jax.jit, static_argnums=0)
-def verify(
-    config: Qwen3NextConfig, params: Params, pending: jax.Array, proposal: Proposal, state: SequenceState, n: jax.Array
-) -> tuple[jax.Array, SequenceState]:
-    """Accept n drafts, whatever the target says; its choice after them, and the state."""
-    drafter = Qwen35MTP(config)
-    tokens = jnp.concatenate([pending[:, None], proposal.tokens], axis=1)
-    n_valid = jnp.full_like(n, tokens.shape[1])
-    out, window = Qwen35Target(config).verify(params, tokens, n_valid, state, request=drafter.request)
-    assert out.logits is not None
-    window = window.replace(drafter=drafter.observe(tokens, out.features, proposal.state))
-    return jnp.argmax(out.logits, axis=-1)[jnp.arange(len(n)), n].astype(pending.dtype), commit(window, n + 1)
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def start(
-    config: Qwen3NextConfig, params: Params, prompt: jax.Array, rollback: RollbackStrategy
-) -> tuple[jax.Array, SequenceState]:
-    """The greedy token after the prompt, and the state with the head's part."""
-    target, drafter = Qwen35Target(config), Qwen35MTP(config)
-    tokens, n_valid = prompt[None], jnp.array([len(prompt)])
-    state = SequenceState(
-        target.init_layers(1, CAPACITY, rows=DRAFTS + 1, chunk=len(prompt), rollback=rollback),
-        drafter.init_state(1, CAPACITY, rows=DRAFTS + 1, chunk=len(prompt)),
-        jnp.zeros((1,), jnp.int32),
-    )
-    out, after = target.extend(params, tokens, n_valid, state, request=drafter.request)
-    assert out.logits is not None
-    head = drafter.extend(params, tokens, out.features, n_valid, state.drafter, state.length)
-    return jnp.argmax(out.logits[:, 0], axis=-1), SequenceState(after.layers, head, after.length)
 
 
 @pytest.mark.parametrize("rollback", ["replay", "snapshot"])
 @pytest.mark.parametrize(("name", "file"), [("a3b", "hf"), ("tied", "model.gguf")])
 def test_rounds_agree_with_llama_cpp(name: str, file: str, rollback: RollbackStrategy) -> None:
-    """Tokens, logits and hidden states of every draft, in every round, after every count of accepted drafts."""
-    want = reference(name, "llama_cpp")
-    config, params = load(name, file)
-    pending, state = start(config, params, reference(name, "transformers")["prompt"], rollback)
-    assert set(want["accepted"]) == set(range(DRAFTS + 1))
-    errors = []
-    for index, accepted in enumerate(want["accepted"]):
-        assert int(pending[0]) == want["pending"][index]
-        proposal = propose(config, params, pending, state)
-        assert proposal.tokens[0].tolist() == want["draft_tokens"][index].tolist()
-        assert proposal.logq is not None
-        logits, hidden = jnp.split(proposal.logq[0], [config.vocab_size], axis=-1)
-        errors += [relative_rms(logits, want["draft_logits"][index]), relative_rms(hidden, want["draft_hidden"][index])]
-        pending, state = verify(config, params, pending, proposal, state, jnp.array([accepted]))
-    assert max(errors) <= TOLERANCE
+    prompt = of(name, "transformers")["prompt"]
+    assert_rounds(*load(FIXTURES / name / file), prompt, of(name, "llama_cpp"), rollback)
 
 
 QWEN3_NEXT_80B_A3B = Qwen3NextConfig(

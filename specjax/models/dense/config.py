@@ -64,6 +64,11 @@ class DenseConfig:
         return 0
 
     @property
+    def attention_bias(self) -> bool:
+        """No projection has a bias."""
+        return False
+
+    @property
     def qk_norm(self) -> bool:
         """Whether q and k are RMS-normed per head."""
         return self.architecture == "qwen3"

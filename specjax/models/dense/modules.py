@@ -7,45 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Linear, apply_all
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
 from specjax.models.dense.config import DenseConfig
+from specjax.models.parts.attention import Attention
 from specjax.models.parts.trunk import Call, Trunk
 from specjax.state.kv import KVCache
-from specjax.state.rotation import apply_rope
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with RoPE over whole heads.
-
-    Source: `Qwen3Attention` and `LlamaAttention` in transformers.
-    """
-
-    config: DenseConfig
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        call: Call,
-        cache: KVCache,
-    ) -> tuple[Float[Array, "B T D"], KVCache]:
-        """Write the valid rows' keys and values at their positions, then attend."""
-        c, (batch, rows, width) = self.config, x.shape
-
-        counts = {"q_proj": c.num_heads, "k_proj": c.num_kv_heads, "v_proj": c.num_kv_heads}
-        products = apply_all(x, *(Linear(count * c.head_width, name=name) for name, count in counts.items()))
-        q, k, v = (product.reshape(batch, rows, -1, c.head_width) for product in products)
-        if c.qk_norm:
-            q, k = RMSNorm(c.norm_eps, name="q_norm")(q), RMSNorm(c.norm_eps, name="k_norm")(k)
-        q, k = (apply_rope(rotated, call.positions, call.shared) for rotated in (q, k))
-        if c.rope_factors:
-            cache = cache.rotating(call.shared)
-        cache = cache.append(k, v, call.positions, call.valid)
-        out = cache.attend(q, call.positions, scale=c.head_width**-0.5)
-        return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
 
 
 class Layer(nn.Module):
@@ -57,7 +25,9 @@ class Layer(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], call: Call, cache: KVCache) -> tuple[Float[Array, "B T D"], KVCache]:
         """The residual stream after the layer, and the cache with the valid rows written."""
         c = self.config
-        out, cache = Attention(c, name="attention")(RMSNorm(c.norm_eps, name="attn_norm")(x), call, cache)
+        cache = cache.rotating(call.shared) if c.rope_factors else cache
+        attention = Attention(c, name="attention")
+        out, cache = attention(RMSNorm(c.norm_eps, name="attn_norm")(x), call, cache, call.shared)
         x = x + out
         return x + SwiGLU(c.mlp_width, name="mlp")(RMSNorm(c.norm_eps, name="mlp_norm")(x)), cache
 

@@ -24,6 +24,10 @@ class MoEConfig:
         selection_bias: whether a learned bias is added to the scores that choose the experts (not to their weights).
         normalize: whether the weights of the chosen experts are divided by their sum.
         scale: what the weights are multiplied with afterwards.
+        groups, groups_per_token: in how many groups the experts are, and from how many of them a token's are chosen.
+
+    Raises:
+        ValueError: the numbers contradict each other.
     """
 
     num_experts: int
@@ -33,6 +37,16 @@ class MoEConfig:
     selection_bias: bool = True
     normalize: bool = True
     scale: float = 1.0
+    groups: int = 1
+    groups_per_token: int = 1
+
+    def __post_init__(self) -> None:
+        if self.groups == 1:
+            return
+        if self.groups < 1 or self.num_experts % self.groups or self.num_experts < 2 * self.groups:
+            raise ValueError(f"{self.num_experts} experts do not make {self.groups} equal groups of two or more")
+        if not 1 <= self.groups_per_token <= self.groups:
+            raise ValueError(f"{self.groups_per_token} of {self.groups} groups are to be chosen from")
 
 
 class SigmoidMoE(nn.Module):
@@ -45,7 +59,8 @@ class SigmoidMoE(nn.Module):
         expert_limit, shared_limit: bounds of the SwiGLU of routed experts and of the shared one, see
             `specjax.layers.mlp.swiglu`; 0 for none.
 
-    Source: `Step3p7SparseMoeBlock` in transformers; `build_moe_ffn` in llama.cpp's `src/llama-graph.cpp`.
+    Source: `Step3p7SparseMoeBlock` and `Glm4MoeMoE` in transformers; `build_moe_ffn` in llama.cpp's
+    `src/llama-graph.cpp`.
     """
 
     config: MoEConfig
@@ -65,9 +80,20 @@ class SigmoidMoE(nn.Module):
         chosen_by = scores
         if c.selection_bias:
             chosen_by = scores + self.param("router_bias", nn.initializers.zeros, (c.num_experts,), jnp.float32)
+        if c.groups > 1:
+            chosen_by = _in_best_groups(chosen_by, c.groups, c.groups_per_token)
         _, expert = jax.lax.top_k(chosen_by, c.experts_per_token)
         weight = jnp.take_along_axis(scores, expert, axis=-1)
         if c.normalize:
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
         routed = experts(flat, expert, weight * c.scale, gate, up, down, limit=self.expert_limit)
         return routed.reshape(x.shape) + SwiGLU(c.shared_expert_width, self.shared_limit, name="shared")(x)
+
+
+def _in_best_groups(scores: Float[Array, "N E"], groups: int, used: int) -> Float[Array, "N E"]:
+    """-inf for experts outside the best groups: those whose two best experts have the largest sum."""
+    grouped = scores.reshape(len(scores), groups, -1)
+    pairs = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
+    _, best = jax.lax.top_k(pairs, used)
+    is_best = jnp.any(best[:, :, None] == jnp.arange(groups), axis=1)
+    return jnp.where(is_best[:, :, None], grouped, -jnp.inf).reshape(scores.shape)

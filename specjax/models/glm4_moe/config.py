@@ -1,0 +1,87 @@
+"""Hyper-parameters of GLM-4.5 and its successors (GGUF architecture `glm4moe`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specjax.models.parts.moe import MoEConfig
+
+
+@dataclass(frozen=True)
+class Glm4MoeConfig:
+    """Full attention in every layer, a dense MLP in the first layers and experts in the others.
+
+    Attributes:
+        vocab_size, num_layers: V and L; the MTP block is not counted.
+        dense_layers: how many layers, from the first on, have a dense MLP.
+        width, mlp_width: D, and F of the dense MLPs.
+        num_heads, num_kv_heads, head_width: H, G, N.
+        rope_width, rope_theta: how many of the N dimensions rotate (even), and the base of their frequencies.
+        moe: the experts. The shared one is as wide as a whole number of the others.
+        qk_norm: whether q and k are RMS-normed per head.
+        attention_bias: whether q, k and v have biases.
+        norm_eps: epsilon of every RMSNorm.
+        context_length: the longest sequence the model was made for.
+        tied_embeddings: the output head is the embedding table.
+        mtp_layers: 0, or 1 when the MTP block is present.
+        mtp_own_embedding, mtp_own_output, mtp_own_norm: whether the MTP block brings its own embedding table,
+            output head and final norm instead of sharing the trunk's.
+
+    Raises:
+        ValueError: the numbers contradict each other.
+    """
+
+    vocab_size: int
+    num_layers: int
+    dense_layers: int
+    width: int
+    mlp_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    rope_width: int
+    rope_theta: float
+    moe: MoEConfig
+    qk_norm: bool = False
+    attention_bias: bool = False
+    norm_eps: float = 1e-5
+    context_length: int = 131072
+    tied_embeddings: bool = False
+    mtp_layers: int = 0
+    mtp_own_embedding: bool = False
+    mtp_own_output: bool = False
+    mtp_own_norm: bool = True
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, message: str) -> None:
+            if not condition:
+                raise ValueError(f"Glm4MoeConfig: {message}")
+
+        require(self.num_layers > 0, f"num_layers is {self.num_layers}; a model has at least one")
+        require(
+            0 <= self.dense_layers <= self.num_layers,
+            f"dense_layers is {self.dense_layers}; there are {self.num_layers} layers",
+        )
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})",
+        )
+        require(
+            0 < self.rope_width <= self.head_width and self.rope_width % 2 == 0,
+            f"rope_width ({self.rope_width}) must be even and at most head_width ({self.head_width})",
+        )
+        require(
+            self.moe.shared_expert_width % self.moe.expert_width == 0,
+            f"the shared expert's width ({self.moe.shared_expert_width}) must be a multiple of that of the others"
+            f" ({self.moe.expert_width})",
+        )
+        require(self.mtp_layers in (0, 1), f"mtp_layers is {self.mtp_layers}; this family has 0 or 1")
+
+    @property
+    def architecture(self) -> str:
+        return "glm4moe"
+
+    @property
+    def sparse(self) -> tuple[bool, ...]:
+        """For each layer whether it has experts."""
+        return tuple(index >= self.dense_layers for index in range(self.num_layers))
