@@ -17,7 +17,7 @@ from specjax.cli.runtime import (
     chosen_kernels,
     lasting_interrupts,
     message_of,
-    notices_on_standard_error,
+    notices,
     one_line_warnings,
     say,
 )
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return BAD_INPUT
         with (
             one_line_warnings(),
-            notices_on_standard_error(),
+            notices(getattr(args, "quiet", False)),
             lasting_interrupts(),
             chosen_kernels(getattr(args, "kernels", None)),
         ):

@@ -70,11 +70,11 @@ def one_line_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def notices_on_standard_error() -> Iterator[None]:
-    """Say what takes long also where nobody reads along at a terminal, as in the log of a job."""
+def notices(quiet: bool) -> Iterator[None]:
+    """Say what takes long also where nobody reads along at a terminal, as in the log of a job; or never, if quiet."""
     from specjax.runtime.notices import listener
 
-    token = listener.set(say)
+    token = listener.set((lambda line: None) if quiet else say)
     try:
         yield
     finally:

@@ -13,7 +13,9 @@ from specjax.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def _no_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command says does not depend on the environment, or on how long programs take to compile here."""
+    monkeypatch.setattr("specjax.runtime.notices.DELAY", 3600.0)
     monkeypatch.delenv("SPECJAX_DEBUG", raising=False)
 
 

@@ -188,7 +188,7 @@ def test_other_keys_of_a_prompt_are_those_of_its_result(cli: Cli, gguf: Path, tm
     assert cli(*command(gguf, tmp_path / "p.jsonl", tmp_path / "r.jsonl")).status == 0
     (result,) = results_of(tmp_path / "r.jsonl").values()
     assert {key: result.pop(key) for key in others} == others
-    assert set(result) == {"id", "tokens", *RESULT_KEYS} - {"error"}
+    assert set(result) == {"id", "tokens", *RESULT_KEYS} - {"error", "logprobs", "top_logprobs"}
 
 
 def test_an_interrupted_program_leaves_whole_lines(gguf: Path, tmp_path: Path) -> None:

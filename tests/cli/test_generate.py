@@ -169,9 +169,9 @@ def test_a_comparison_of_one_token_has_no_speed_up(cli: Cli, gguf: Path) -> None
 
 def test_without_a_tokenizer_the_ids_are_the_output(model: specjax.Model) -> None:
     class Stream:
-        def emissions(self) -> Iterator[SimpleNamespace]:
-            yield SimpleNamespace(tokens=[[5]])
-            yield SimpleNamespace(tokens=[[6, 7]])
+        def updates(self) -> Iterator[SimpleNamespace]:
+            yield SimpleNamespace(tokens=[5])
+            yield SimpleNamespace(tokens=[6, 7])
 
     pieces = _pieces(Stream(), replace(model, tokenizer=None))  # type: ignore[arg-type]
     assert "".join(pieces) == "5,6,7"

@@ -32,7 +32,10 @@ def test_an_unknown_kernel_is_named(cli: Cli, gguf: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("matmul.packed=cuda", "SPECJAX_KERNELS=quant_matmul=cuda: quant_matmul has no implementation 'cuda'; known: "),
+        (
+            "matmul.packed=cuda",
+            "SPECJAX_KERNELS=matmul.packed=cuda: matmul.packed has no implementation 'cuda'; known: ",
+        ),
         ("fast", "SPECJAX_KERNELS=fast: 'fast' is not understood; accepted: auto, xla, or OPERATION=IMPL,..."),
     ],
 )
