@@ -99,8 +99,8 @@ def start(
     """Let every row decode after its prompt; the record is that of the first tokens, which `budget` counts."""
     batch = len(budget)
     pending, budgets, streak, skip, stream, none = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
-    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, settings, none)
-    new = Newcomers(jnp.arange(batch), jax.tree.map(jnp.copy, settings), sequence, budget - 1, none + dropped)
+    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, jax.tree.map(jnp.copy, settings), none)
+    new = Newcomers(jnp.arange(batch), settings, sequence, budget - 1, jnp.zeros_like(none) + dropped)
     state, record = start_rows(decoder, idle, logits, new)
     return state, jax.tree.map(lambda x: x[0], record.rounds)
 

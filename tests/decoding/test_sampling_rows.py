@@ -17,7 +17,7 @@ import pytest
 from wants import GREEDY
 
 from specjax.decoding.acceptance import Rule, accept, propose_token
-from specjax.decoding.sampling import sample_tokens, warp, with_shortlist
+from specjax.decoding.sampling import SHORTLIST, sample_tokens, warp, with_shortlist
 from specjax.decoding.settings import DraftConfig, RowSettings, SamplerConfig, Settings
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "sampled_tokens.json").read_text())
@@ -107,17 +107,13 @@ def test_distributions_do_not_depend_on_the_rows_beside() -> None:
 @pytest.mark.parametrize(
     ("sampler", "length"),
     [
-        (SamplerConfig(4.0, top_k=64), 64),
-        (SamplerConfig(4.0, top_k=65), 1024),
-        (SamplerConfig(4.0, top_k=1024), 1024),
-        (SamplerConfig(4.0, top_k=1025), VOCAB),
-        (SamplerConfig(4.0, top_p=0.1), 64),
-        (SamplerConfig(4.0, top_p=0.5), 1024),
+        (SamplerConfig(4.0, top_k=SHORTLIST), SHORTLIST),
+        (SamplerConfig(4.0, top_k=SHORTLIST + 1), VOCAB),
+        (SamplerConfig(4.0, top_p=0.5), SHORTLIST),
         (SamplerConfig(4.0, top_p=0.99), VOCAB),
-        (SamplerConfig(4.0, min_p=0.5), 64),
-        (SamplerConfig(4.0, min_p=0.1), 1024),
+        (SamplerConfig(4.0, min_p=0.1), SHORTLIST),
         (SamplerConfig(4.0, min_p=0.01), VOCAB),
-        (SamplerConfig(4.0, top_k=2000, min_p=0.5), 64),
+        (SamplerConfig(4.0, top_k=2000, min_p=0.5), SHORTLIST),
         (SamplerConfig(4.0), VOCAB),
     ],
     ids=str,
