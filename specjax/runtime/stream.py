@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from specjax.errors import NonFiniteWarning, SpecjaxError
-from specjax.runtime.engine import slots_of
+from specjax.runtime.engine import Engine, slots_of
 from specjax.runtime.generation import Generation
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.request import Job, Update
-from specjax.runtime.stop_strings import cut_at
+from specjax.runtime.stop_strings import StopStrings, cut_at
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model
@@ -56,34 +56,16 @@ class TextStream:
         self.observers: list[Callable[[Update], None]] = []
         self._model = model
         self._options = options
-        self._updates = self._run()
-        self._pieces = self._text()
+        # Generators that do not hold the stream: an abandoned one is given up at once, with the state that it runs.
+        self._updates = _observed(self.engine, self.observers)
+        self._pieces = _pieces(self._updates, self.jobs[0], model.watch(options[0].stop))
 
     def updates(self) -> Iterator[Update]:
-        """Tokens of all prompts as they become known."""
+        """What becomes known of all prompts."""
         return self._updates
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
-
-    def _run(self) -> Iterator[Update]:
-        for update in self.engine.run():
-            for observe in self.observers:
-                observe(update)
-            yield update
-
-    def _text(self) -> Iterator[str]:
-        job = self.jobs[0]
-        text = self._model.watch(self._options[0].stop)
-        if text is None:
-            return
-        for update in self._updates:
-            if update.job is job:
-                text.push(update.tokens)
-                if piece := text.shown():
-                    yield piece
-        if rest := text.rest():
-            yield rest
 
     @property
     def result(self) -> Generation:
@@ -99,6 +81,25 @@ class TextStream:
         if not self.engine.idle:
             raise SpecjaxError("the stream is not exhausted yet; iterate over it before asking for its result")
         return [generation_of(self._model, job, each) for job, each in zip(self.jobs, self._options, strict=True)]
+
+
+def _observed(engine: Engine, observers: Sequence[Callable[[Update], None]]) -> Iterator[Update]:
+    for update in engine.run():
+        for observe in observers:
+            observe(update)
+        yield update
+
+
+def _pieces(updates: Iterator[Update], job: Job, text: StopStrings | None) -> Iterator[str]:
+    if text is None:
+        return
+    for update in updates:
+        if update.job is job:
+            text.push(update.tokens)
+            if piece := text.shown():
+                yield piece
+    if rest := text.rest():
+        yield rest
 
 
 def generation_of(model: Model, job: Job, options: GenerateOptions) -> Generation:

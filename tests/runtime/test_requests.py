@@ -99,7 +99,7 @@ def test_what_is_no_prompt_is_refused(model: specjax.Model, prompt: object, mess
 
 
 def test_what_cannot_be_loaded_is_named() -> None:
-    with pytest.raises(specjax.SpecjaxError, match="packed is 'a4'; give 'a16', 'a8', or None"):
+    with pytest.raises(specjax.SpecjaxError, match="packed is 'a4'; give 'a8', 'a16', or None"):
         specjax.load(packed="a4")  # type: ignore[arg-type]
     with pytest.raises(specjax.SpecjaxError, match="is no drafter: it has no attach"):
         specjax.load(drafter=object())  # type: ignore[arg-type]
