@@ -104,7 +104,7 @@ def explain(operation: Operation, dims: Dims, platform: str | None = None) -> st
         ValueError: a platform on which nothing would ever be chosen.
     """
     if platform is not None and platform not in ANYWHERE:
-        raise ValueError(f"explain: platform is {platform!r}; accepted: {', '.join(sorted(ANYWHERE, key=str.lower))}")
+        raise ValueError(f"explain: platform is {platform!r}; accepted: {', '.join(sorted(ANYWHERE))}")
     return _explained(operation, dims, override.current_platform() if platform is None else platform)
 
 

@@ -141,7 +141,7 @@ ATTENTION = {"T": 4, "H": 8, "G": 2, "N": 64, "S": 128, "k_type": "f32", "v_type
         ("cache_attention", {**ATTENTION, "S": 0}, "S is 0; accepted: an integer, at least 1"),
         ("cache_attention", {**ATTENTION, "soft_cap": -1}, "soft_cap is -1; accepted: a number above 0"),
         ("hadamard", {"N": 96}, "the last axis has 96 values; it must be a power of two"),
-        ("hadamard", {"N": 64, "platform": "cuda"}, "platform is 'cuda'; accepted: cpu, gpu, METAL, metal, mps, tpu"),
+        ("hadamard", {"N": 64, "platform": "cuda"}, "platform is 'cuda'; accepted: METAL, cpu, gpu, metal, mps, tpu"),
     ],
 )
 def test_no_choice_is_explained_for_a_call_that_would_be_an_error(
