@@ -36,14 +36,12 @@ from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params, Target
 from specjax.runtime.building import Building
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
+from specjax.runtime.pace import DEFAULT_ROUNDS, Pace
 from specjax.runtime.pieces import Piece
 from specjax.runtime.prefixes import PrefixCache
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job, Request, Update
 from specjax.state import SequenceState, keep_rows, put_rows, take_rows
-
-PATIENCE = 0.25
-"""Seconds after which a user wants to see more text. Where rounds are slow, fewer of them make a chunk."""
 
 NEAR = 64
 """How many requests at the head of the queue are searched for prompts that start alike."""
@@ -73,7 +71,7 @@ class Engine:
         decoder, params: the program and its weights.
         seats: B, how many requests run at once.
         slots: S, positions that each seat has room for.
-        rounds_per_chunk: how many rounds run before the host reads their tokens.
+        rounds_per_chunk: the most rounds that run before the host reads their tokens, see `Pace`.
         prefixes: texts that are kept for prompts that start like them.
     """
 
@@ -84,7 +82,7 @@ class Engine:
         *,
         seats: int,
         slots: int,
-        rounds_per_chunk: int = 8,
+        rounds_per_chunk: int = DEFAULT_ROUNDS,
         prefix_bytes: int = 0,
         compiled: set[tuple] | None = None,
     ) -> None:
@@ -108,8 +106,7 @@ class Engine:
         self._used: set[int] = set()
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
-        self._round_seconds = 0.0
-        self._last_read = 0.0
+        self._pace = Pace(rounds_per_chunk)
         self._stop_width = 0
 
     # What callers do
@@ -176,7 +173,7 @@ class Engine:
             reading = self._unread.popleft()
             yield from reading.updates(self._building.clock)
             self._after(reading)
-            self._measure(reading)
+            self._pace.looked(self._building.clock(), 0 if reading.first else int(reading.record.n_rounds))
         if self.idle:
             self._unread.clear()  # a chunk in which every row was idle
 
@@ -306,17 +303,8 @@ class Engine:
         return 1
 
     def _run_rounds(self, state: DecodeState) -> tuple[DecodeState, ChunkRecord]:
-        """A chunk: as many rounds as fit into `PATIENCE`, by the time that rounds took before."""
-        fit = self.rounds_per_chunk if not self._round_seconds else int(PATIENCE / self._round_seconds)
-        limit = np.int32(max(1, min(fit, self.rounds_per_chunk)))
+        limit = np.int32(self._pace.rounds(others_wait=bool(self._waiting)))
         return decode_chunk(self.decoder, self.params, state, self.rounds_per_chunk, limit)
-
-    def _measure(self, reading: Reading) -> None:
-        """Learn how long a round takes, from the time between two readings."""
-        now, rounds = self._building.clock(), int(reading.record.n_rounds)
-        if rounds and not reading.first:
-            self._round_seconds = (now - self._last_read) / rounds
-        self._last_read = now
 
     def _after(self, reading: Reading) -> None:
         """Stop rows whose texts end for reasons that the device does not know; make room where slots ran out."""

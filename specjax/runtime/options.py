@@ -12,6 +12,7 @@ import numpy as np
 from specjax.decoding.acceptance import Rule, Synthetic
 from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.state import KV_TYPES, KVTypes, RollbackStrategy
 
 DEFAULT_DRAFTS = 3
@@ -44,7 +45,8 @@ class GenerateOptions:
             chosen. In greedy decoding a small margin is a near-tie.
         logprobs: also report the log-probability of each token, and of so many most probable tokens at its place;
             they are the model's own, before temperature and filters. None reports nothing.
-        rounds_per_chunk: rounds that run on the device before the host sees their tokens.
+        rounds_per_chunk: the most rounds that run on the device before the host sees their tokens. Where rounds are
+            slow, fewer of them run.
 
     Raises:
         TypeError: a setting is of another type than it must be.
@@ -66,7 +68,7 @@ class GenerateOptions:
     kv_type_v: str = "f32"
     margins: bool = False
     logprobs: int | None = None
-    rounds_per_chunk: int = 8
+    rounds_per_chunk: int = DEFAULT_ROUNDS
 
     def __post_init__(self) -> None:
         self._check_types()

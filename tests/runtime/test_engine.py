@@ -80,6 +80,27 @@ def test_requests_with_settings_of_their_own_say_what_they_say_alone(n_seats: in
     assert len({job.finish_reason for job in jobs}) == 2
 
 
+@pytest.mark.parametrize(("seconds", "longest"), [(0.5, 1), (1e-4, 8)])
+def test_where_rounds_are_slow_every_round_is_shown(
+    seconds: float, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = engine(PLAIN, 1, 512, rounds=8)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += seconds * 8
+        return now
+
+    monkeypatch.setattr(running._building, "clock", clock)
+    running.submit(request(PROMPTS[0], 60, Settings(draft=NO_DRAFTS)))
+    pieces = [len(update.tokens) for update in running.run()]
+    # The first tokens, and two chunks that were started before a round had been measured.
+    assert pieces[:3] == [1, 8, 8]
+    assert set(pieces[3:-1]) == {longest}
+    assert sum(pieces) == 60
+
+
 def test_a_long_prompt_does_not_stop_the_others_and_newcomers_are_fed_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,54 @@
+"""How many rounds make a chunk, by the time that rounds take."""
+
+from __future__ import annotations
+
+PATIENCE = 0.25
+"""Seconds after which a user wants to see more text. Where rounds are slow, fewer of them make a chunk."""
+
+BRIEF = 0.01
+"""Seconds that a chunk of fast rounds lasts. To start a chunk and to read it costs the host about half a millisecond,
+whatever the chunk holds."""
+
+USUAL = 8
+"""Rounds of a chunk if neither `PATIENCE` nor `BRIEF` says something else."""
+
+
+DEFAULT_ROUNDS = 32
+"""The most rounds of a chunk, unless something else is asked for."""
+
+
+class Pace:
+    """Measures rounds, and says how many should run before the host looks again.
+
+    Attributes:
+        most: the most rounds of a chunk.
+    """
+
+    def __init__(self, most: int) -> None:
+        """
+        Args:
+            most: see the attribute.
+        """
+        self.most = most
+        self._round_seconds: float | None = None
+        self._last_look = 0.0
+
+    def rounds(self, *, others_wait: bool) -> int:
+        """The rounds of the next chunk, at least 1.
+
+        Args:
+            others_wait: whether requests wait for a seat. A row that is done idles until its chunk ends, so chunks are
+                then no longer than usual.
+        """
+        chosen = USUAL
+        if self._round_seconds:
+            chosen = min(USUAL, int(PATIENCE / self._round_seconds))
+            if not others_wait:
+                chosen = max(chosen, int(BRIEF / self._round_seconds))
+        return max(1, min(chosen, self.most))
+
+    def looked(self, now: float, rounds: int) -> None:
+        """Note that the host has read so many rounds at this time, in seconds. Reads of 0 rounds only tell the time."""
+        if rounds:
+            self._round_seconds = (now - self._last_look) / rounds
+        self._last_look = now
