@@ -24,8 +24,15 @@ from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, gumbel_at
 from specjax.decoding.settings import RowSettings
 
+FIRST_LOOK = 64
+"""How many of the most probable tokens are looked at first. It is enough for most settings, and to find more of them
+takes much longer.
+"""
+
 SHORTLIST = 512
-"""How many of the most probable tokens are looked at first. The whole vocabulary is only where a row keeps more."""
+"""How many are looked at next, and how many tokens a short list has. The whole vocabulary is only where a row keeps
+more.
+"""
 
 Result = TypeVar("Result")
 
@@ -89,12 +96,20 @@ def _keep(
     return jnp.where(inside & ~(scores < row.min_score), scores, -jnp.inf)
 
 
-def _look(scores: Float[Array, "B *T V"], row: RowSettings, length: int) -> tuple[Array, Array, _Edge]:
-    """The `length` largest scores, their tokens, and where kept sets end that lie among them."""
+def _look(scores: Float[Array, "B *T V"], row: RowSettings, length: int, width: int) -> tuple[Array, Array, _Edge]:
+    """The `length` largest scores, their tokens, and where kept sets end that lie among them.
+
+    Scores and tokens are padded to `width`. So sums have as many terms however far is looked, and the same rounding.
+    """
     size = scores.shape[-1]
     values, tokens = top_k(scores, length)
+    worst = values[..., -1:]
+    if length < width:
+        padding = [(0, 0)] * (scores.ndim - 1) + [(0, width - length)]
+        values, tokens = jnp.pad(values, padding, constant_values=-jnp.inf), jnp.pad(tokens, padding)
+        values, tokens = lax.optimization_barrier((values, tokens))
     k, nucleus = _limit(row, size), row.top_p < 1
-    among = jax.nn.logsumexp(jnp.where(jnp.arange(length) < k, values, -jnp.inf), axis=-1, keepdims=True)
+    among = jax.nn.logsumexp(jnp.where(jnp.arange(width) < k, values, -jnp.inf), axis=-1, keepdims=True)
     total = lax.cond(
         jnp.any(row.draws & nucleus & (k > length)),
         lambda: jnp.where(k > length, jax.nn.logsumexp(scores, axis=-1, keepdims=True), among),
@@ -107,8 +122,8 @@ def _look(scores: Float[Array, "B *T V"], row: RowSettings, length: int) -> tupl
     # Where top-k reaches beyond the list, what top-p takes its share of is not known.
     fits = jnp.where(
         k == size,
-        (nucleus & (mass[..., -1:] >= row.top_p)) | (values[..., -1:] < row.min_score),
-        ~nucleus & (values[..., -1:] < row.min_score),
+        (nucleus & (mass[..., -1:] >= row.top_p)) | (worst < row.min_score),
+        ~nucleus & (worst < row.min_score),
     )
     score, token = (jnp.take_along_axis(each, last, axis=-1) for each in (values, tokens))
     edge = _Edge(score, token, jnp.zeros_like(score), (k <= length) | fits)
@@ -138,12 +153,16 @@ def with_shortlist(
     def update(edge: _Edge, found: _Edge, which: Array) -> _Edge:
         return jax.tree.map(lambda old, new: jnp.where(which, new, old), edge, found)
 
+    width = min(SHORTLIST, size)
+
     def look() -> tuple[Array, Array, _Edge]:
-        values, tokens, found = _look(scores, row, min(SHORTLIST, size))
+        nearest = _look(scores, row, min(FIRST_LOOK, size), width)
+        enough = jnp.all(nearest[2].known | ~filtered)
+        values, tokens, found = lax.cond(enough, lambda: nearest, lambda: _look(scores, row, width, width))
         return values, tokens, update(unknown, found, filtered & found.known)
 
     def skip() -> tuple[Array, Array, _Edge]:
-        nothing = jnp.zeros((*scores.shape[:-1], min(SHORTLIST, size)))
+        nothing = jnp.zeros((*scores.shape[:-1], width))
         return nothing, nothing.astype(jnp.int32), unknown
 
     values, few, edge = lax.cond(jnp.any(filtered), look, skip)
@@ -156,7 +175,7 @@ def with_shortlist(
         far = row.draws & ~edge.known & beyond
         last = edge
         if size > SHORTLIST:
-            last = lax.cond(jnp.any(far), lambda: update(edge, _look(scores, row, size)[2], far), lambda: edge)
+            last = lax.cond(jnp.any(far), lambda: update(edge, _look(scores, row, size, size)[2], far), lambda: edge)
         tokens = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), scores.shape)
         kept = _keep(scores, tokens, last, row)
         total = jnp.where(edge.known, edge.log_total, jax.nn.logsumexp(kept, axis=-1, keepdims=True))

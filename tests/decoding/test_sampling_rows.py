@@ -17,7 +17,7 @@ import pytest
 from wants import GREEDY
 
 from specjax.decoding.acceptance import Rule, accept, propose_token
-from specjax.decoding.sampling import SHORTLIST, sample_tokens, warp, with_shortlist
+from specjax.decoding.sampling import FIRST_LOOK, SHORTLIST, sample_tokens, warp, with_shortlist
 from specjax.decoding.settings import DraftConfig, RowSettings, SamplerConfig, Settings
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "sampled_tokens.json").read_text())
@@ -97,9 +97,10 @@ def test_distributions_do_not_depend_on_the_rows_beside() -> None:
     target = jnp.asarray(logits()[0][2:3, 0])  # one row
     warped = jax.jit(warp)
     everything = SamplerConfig(1.0)
+    looks = [SamplerConfig(1.0, top_k=k) for k in (5, FIRST_LOOK + 1)]  # how far the list reaches
     for sampler in SAMPLERS:
         alone = warped(jnp.repeat(target, 2, axis=0), settings_of([sampler, sampler]))
-        for neighbour in (everything, GREEDY, SamplerConfig(1.0, top_k=2000, top_p=0.99), SamplerConfig(1.0, top_k=5)):
+        for neighbour in (everything, GREEDY, SamplerConfig(1.0, top_k=2000, top_p=0.99), *looks):
             beside = warped(jnp.repeat(target, 2, axis=0), settings_of([sampler, neighbour]))
             np.testing.assert_array_equal(beside[0], alone[0], err_msg=f"{sampler} beside {neighbour}")
 
