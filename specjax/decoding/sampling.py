@@ -74,6 +74,20 @@ class _Edge(NamedTuple):
     known: Bool[Array, "B *T 1"]
 
 
+class _Largest(NamedTuple):
+    """The largest scores, best first, padded with -inf so that sums have as many terms however far was looked.
+
+    Attributes:
+        values: the scores.
+        tokens: their tokens.
+        length: how many of them are no padding.
+    """
+
+    values: Float[Array, "B *T M"]
+    tokens: Int[Array, "B *T M"]
+    length: Int[Array, ""]
+
+
 def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
     """The k largest values and their places, largest first, the lower place first among equals."""
     # Without the barrier XLA moves later slices into its expansion of top_k, no longer recognises it, and sorts the
@@ -96,39 +110,48 @@ def _keep(
     return jnp.where(inside & ~(scores < row.min_score), scores, -jnp.inf)
 
 
-def _look(scores: Float[Array, "B *T V"], row: RowSettings, length: int, width: int) -> tuple[Array, Array, _Edge]:
-    """The `length` largest scores, their tokens, and where kept sets end that lie among them.
+def _log_total(scores: Float[Array, "B *T M"]) -> Float[Array, "B *T 1"]:
+    """The log of the sum of exp(scores), whose maximum is 0."""
+    return jnp.log(jnp.sum(jnp.exp(scores), axis=-1, keepdims=True))
 
-    Scores and tokens are padded to `width`. So sums have as many terms however far is looked, and the same rounding.
-    """
-    size = scores.shape[-1]
+
+def _largest(scores: Float[Array, "B *T V"], length: int, width: int) -> _Largest:
+    """The `length` largest scores, in a list of `width`."""
+    padding = [(0, 0)] * (scores.ndim - 1) + [(0, width - length)]
     values, tokens = top_k(scores, length)
-    worst = values[..., -1:]
-    if length < width:
-        padding = [(0, 0)] * (scores.ndim - 1) + [(0, width - length)]
-        values, tokens = jnp.pad(values, padding, constant_values=-jnp.inf), jnp.pad(tokens, padding)
-        values, tokens = lax.optimization_barrier((values, tokens))
+    return _Largest(jnp.pad(values, padding, constant_values=-jnp.inf), jnp.pad(tokens, padding), jnp.int32(length))
+
+
+def _nucleus_total(scores: Float[Array, "B *T V"], row: RowSettings) -> Float[Array, "B *T 1"]:
+    """What the nucleus is a share of where top-k keeps all, as the log of a sum; elsewhere it means nothing."""
+    wanted = row.draws & (row.top_p < 1) & (_limit(row, scores.shape[-1]) == scores.shape[-1])
+    return lax.cond(jnp.any(wanted), lambda: _log_total(scores), lambda: jnp.zeros_like(scores[..., :1]))
+
+
+def _is_known(largest: _Largest, total: Float[Array, "B *T 1"], row: RowSettings, size: int) -> Bool[Array, "B *T 1"]:
+    """Whether the last token that is kept is among the largest. Where top-k reaches beyond them, what top-p takes its
+    share of is not known."""
     k, nucleus = _limit(row, size), row.top_p < 1
-    among = jax.nn.logsumexp(jnp.where(jnp.arange(width) < k, values, -jnp.inf), axis=-1, keepdims=True)
-    total = lax.cond(
-        jnp.any(row.draws & nucleus & (k > length)),
-        lambda: jnp.where(k > length, jax.nn.logsumexp(scores, axis=-1, keepdims=True), among),
-        lambda: among,
-    )
-    mass = jnp.cumsum(jnp.exp(values - total), axis=-1)
+    covered = jnp.sum(jnp.exp(largest.values - total), axis=-1, keepdims=True) >= row.top_p
+    worst = lax.dynamic_slice_in_dim(largest.values, largest.length - 1, 1, axis=-1)
+    beyond = worst < row.min_score
+    return (k <= largest.length) | jnp.where(k == size, (nucleus & covered) | beyond, ~nucleus & beyond)
+
+
+def _edge(
+    largest: _Largest, total: Float[Array, "B *T 1"], row: RowSettings, size: int, known: Bool[Array, "B *T 1"]
+) -> _Edge:
+    """Where kept sets end that lie among the largest; `known` says which do."""
+    values, tokens, length = largest
+    k, nucleus = _limit(row, size), row.top_p < 1
+    among = _log_total(jnp.where(jnp.arange(values.shape[-1]) < k, values, -jnp.inf))
+    mass = jnp.cumsum(jnp.exp(values - jnp.where(k == size, total, among)), axis=-1)
     # The token that crosses top_p stays, hence the mass before each token and not the mass up to it.
     crossing = jnp.sum(mass[..., :-1] < row.top_p, axis=-1, keepdims=True)
-    last = jnp.minimum(jnp.where(nucleus, crossing, length - 1), k - 1)
-    # Where top-k reaches beyond the list, what top-p takes its share of is not known.
-    fits = jnp.where(
-        k == size,
-        (nucleus & (mass[..., -1:] >= row.top_p)) | (worst < row.min_score),
-        ~nucleus & (worst < row.min_score),
-    )
+    last = jnp.minimum(jnp.where(nucleus, crossing, k - 1), jnp.minimum(k, length) - 1)
     score, token = (jnp.take_along_axis(each, last, axis=-1) for each in (values, tokens))
-    edge = _Edge(score, token, jnp.zeros_like(score), (k <= length) | fits)
-    kept = jax.nn.logsumexp(_keep(values, tokens, edge, row), axis=-1, keepdims=True)
-    return values, tokens, edge._replace(log_total=kept)
+    edge = _Edge(score, token, jnp.zeros_like(score), known)
+    return edge._replace(log_total=_log_total(_keep(values, tokens, edge, row)))
 
 
 def with_shortlist(
@@ -153,13 +176,14 @@ def with_shortlist(
     def update(edge: _Edge, found: _Edge, which: Array) -> _Edge:
         return jax.tree.map(lambda old, new: jnp.where(which, new, old), edge, found)
 
-    width = min(SHORTLIST, size)
+    width, total = min(SHORTLIST, size), _nucleus_total(scores, row)
 
     def look() -> tuple[Array, Array, _Edge]:
-        nearest = _look(scores, row, min(FIRST_LOOK, size), width)
-        enough = jnp.all(nearest[2].known | ~filtered)
-        values, tokens, found = lax.cond(enough, lambda: nearest, lambda: _look(scores, row, width, width))
-        return values, tokens, update(unknown, found, filtered & found.known)
+        near = _largest(scores, min(FIRST_LOOK, size), width)
+        enough = jnp.all(_is_known(near, total, row, size) | ~filtered)
+        largest = lax.cond(enough, lambda: near, lambda: _largest(scores, width, width))
+        found = _edge(largest, total, row, size, _is_known(largest, total, row, size))
+        return largest.values, largest.tokens, update(unknown, found, filtered & found.known)
 
     def skip() -> tuple[Array, Array, _Edge]:
         nothing = jnp.zeros((*scores.shape[:-1], width))
@@ -173,13 +197,15 @@ def with_shortlist(
     def whole() -> Result:
         # What the list has found out stays, so that a row does not show in the last place how far its batch looked.
         far = row.draws & ~edge.known & beyond
-        last = edge
-        if size > SHORTLIST:
-            last = lax.cond(jnp.any(far), lambda: update(edge, _look(scores, row, size, size)[2], far), lambda: edge)
+
+        def look_far() -> _Edge:
+            return update(edge, _edge(_largest(scores, size, size), total, row, size, far), far)
+
+        last = lax.cond(jnp.any(far), look_far, lambda: edge) if size > SHORTLIST else edge
         tokens = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), scores.shape)
         kept = _keep(scores, tokens, last, row)
-        total = jnp.where(edge.known, edge.log_total, jax.nn.logsumexp(kept, axis=-1, keepdims=True))
-        return then(Shortlist(tokens, kept, total, in_order=True))
+        log_total = jnp.where(edge.known, edge.log_total, _log_total(kept))
+        return then(Shortlist(tokens, kept, log_total, in_order=True))
 
     return lax.cond(jnp.all(edge.known | ~row.draws), short, whole)
 
