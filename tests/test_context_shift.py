@@ -68,7 +68,7 @@ def test_a_reply_drops_tokens_as_often_as_it_must_with_drafts_as_without(drafter
     assert (want.finish_reason, len(want.tokens)) == ("length", 700)
     assert got.tokens == want.tokens
     assert chat.cuts == without.cuts == (Cut(KEEP, HALF),)
-    assert chat.tokens == Cut(KEEP, HALF).of([*prompt_of(drafter), *got.tokens])[:-1]
+    assert chat.tokens == Cut(KEEP, HALF).left_of([*prompt_of(drafter), *got.tokens])[:-1]
     assert chat.conversation == (*prompt_of(drafter), *got.tokens)
     if drafter == "itself":
         assert got.stats.accepted == got.stats.drafted, "the target drafting for itself is always right"
@@ -105,7 +105,7 @@ def test_shifting_by_hand_makes_room_and_leaves_the_old_session(drafter: str, dr
     chat = model(drafter).session(options, slots=SLOTS)
     _, chat = chat.generate(said(6, 400))
     shorter = chat.shift(keep=2, drop=100).shift(keep=30, drop=50)
-    assert shorter.tokens == Cut(30, 50).of(Cut(2, 100).of(chat.tokens))
+    assert shorter.tokens == Cut(30, 50).left_of(Cut(2, 100).left_of(chat.tokens))
     assert shorter.memory is not None
     assert int(shorter.memory.state.length[0]) == len(chat.tokens) - 150
     grown = [*chat.conversation, *said(7, 90)]

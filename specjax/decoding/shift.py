@@ -11,7 +11,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.state import SequenceState, Shift
 
 
-def obstacle(decoder: Decoder) -> str | None:
+def cannot_shift(decoder: Decoder) -> str | None:
     """Why tokens cannot be dropped from the states of a decoder, as a clause; None if they can."""
     return jax.eval_shape(partial(decoder.init_state, 1, 1)).cannot_shift
 
@@ -20,8 +20,8 @@ def obstacle(decoder: Decoder) -> str | None:
 def shift_context(state: SequenceState, keep: Int[Array, "B"], drop: Int[Array, "B"]) -> SequenceState:
     """Drop tokens from every part of the state at once.
 
-    The caller has checked that there is no `obstacle`, and that enough tokens are left after those dropped: as many as
-    a round has rows, and the window more where a ring has gone round (see `KVCache.shift`).
+    The caller has checked that the state can drop tokens, and that enough tokens are left after those dropped: as many
+    as a round has rows, and the window more where a ring has gone round (see `KVCache.shift`).
 
     Args:
         state: consumed.

@@ -135,7 +135,7 @@ class Memory:
         """The text without the tokens of a cut, for which enough must be left. The state is consumed."""
         keep, drop = (jnp.asarray([count], jnp.int32) for count in cut)
         return Memory(
-            tokens=cut.of(self.tokens),
+            tokens=cut.left_of(self.tokens),
             state=shift_context(self.state, keep, drop),
             limits=self.limits.after_cut(cut),
             points=tuple(point for point in self.points if point.length <= cut.keep),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.shift import obstacle
+from specjax.decoding.shift import cannot_shift
 from specjax.errors import PromptError, SpecjaxError
 from specjax.runtime.generation import Generation
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint, common_prefix, within_budget
@@ -117,7 +117,7 @@ class Session:
         begin, shared = self._resumed(ids), common_prefix(self.tokens, ids)
         if len(ids) >= self.slots:
             cut = self._room_for(ids, begin)
-            begin, ids, cuts = begin.without(cut), cut.of(ids), (*cuts, cut)
+            begin, ids, cuts = begin.without(cut), cut.left_of(ids), (*cuts, cut)
         check_prompts(self.model.target, [ids])
         points = list(begin.points)
         start = Start(
@@ -138,7 +138,7 @@ class Session:
             assert when_full is not None
             points = [point for point in points if point.length <= when_full.keep]
             limits = limits.after_writing(self.slots).after_cut(when_full)
-            tokens, cuts = when_full.of(tokens), (*cuts, when_full)
+            tokens, cuts = when_full.left_of(tokens), (*cuts, when_full)
         tokens = tokens[: int(state.length[0])]
         points.append(ReturnPoint.of(state, len(tokens)))
         return generation, replace(
@@ -233,7 +233,7 @@ class Session:
         if common_prefix(self.conversation, given) < contiguous_from(self.cuts) + dropped:
             return given, ()
         for cut in self.cuts:
-            given = cut.of(given)
+            given = cut.left_of(given)
         return given, self.cuts
 
     def _resumed(self, ids: tuple[int, ...]) -> Memory:
@@ -262,7 +262,7 @@ class Session:
 
 def check_can_shift(decoder: Decoder) -> None:
     """Raise `SpecjaxError` if a state of these models cannot drop tokens."""
-    reason = obstacle(decoder)
+    reason = cannot_shift(decoder)
     if reason is not None:
         raise SpecjaxError(f"this model cannot drop the oldest tokens of a conversation: {reason}")
 

@@ -19,7 +19,7 @@ class Cut(NamedTuple):
     keep: int
     drop: int
 
-    def of(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def left_of(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """The tokens that are left after the cut."""
         return (*tokens[: self.keep], *tokens[self.keep + self.drop :])
 
