@@ -128,7 +128,7 @@ def test_parameters_of_the_released_models_add_up(
     shapes, moe = parameter_shapes(config), config.moe
     assert count(shapes) / 1e9 == pytest.approx(whole, rel=0.001)
     assert count(shapes["target"]) / 1e9 == pytest.approx(trunk, rel=0.01)
-    unused = (moe.num_experts - moe.experts_per_token) * 3 * config.width * moe.expert_width * sum(config.sparse)
+    unused = (moe.num_experts - moe.experts_per_token) * 3 * config.width * moe.expert_width * sum(config.layer_kinds)
     table = config.vocab_size * config.width
     assert (count(shapes["target"]) - unused - 2 * table) / 1e9 == pytest.approx(read, rel=0.07)
 

@@ -59,9 +59,19 @@ class DenseConfig:
         require(self.rope_formula is None or self.rope_factors, "rope_formula is given, but rope_factors is False")
 
     @property
+    def layer_kinds(self) -> tuple[None, ...]:
+        """All layers are of one kind."""
+        return (None,) * self.num_layers
+
+    @property
     def mtp_layers(self) -> int:
         """This family has no heads that draft."""
         return 0
+
+    @property
+    def rope_width(self) -> int:
+        """All dimensions of a head rotate."""
+        return self.head_width
 
     @property
     def attention_bias(self) -> bool:

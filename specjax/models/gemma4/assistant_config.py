@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
     KINDS,
+    SLIDING_ATTENTION,
     AttentionConfig,
     Gemma4Config,
     LayerConfig,
@@ -76,10 +77,14 @@ class Gemma4AssistantConfig:
         """Layers of the drafter, which is all there is."""
         return len(self.layer_types)
 
-    def layer(self, index: int) -> LayerConfig:
-        """The config of the layer with this index."""
-        attention = self.full if self.layer_types[index] == FULL_ATTENTION else self.sliding
-        return LayerConfig(attention, self.num_heads, self.mlp_width, self.norm_eps, own_kv=False)
+    @property
+    def layer_kinds(self) -> tuple[LayerConfig, ...]:
+        """The configs of the layers."""
+        attention = {SLIDING_ATTENTION: self.sliding, FULL_ATTENTION: self.full}
+        return tuple(
+            LayerConfig(attention[kind], self.num_heads, self.mlp_width, self.norm_eps, own_kv=False)
+            for kind in self.layer_types
+        )
 
 
 def check_fit(target_config: Gemma4Config, config: Gemma4AssistantConfig) -> None:

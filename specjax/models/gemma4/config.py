@@ -164,19 +164,23 @@ class Gemma4Config:
         """What the layers of a kind share."""
         return self.full if kind == FULL_ATTENTION else self.sliding
 
-    def layer(self, index: int) -> LayerConfig:
-        """The config of the layer with this index."""
-        kind, own_kv = self.layer_types[index], index < self.num_caches
-        return LayerConfig(
-            attention=self.attention(kind),
-            num_heads=self.num_heads,
-            mlp_width=self.mlp_width if own_kv or not self.wide_shared_mlp else 2 * self.mlp_width,
-            norm_eps=self.norm_eps,
-            own_kv=own_kv,
-            value_is_key=self.full_value_is_key and kind == FULL_ATTENTION,
-            per_layer_width=self.per_layer_width,
-            moe=self.moe,
-        )
+    @property
+    def layer_kinds(self) -> tuple[LayerConfig, ...]:
+        """The configs of the layers."""
+
+        def layer(kind: str, own_kv: bool) -> LayerConfig:
+            return LayerConfig(
+                attention=self.attention(kind),
+                num_heads=self.num_heads,
+                mlp_width=self.mlp_width if own_kv or not self.wide_shared_mlp else 2 * self.mlp_width,
+                norm_eps=self.norm_eps,
+                own_kv=own_kv,
+                value_is_key=self.full_value_is_key and kind == FULL_ATTENTION,
+                per_layer_width=self.per_layer_width,
+                moe=self.moe,
+            )
+
+        return tuple(layer(kind, index < self.num_caches) for index, kind in enumerate(self.layer_types))
 
     def cache_of(self, index: int) -> int:
         """The layer whose keys and values a layer reads: itself, or the last of its kind that has its own."""

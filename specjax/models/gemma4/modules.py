@@ -157,9 +157,9 @@ class Gemma4Trunk(Trunk):
             self.per_layer_norm = RMSNorm(c.norm_eps)
 
     @nn.nowrap
-    def make_layers(self) -> list[Layer]:
-        """One layer for each entry of the config."""
-        return [Layer(self.config.layer(index)) for index in range(self.config.num_layers)]
+    def make_layer(self, kind: LayerConfig) -> Layer:
+        """The layer of an entry of `layer_kinds`."""
+        return Layer(kind)
 
     def state_of(self, index: int) -> int:
         """Its own cache, or that of an earlier layer."""

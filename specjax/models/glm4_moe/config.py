@@ -82,6 +82,6 @@ class Glm4MoeConfig:
         return "glm4moe"
 
     @property
-    def sparse(self) -> tuple[bool, ...]:
+    def layer_kinds(self) -> tuple[bool, ...]:
         """For each layer whether it has experts."""
         return tuple(index >= self.dense_layers for index in range(self.num_layers))

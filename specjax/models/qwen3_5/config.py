@@ -100,6 +100,11 @@ class Qwen35Config:
         return len(self.layer_types)
 
     @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """What distinguishes layers from each other."""
+        return self.layer_types
+
+    @property
     def architecture(self) -> str:
         return "qwen35" if self.moe is None else "qwen35moe"
 

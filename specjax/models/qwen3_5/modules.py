@@ -73,7 +73,6 @@ class Qwen35Trunk(Trunk):
     config: Qwen35Config
 
     @nn.nowrap
-    def make_layers(self) -> list[AttentionLayer | DeltaNetLayer]:
-        """One layer for each entry of `layer_types`."""
-        c = self.config
-        return [AttentionLayer(c) if kind == FULL_ATTENTION else DeltaNetLayer(c) for kind in c.layer_types]
+    def make_layer(self, kind: str) -> AttentionLayer | DeltaNetLayer:
+        """A layer of one of the two kinds of `layer_types`."""
+        return AttentionLayer(self.config) if kind == FULL_ATTENTION else DeltaNetLayer(self.config)

@@ -121,6 +121,11 @@ class Step35Config:
         require(self.rope_formula is None or self.rope_factors, "rope_formula is given, but rope_factors is False")
 
     @property
+    def layer_kinds(self) -> tuple[LayerConfig, ...]:
+        """What distinguishes layers from each other."""
+        return self.layers
+
+    @property
     def all_layers(self) -> tuple[LayerConfig, ...]:
         """The trunk's layers and those of the heads."""
         return self.layers + tuple(head.layer for head in self.heads)
