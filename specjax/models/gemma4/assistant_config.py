@@ -11,9 +11,9 @@ from specjax.models.gemma4.config import (
     AttentionConfig,
     Gemma4Config,
     LayerConfig,
-    check_attention,
-    require,
+    require_attention,
 )
+from specjax.models.parts.requirements import require
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,10 @@ class Gemma4AssistantConfig:
     context_length: int = 131072
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        check_attention(name, self.layer_types, self.num_heads, self.sliding, self.full)
+        require_attention(self, self.layer_types, self.num_heads, self.sliding, self.full)
         if (head := self.centroids) is not None:
             require(
-                name,
+                self,
                 0 < head.selected <= head.num_centroids and self.vocab_size % head.num_centroids == 0,
                 f"{head.selected} of {head.num_centroids} centroids are selected for {self.vocab_size} tokens; the"
                 " centroids must divide the vocabulary, and no more than there are can be selected",
