@@ -34,23 +34,24 @@ class Fields:
             get: gives the value of a key; None for one that is absent.
             number: what a floating-point number is for the config, given that of the file.
         """
-        values = {}
+        values, floats = {}, self._floats
         for name, key in self.keys.items():
             value = get(key)
             if value is None:
                 values[name] = self.defaults.get(name)
             else:
-                values[name] = number(value) if name in self._floats else value
+                values[name] = number(value) if name in floats else value
         return values
 
     def write(self, config: Any) -> dict[str, Any]:
         """The values of the keys."""
-        values = {key: (name, getattr(config, name)) for name, key in self.keys.items()}
-        return {
-            key: float(value) if name in self._floats and value is not None else value
-            for key, (name, value) in values.items()
-        }
+        values, floats = {}, self._floats
+        for name, key in self.keys.items():
+            value = getattr(config, name)
+            values[key] = float(value) if name in floats and value is not None else value
+        return values
 
     @property
     def _floats(self) -> set[str]:
+        # Annotations are texts, such as "float" and "float | None".
         return {field.name for field in dataclasses.fields(self.config_type) if str(field.type).startswith("float")}
