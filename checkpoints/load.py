@@ -17,7 +17,7 @@ from checkpoints.family import Config, Families, Family
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.locate import locate
 from checkpoints.mapping.digest import WeightDigest
-from checkpoints.mapping.rule import Copy
+from checkpoints.mapping.rule import copies
 from checkpoints.mapping.table import Progress, Put, RuleTable, put_on_default_device
 from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
 from checkpoints.safetensors.file import SafetensorsDirectory
@@ -257,4 +257,4 @@ def open_checkpoint(
 
 def own_names(origin: RuleTable) -> RuleTable:
     """The rules of an Orbax folder: each parameter is a tensor by its own name there."""
-    return RuleTable(tuple(Copy(path, path) for path in origin.shapes), {}, origin.shapes, origin.integers)
+    return RuleTable(copies({path: path for path in origin.shapes}), {}, origin.shapes, origin.integers)

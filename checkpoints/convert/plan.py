@@ -51,10 +51,9 @@ def tensor_bytes(kind: str, shape: Shape) -> int:
 def from_rules(model: SourceModel, table: RuleTable, choose: TypeChoice) -> Iterator[PlannedTensor]:
     """The tensors that a rule table makes of the model's parameters, in its order."""
     for rule in table.rules:
-        shapes = rule.source_shapes([table.shapes[path] for path in rule.paths])
         incoming = _incoming(model, rule)
         sources = tuple(model.sources_of(rule.paths))
-        for index, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
+        for index, (name, shape) in enumerate(zip(rule.sources, table.source_shapes(rule), strict=True)):
             kind = choose(name, shape, incoming)
             info = TensorInfo(name, shape, kind, tensor_bytes(kind, shape))
             exact = rule.moves_values and {source.type for source in sources} == {kind}

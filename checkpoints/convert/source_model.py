@@ -256,22 +256,10 @@ class SourceModel:
         return "F32"
 
     def _read(self, rule: Rule) -> dict[str, Stored]:
-        source, rules, kind = self.opened.source, self.opened.rules, self._type(rule)
-        packed = kind not in DTYPES
-
-        def tensors() -> Any:
-            shapes = rule.source_shapes([rules.shapes[path] for path in rule.paths])
-            for name, shape in zip(rule.sources, shapes, strict=True):
-                if packed:
-                    yield source.read_blocks(name).reshape(*shape[:-1], -1)
-                else:
-                    yield source.read(name, PLAIN_TYPES[kind]).reshape(shape)
-
-        read = {}
-        for path, array in zip(rule.paths, rule.forward(tensors()), strict=True):
-            shape = rules.shapes[path]
-            read[path] = Stored(kind, array.reshape((*shape[:-1], -1) if packed else shape))
-        return read
+        kind = self._type(rule)
+        dtype = PLAIN_TYPES[kind] if kind in DTYPES else None
+        read = self.opened.rules.parameters(rule, self.opened.source, dtype)
+        return {path: Stored(kind, array) for path, array in read}
 
 
 def open_model(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -12,57 +13,55 @@ from checkpoints.mapping.transforms import IDENTITY, Shape, Transform
 from checkpoints.source import aligned_empty
 
 
-class Rule(Protocol):
-    """Some tensors of a file that together are some parameters of the model."""
+@dataclass(frozen=True)
+class Rule(ABC):
+    """Some tensors of a file that together are some parameters of the model.
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Tensor names in the file."""
-        ...
+    Attributes:
+        sources: names of the tensors in the file.
+        paths: of the parameters in the tree.
+    """
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Paths of the parameters in the tree."""
-        ...
+    sources: tuple[str, ...]
+    paths: tuple[str, ...]
 
     @property
     def keeps_rows(self) -> bool:
         """Whether rows of the tensors are moved as wholes, so that the rule also applies to rows of packed bytes."""
-        ...
+        return True
 
     @property
     def moves_values(self) -> bool:
         """Whether values are only moved, so that they can stay in the type in which they are stored."""
-        ...
+        return True
 
+    def within(self, block: str, path: str) -> Self:
+        """The same rule with these prefixes of its tensors and of its parameters."""
+        sources = tuple(block + source for source in self.sources)
+        return replace(self, sources=sources, paths=tuple(path + parameter for parameter in self.paths))
+
+    @abstractmethod
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Shapes in the file, given those of the parameters."""
-        ...
 
+    @abstractmethod
     def forward(self, tensors: Iterator[np.ndarray]) -> list[np.ndarray]:
         """Parameters from tensors; the tensors come one at a time, in the order of `sources`."""
-        ...
 
+    @abstractmethod
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Tensors from parameters: the inverse of `forward`."""
-        ...
+
+
+Rules = tuple[Rule, ...]
+"""Rules with names as they are within something, such as a layer; see `Rule.within`."""
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(Rule):
     """One tensor is one parameter."""
 
-    source: str
-    path: str
     transform: Transform = IDENTITY
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
 
     @property
     def keeps_rows(self) -> bool:
@@ -82,25 +81,21 @@ class Copy:
         yield self.transform.backward(parameters[0])
 
 
+def copies(names: Mapping[str, str], transform: Transform = IDENTITY) -> Rules:
+    """A `Copy` for each pair of a tensor's name and the path of its parameter."""
+    return tuple(Copy((source,), (path,), transform) for source, path in names.items())
+
+
+def weights(names: Mapping[str, str], transform: Transform = IDENTITY) -> Rules:
+    """As `copies`, of names that all have `.weight` at the end, which is left out here."""
+    return copies({f"{source}.weight": f"{path}.weight" for source, path in names.items()}, transform)
+
+
 @dataclass(frozen=True)
-class Split:
+class Split(Rule):
     """One tensor is several parameters of equal shape, one after the other along an axis that is not the last."""
 
-    source: str
-    paths: tuple[str, ...]
     axis: int
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return True
-
-    @property
-    def moves_values(self) -> bool:
-        return True
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         shape = list(shapes[0])
@@ -115,23 +110,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Stack:
+class Stack(Rule):
     """Several tensors of equal shape are one parameter, stacked along a new first axis."""
-
-    sources: tuple[str, ...]
-    path: str
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return True
-
-    @property
-    def moves_values(self) -> bool:
-        return True
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [shapes[0][1:]] * len(self.sources)
@@ -149,19 +129,10 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Computed:
-    """A parameter that follows from the config; the file has no tensor for it."""
+class Computed(Rule):
+    """A parameter that follows from the config; the file has no tensor for it, and `sources` is empty."""
 
-    path: str
     values: tuple[float, ...]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
 
     @property
     def keeps_rows(self) -> bool:
@@ -179,3 +150,36 @@ class Computed:
 
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         return iter(())
+
+
+def within(rules: Iterable[Rule], block: str, path: str) -> Iterator[Rule]:
+    """The rules with these prefixes of their tensors and of their parameters."""
+    return (rule.within(block, path) for rule in rules)
+
+
+def repeated(rules: Iterable[Rule], block: str, path: str, count: int) -> Iterator[Rule]:
+    """The rules within each of `count` places; its index goes into the braces of the prefixes."""
+    rules = tuple(rules)
+    for index in range(count):
+        yield from within(rules, block.format(index), path.format(index))
+
+
+def fitting(rules: Iterable[Rule], shapes: Collection[str], names: Collection[str]) -> Rules:
+    """The rules that make up a model, in their order.
+
+    Rules for parameters that the model lacks are left out. If there are several rules for a parameter, the first one
+    counts of whose tensors the file has some, or the very first if it has none of any.
+
+    Args:
+        rules: all that there may be.
+        shapes: paths of the parameters that the model has.
+        names: of the tensors that the file has; empty when writing.
+    """
+    possible = [rule for rule in rules if all(path in shapes for path in rule.paths)]
+    taken: set[str] = set()
+    chosen = []
+    for index in sorted(range(len(possible)), key=lambda i: not any(name in names for name in possible[i].sources)):
+        if taken.isdisjoint(possible[index].paths):
+            taken.update(possible[index].paths)
+            chosen.append(index)
+    return tuple(possible[index] for index in sorted(chosen))

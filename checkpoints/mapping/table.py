@@ -71,7 +71,7 @@ class RuleTable:
         missing, misshapen, unsupported = [], [], []
         consumed = set()
         for rule in self.rules:
-            for name, expected in zip(rule.sources, self._source_shapes(rule), strict=True):
+            for name, expected in zip(rule.sources, self.source_shapes(rule), strict=True):
                 consumed.add(name)
                 if name not in tensors:
                     missing.append(f"{name} {expected}")
@@ -124,13 +124,10 @@ class RuleTable:
             self._warn_of_decoding(source, where, dtype)
         for rule in self.rules:
             format = self._format(rule, source) if packed is not None else None
-            parameters: Iterator[tuple[str, Parameter]] = (
-                self._read(rule, source, self._kind(rule, dtype), digest)
-                if packed is None or format is None
-                else self._read_packed(rule, source, format, packed, digest)
-            )
-            for path, parameter in parameters:
-                flat[path] = put(path, parameter)
+            for path, array in self.parameters(rule, source, None if format else self._kind(rule, dtype)):
+                values = np.ascontiguousarray(array)
+                digest.add(path, values, GGML_TYPES[format] if format else None)
+                flat[path] = put(path, prepare(from_blocks(values, format, packed)) if format and packed else values)
             done += sum(source.tensors[name].num_bytes for name in rule.sources)
             if progress is not None:
                 progress(done, total)
@@ -153,33 +150,28 @@ class RuleTable:
         if wrong or missing or surplus:
             raise TensorMismatchError("parameters to be written", missing, surplus, wrong)
         for rule in self.rules:
-            shapes = self._source_shapes(rule)
+            shapes = self.source_shapes(rule)
             for i, (name, shape) in enumerate(zip(rule.sources, shapes, strict=True)):
                 yield name, shape, _Tensor(rule, i, shape, tuple(flat[path] for path in rule.paths))
 
-    def _read(
-        self, rule: Rule, source: TensorSource, kind: DTypeLike, digest: WeightDigest
-    ) -> Iterator[tuple[str, Parameter]]:
-        tensors = (
-            source.read(name, kind).reshape(shape)
-            for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
-        )
-        for path, parameter in zip(rule.paths, rule.forward(tensors), strict=True):
-            values = np.ascontiguousarray(parameter.reshape(self.shapes[path]))
-            digest.add(path, values)
-            yield path, values
+    def parameters(self, rule: Rule, source: TensorSource, dtype: DTypeLike | None) -> Iterator[tuple[str, np.ndarray]]:
+        """Paths and values of a rule's parameters.
 
-    def _read_packed(
-        self, rule: Rule, source: TensorSource, format: str, act: Activations, digest: WeightDigest
-    ) -> Iterator[tuple[str, Parameter]]:
+        Args:
+            rule: one of the table.
+            source: the open file.
+            dtype: of the values; None reads packed rows [..., N, bytes of a row] uint8.
+        """
+
+        def in_shape(array: np.ndarray, shape: Shape) -> np.ndarray:
+            return array.reshape((*shape[:-1], -1) if dtype is None else shape)
+
         tensors = (
-            source.read_blocks(name).reshape(*shape[:-1], -1)
-            for name, shape in zip(rule.sources, self._source_shapes(rule), strict=True)
+            in_shape(source.read_blocks(name) if dtype is None else source.read(name, dtype), shape)
+            for name, shape in zip(rule.sources, self.source_shapes(rule), strict=True)
         )
-        for path, blocks in zip(rule.paths, rule.forward(tensors), strict=True):
-            rows = np.ascontiguousarray(blocks.reshape(*self.shapes[path][:-1], -1))
-            digest.add(path, rows, GGML_TYPES[format])
-            yield path, prepare(from_blocks(rows, format, act))
+        for path, array in zip(rule.paths, rule.forward(tensors), strict=True):
+            yield path, in_shape(array, self.shapes[path])
 
     def _format(self, rule: Rule, source: TensorSource) -> str | None:
         """The block format that the rule's parameters can stay in."""
@@ -219,7 +211,8 @@ class RuleTable:
     def _is_integer(self, rule: Rule) -> bool:
         return bool(self.integers.intersection(rule.paths))
 
-    def _source_shapes(self, rule: Rule) -> list[Shape]:
+    def source_shapes(self, rule: Rule) -> list[Shape]:
+        """Shapes of a rule's tensors in the file."""
         return rule.source_shapes([self.shapes[path] for path in rule.paths])
 
 

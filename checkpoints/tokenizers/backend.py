@@ -38,10 +38,10 @@ def backend_of(vocabulary: Vocabulary, where: str) -> Tokenizer:
             [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
             + ([decoders.Strip(" ", 1, 0)] if vocabulary.space_prefix else [])
         )
-    if vocabulary.add_bos:
-        bos = vocabulary.special_ids["bos"]
-        name = vocabulary.tokens[bos]
-        backend.post_processor = processors.TemplateProcessing(single=[name, "$A"], special_tokens=[(name, bos)])
+    if vocabulary.leading:
+        ids_of = {vocabulary.tokens[i]: i for i in vocabulary.leading}
+        leading = [vocabulary.tokens[i] for i in vocabulary.leading]
+        backend.post_processor = processors.TemplateProcessing([*leading, "$A"], special_tokens=list(ids_of.items()))
     entries = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
     control = [token for token, kind in entries if kind in CONTROL_TYPES]
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in control])

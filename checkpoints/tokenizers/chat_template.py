@@ -42,7 +42,7 @@ class Message(TypedDict):
 def render(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str:
     """The text of a conversation, up to where the model's next turn begins.
 
-    A bos token at its start is left out if encoding adds one.
+    Tokens at its start that encoding adds are left out.
 
     Args:
         tokenizer: with a template.
@@ -72,7 +72,7 @@ def render(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str:
             )
     except Exception as error:  # foreign code
         raise TokenizerError(f"the chat template does not take this conversation: {error}") from error
-    return text.removeprefix(names["bos"]) if vocabulary.add_bos else text
+    return text.removeprefix("".join(vocabulary.tokens[i] for i in vocabulary.leading))
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):

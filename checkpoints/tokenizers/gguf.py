@@ -19,6 +19,8 @@ from checkpoints.tokenizers.vocabulary import END_TEXTS, PRE_TOKENIZERS, Model, 
 _ALIASES = {"deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe"}
 _PREFIX = "tokenizer.ggml."
 _ID_SUFFIX = "_token_id"
+_LEADING = "specjax.leading_token_ids"
+"""The tokens before every text, if there are several. llama.cpp does not know this key, and adds none of them."""
 _LOWEST_SCORE = -1e9
 _DEFAULT_IDS: Mapping[Model, Mapping[str, int]] = {"gpt2": {}, "gemma4": {}, "llama": {"bos": 1, "eos": 2}}
 
@@ -52,7 +54,7 @@ def from_metadata(metadata: Mapping[str, Any], where: str) -> TextTokenizer:
         merges = tuple(_merge(text, where) for text in metadata[_PREFIX + "merges"])
     else:
         raise TokenizerError(f"{where}: the tokenizer lacks {_PREFIX}merges")
-    special_ids = {
+    special_ids = {**_DEFAULT_IDS[model]} | {
         key.removeprefix(_PREFIX).removesuffix(_ID_SUFFIX): value
         for key, value in metadata.items()
         if key.startswith(_PREFIX) and key.endswith(_ID_SUFFIX)
@@ -62,8 +64,8 @@ def from_metadata(metadata: Mapping[str, Any], where: str) -> TextTokenizer:
         types=types,
         merges=merges,
         pre=pre,
-        special_ids={**_DEFAULT_IDS[model], **special_ids},
-        add_bos=_adds_bos(metadata, model, pre),
+        special_ids=special_ids,
+        leading=_leading(metadata, model, pre, special_ids, where),
         chat_template=metadata.get("tokenizer.chat_template"),
         model=model,
         scores=scores,
@@ -105,8 +107,10 @@ def to_metadata(tokenizer: TextTokenizer, vocab_size: int) -> dict[str, Any]:
         _PREFIX + "model": vocabulary.model,
         _PREFIX + "tokens": [*vocabulary.tokens, *names],
         _PREFIX + "token_type": [int(kind) for kind in vocabulary.types] + [int(TokenType.UNUSED)] * padding,
-        _PREFIX + "add_bos_token": vocabulary.add_bos,
+        _PREFIX + "add_bos_token": len(vocabulary.leading) == 1,
     }
+    if len(vocabulary.leading) > 1:
+        metadata[_LEADING] = list(vocabulary.leading)
     if vocabulary.pre is not None:
         metadata[_PREFIX + "pre"] = vocabulary.pre
     if vocabulary.scores is None:
@@ -123,6 +127,8 @@ def to_metadata(tokenizer: TextTokenizer, vocab_size: int) -> dict[str, Any]:
 def _roles(tokenizer: TextTokenizer) -> dict[str, int]:
     """Roles of special tokens. Ends of generation get one where readers would not know them by their texts."""
     roles = dict(tokenizer.vocabulary.special_ids)
+    if tokenizer.vocabulary.leading:
+        roles["bos"] = tokenizer.vocabulary.leading[0]
     known = end_ids(tokenizer.vocabulary)
     unnamed = sorted(tokenizer.eos_ids - named_ends(tokenizer.vocabulary), key=lambda i: (i in known, i))
     for role in ("eos", "eot", "eom"):
@@ -141,10 +147,21 @@ def _pre_tokenizer_name(metadata: Mapping[str, Any], where: str) -> str:
     return pre
 
 
-def _adds_bos(metadata: Mapping[str, Any], model: Model, pre: str | None) -> bool:
-    """As llama.cpp: Gemma 4 always does, whatever early files say; others by the file, else by their kind."""
+def _leading(
+    metadata: Mapping[str, Any], model: Model, pre: str | None, special_ids: Mapping[str, int], where: str
+) -> tuple[int, ...]:
+    """What texts start with. As in llama.cpp it is a bos token at most, unless the key of this project says more.
+
+    Gemma 4 always has one, whatever early files say; others by the file, else by their kind.
+    """
+    if _LEADING in metadata:
+        return tuple(metadata[_LEADING])
     by_kind = PRE_TOKENIZERS[pre].add_bos if pre else True
-    return model == "gemma4" or metadata.get(_PREFIX + "add_bos_token", by_kind)
+    if model != "gemma4" and not metadata.get(_PREFIX + "add_bos_token", by_kind):
+        return ()
+    if "bos" not in special_ids:
+        raise TokenizerError(f"{where}: texts are to begin with a bos token, but none is named")
+    return (special_ids["bos"],)
 
 
 def _per_token(metadata: Mapping[str, Any], key: str, size: int, where: str) -> list[Any] | None:

@@ -28,6 +28,8 @@ FILES = (
 )
 """Files of a Hugging Face directory that describe a vocabulary, and how texts end."""
 
+_SOME_TEXT = "a"
+"""Shows what is put around a text."""
 _MOST_TOKENS = 1 << 24
 """The largest vocabularies have some 300,000."""
 _ROLES = {"eos": "eos_token", "bos": "bos_token", "padding": "pad_token"}
@@ -101,16 +103,17 @@ def from_backend(
         types[i] = TokenType.CONTROL if added.special or looks_special else TokenType.USER_DEFINED
         if looks_special and not added.special:  # what is a control token in a GGUF is one here
             backend.add_special_tokens([AddedToken(added.content, special=True, normalized=added.normalized)])
-    start = backend.encode("", add_special_tokens=True).ids
-    if len(start) > 1 or start[:1] != [special_ids.get("bos")][: len(start)]:
-        raise TokenizerError(f"{where}: the post-processor adds tokens {start}; only one bos token is supported")
+    leading = backend.encode("", add_special_tokens=True).ids
+    plain, whole = (backend.encode(_SOME_TEXT, add_special_tokens=add).ids for add in (False, True))
+    if whole != [*leading, *plain]:
+        raise TokenizerError(f"{where}: the post-processor makes {whole} of {plain}; it may only put tokens in front")
     vocabulary = Vocabulary(
         tokens=tuple(tokens),
         types=tuple(types),
         merges=tuple(tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]),
-        pre=_pre_tokenizer_name(document, len(start) == 1) if kind == "gpt2" else None,
+        pre=_pre_tokenizer_name(document, len(leading) == 1) if kind == "gpt2" else None,
         special_ids=dict(special_ids),
-        add_bos=len(start) == 1,
+        leading=tuple(leading),
         chat_template=chat_template,
         model=kind,
         space_prefix=kind == "llama",

@@ -52,13 +52,13 @@ class TextTokenizer:
 
         Args:
             text: any text.
-            special: recognise control tokens that are written out in the text, and begin with the bos token if the
-                vocabulary asks for one. Without it the text is nothing but text.
+            special: recognise control tokens that are written out in the text, and begin with those that stand before
+                every text. Without it the text is nothing but text.
         """
         if not special:
             return self._literal_backend.encode(text, add_special_tokens=False).ids
         ids = self.backend.encode(text, add_special_tokens=False).ids
-        return [self.vocabulary.special_ids["bos"], *ids] if self.vocabulary.add_bos else ids
+        return [*self.vocabulary.leading, *ids]
 
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD.

@@ -90,7 +90,7 @@ class Vocabulary:
         pre: a name in `PRE_TOKENIZERS`; None when the words are cut in a way that has no name, and for the models
             gemma4 and llama, which have no words.
         special_ids: role ("bos", "eos", "eot", "eom", "padding", ...) -> id.
-        add_bos: whether a text starts with the bos token.
+        leading: tokens with which every text starts, such as a bos token; GLM has two.
         chat_template: a Jinja template, or None.
         model: the kind of BPE.
         scores: id -> score; None where merges alone are known. Only the model llama has them.
@@ -102,7 +102,7 @@ class Vocabulary:
     merges: tuple[tuple[str, str], ...]
     pre: str | None
     special_ids: Mapping[str, int] = field(default_factory=dict)
-    add_bos: bool = False
+    leading: tuple[int, ...] = ()
     chat_template: str | None = None
     model: Model = "gpt2"
     scores: tuple[float, ...] | None = None
@@ -123,10 +123,9 @@ class Vocabulary:
                 f"{where}: {len(absent)} of 256 bytes have no token, so not every text can be encoded: {absent[:10]}"
             )
         size = len(self.tokens)
-        if outside := {role: i for role, i in self.special_ids.items() if not 0 <= i < size}:
+        used = {**self.special_ids, **{f"leading {at}": i for at, i in enumerate(self.leading)}}
+        if outside := {role: i for role, i in used.items() if not 0 <= i < size}:
             raise TokenizerError(f"{where}: special tokens {outside} are outside the vocabulary of {size}")
-        if self.add_bos and "bos" not in self.special_ids:
-            raise TokenizerError(f"{where}: texts are to begin with a bos token, but none is named")
 
     def piece(self, i: int) -> bytes:
         """The bytes that token `i` stands for."""

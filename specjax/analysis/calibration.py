@@ -60,8 +60,9 @@ def collect_importance(
         raise PromptError(f"the text has {len(tokens)} tokens; {chunk_size} are needed at least, for one chunk")
     count = count if max_chunks is None else min(count, max_chunks)
     chunks = np.asarray(tokens[: count * chunk_size], np.int32).reshape(count, chunk_size)
-    if model.tokenizer is not None and model.tokenizer.vocabulary.add_bos:
-        chunks[:, 0] = model.tokenizer.vocabulary.special_ids["bos"]
+    if model.tokenizer is not None:
+        leading = model.tokenizer.vocabulary.leading[:chunk_size]
+        chunks[:, : len(leading)] = leading
     rules = _observed_rules(model.config)
     paths = frozenset(path for rule in rules for path in rule.paths)
     sums: dict[str, np.ndarray] = {}
@@ -85,8 +86,7 @@ def _tokens(model: Model, text: str | Sequence[int]) -> list[int]:
         return list(text)
     if model.tokenizer is None:
         raise PromptError(f"{model.path} has no usable tokenizer; give token ids")
-    bos = [model.tokenizer.vocabulary.special_ids["bos"]] if model.tokenizer.vocabulary.add_bos else []
-    return bos + model.tokenizer.encode(text, special=False)
+    return [*model.tokenizer.vocabulary.leading, *model.tokenizer.encode(text, special=False)]
 
 
 @partial(jax.jit, static_argnames=("target", "paths"))

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli.generate import DEFAULT_PROMPT
-from specjax.cli.options import DRAFTING, add_decoding_options, add_model_options, generate_options, load_model
+from specjax.cli.options import (
+    DRAFTING,
+    add_command,
+    add_decoding_options,
+    add_model_options,
+    generate_options,
+    load_model,
+)
 from specjax.cli.runtime import UsageError
 
 if TYPE_CHECKING:
@@ -53,13 +60,7 @@ The same --seed draws the same lots, random prompts and samples.
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure the speed of decoding with drafts",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "bench", "measure the speed of decoding with drafts", DESCRIPTION, EPILOG, run)
     add_model_options(parser, positional=True)
     parser.add_argument(
         "--synthetic-acceptance",
@@ -92,7 +93,6 @@ def add_parser(subparsers: Any) -> None:
         help="tokens to draft in a round, at most 15, several numbers in turns; plain decoding always runs besides"
         " (default: 3 if there is a drafter)",
     )
-    parser.set_defaults(run=run)
 
 
 def draft_count(text: str) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli.options import add_decoding_options, add_model_options, generate_options, load_model
+from specjax.cli.options import add_command, add_decoding_options, add_model_options, generate_options, load_model
 from specjax.cli.runtime import UsageError, message_of, say
 
 if TYPE_CHECKING:
@@ -41,13 +41,7 @@ REPLY_TOKENS, LINE_TOKENS = 1024, 64
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk with a model, line by line",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "chat", "talk with a model, line by line", DESCRIPTION, EPILOG, run)
     add_model_options(parser)
     chat = parser.add_argument_group("conversation")
     chat.add_argument("--system", metavar="TEXT", help="what the model is told before all else")
@@ -57,7 +51,6 @@ def add_parser(subparsers: Any) -> None:
     chat.add_argument("--shift", action="store_true", help="when it is full, drop the oldest tokens and go on")
     chat.add_argument("--quiet", action="store_true", help="replies only: no line about each turn")
     add_decoding_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli.options import DTYPES
+from specjax.cli.options import DTYPES, add_command
 from specjax.cli.runtime import say
 
 if TYPE_CHECKING:
@@ -49,12 +49,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "convert",
-        help="convert checkpoints between GGUF, safetensors and Orbax",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        subparsers, "convert", "convert checkpoints between GGUF, safetensors and Orbax", DESCRIPTION, EPILOG, run
     )
     parser.add_argument("source", type=Path, metavar="SRC", help="GGUF file, Hugging Face folder or Orbax folder")
     parser.add_argument("destination", type=Path, metavar="DST", help="file or folder to make")
@@ -73,7 +69,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--verify", action="store_true", help="read the result again and compare every parameter")
     parser.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     parser.add_argument("--force", action="store_true", help="replace what is there")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _print_plan(conversion)
         return 0
-    _say_changes(conversion)
+    for line in _changes(conversion):
+        say(line)
     with byte_progress("converting") as progress:
         written = conversion.run(progress)
     say(f"wrote {names(written)}: {len(conversion.tensors)} tensors, {conversion.num_bytes / 1e6:.1f} MB")
@@ -118,11 +114,6 @@ def _verify(conversion: Conversion, written: list[Path]) -> int:
     return 0
 
 
-def _say_changes(conversion: Conversion) -> None:
-    for line in _changes(conversion):
-        say(line)
-
-
 def _changes(conversion: Conversion) -> list[str]:
     lines = []
     if conversion.decoded:
@@ -143,24 +134,19 @@ def _changes(conversion: Conversion) -> list[str]:
 
 
 def _print_plan(conversion: Conversion) -> None:
-    from specjax.cli.text import console
+    from specjax.cli.text import console, print_table
 
-    out = console()
     rows = [("SOURCE", "", "DESTINATION", "", "SHAPE", "BYTES")]
-    for tensor in (*conversion.tensors, *conversion.kept):
+    tensors = (*conversion.tensors, *conversion.kept)
+    for tensor in tensors:
         names = [source.name for source in tensor.sources]
         shown = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else "(from the config)"
         kinds = "+".join(dict.fromkeys(source.type for source in tensor.sources))
         shape = " x ".join(map(str, tensor.info.shape))
         rows.append((shown, kinds, tensor.name, tensor.info.type, shape, str(tensor.info.num_bytes)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        out.print("  ".join(cells).rstrip(), markup=False)
-    for line in _changes(conversion):
-        out.print(line, markup=False)
-    total = f"{len(conversion.tensors) + len(conversion.kept)} tensors, {conversion.num_bytes / 1e6:.1f} MB"
-    out.print(f"{conversion.destination} ({conversion.kind}) would get {total}; nothing is written", markup=False)
+    total = f"{len(tensors)} tensors, {conversion.num_bytes / 1e6:.1f} MB"
+    verdict = f"{conversion.destination} ({conversion.kind}) would get {total}; nothing is written"
+    print_table(console(), rows, (*_changes(conversion), verdict))
 
 
 def names(paths: list[Path]) -> str:

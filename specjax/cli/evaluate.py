@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli.options import add_decoding_options, add_model_options, check_output, generate_options, load_model
+from specjax.cli.options import (
+    add_command,
+    add_decoding_options,
+    add_model_options,
+    check_output,
+    generate_options,
+    load_model,
+)
 from specjax.cli.runtime import say
 
 if TYPE_CHECKING:
@@ -50,13 +55,7 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "eval",
-        help="continue many prompts in a batch",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "eval", "continue many prompts in a batch", DESCRIPTION, EPILOG, run)
     add_model_options(parser)
     parser.add_argument("--prompts", type=Path, required=True, metavar="F.jsonl", help="one JSON object a line")
     parser.add_argument("--out", type=Path, required=True, metavar="R.jsonl", help="one result a line")
@@ -76,13 +75,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--json", action="store_true", help="the summary as one JSON object on the standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     add_decoding_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if there are prompts that could not be continued."""
     options = generate_options(args)
 
+    from specjax.cli.progress import prompt_progress
     from specjax.evaluation import Evaluation, ResultFile, parse_prompts, sift
 
     prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
@@ -103,13 +102,14 @@ def run(args: argparse.Namespace) -> int:
     new_bad = [line for line in bad or () if line.id not in results.results]
     if evaluation or new_bad:
         try:
-            with results, _progress(len(left), args.quiet) as finished:
+            with results, prompt_progress(quiet=args.quiet) as progress:
                 for line in new_bad:
                     say(line.error)
                     results.append(line.as_line())
-                for result in evaluation.run() if evaluation else ():
+                tokens = 0
+                for done, result in enumerate(evaluation.run() if evaluation else (), start=1):
                     results.append(result.as_line())
-                    finished(len(result.tokens))
+                    progress(done, len(left), tokens := tokens + len(result.tokens))
         except KeyboardInterrupt:
             say(f"{len(results.results)} of {len(prompts)} prompts are done; the same command goes on from there")
             raise
@@ -136,41 +136,6 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
         "dtype": args.dtype,
         **decoding,
     }
-
-
-@contextmanager
-def _progress(prompts: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on the standard error, if that is a terminal. Yields what to call with a finished prompt's tokens."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from specjax.cli.text import console
-
-    out = console(stderr=True)
-    bar = Progress(
-        TextColumn("prompts"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]} tokens"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=out,
-        transient=True,
-        disable=quiet or not out.is_terminal,
-    )
-    task = bar.add_task("prompts", total=prompts, tokens=0)
-
-    def finished(tokens: int) -> None:
-        bar.update(task, advance=1, tokens=bar.tasks[0].fields["tokens"] + tokens)
-
-    with bar:
-        yield finished
 
 
 def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli.options import (
+    add_command,
     add_decoding_options,
     add_model_options,
     add_prompt_options,
@@ -57,13 +58,7 @@ The first run of a model compiles its programs; they are kept (see specjax --hel
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "generate",
-        help="continue a prompt",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "generate", "continue a prompt", DESCRIPTION, EPILOG, run)
     add_model_options(parser)
     add_prompt_options(parser)
     add_decoding_options(parser)
@@ -74,7 +69,6 @@ def add_parser(subparsers: Any) -> None:
     output.add_argument(
         "--quiet", action="store_true", help="no summary, and no measuring of what drafting and verification cost"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

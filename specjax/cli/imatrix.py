@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from specjax.cli.options import add_model_options, check_output, load_model
+from specjax.cli.options import add_command, add_model_options, check_output, load_model
 from specjax.cli.runtime import UsageError, say
 
 DESCRIPTION = """\
@@ -27,19 +27,12 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "imatrix",
-        help="measure an importance matrix for quantize",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "imatrix", "measure an importance matrix for quantize", DESCRIPTION, EPILOG, run)
     add_model_options(parser)
     parser.add_argument("--text", type=Path, required=True, metavar="F", help="UTF-8 text")
     parser.add_argument("--out", type=Path, required=True, metavar="F.gguf", help="where to; whole or not at all")
     parser.add_argument("--chunks", type=int, metavar="N", help="chunks at most (default: the whole text)")
     parser.add_argument("--ctx", type=int, default=512, metavar="T", help="tokens of a chunk (default: 512)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

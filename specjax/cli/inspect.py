@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specjax.cli.options import add_command
+
 if TYPE_CHECKING:
     from checkpoints import Description
 
@@ -28,13 +30,7 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show what a model file contains",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "inspect", "show what a model file contains", DESCRIPTION, EPILOG, run)
     parser.add_argument(
         "model",
         type=Path,
@@ -44,7 +40,6 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--tensors", action="store_true", help="list every tensor, with the parameters made of it")
     parser.add_argument("--json", action="store_true", help="one JSON object on the standard output")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from specjax.cli.options import add_model_options, add_prompt_options, check_output, load_model, read_prompt
+from specjax.cli.options import (
+    add_command,
+    add_model_options,
+    add_prompt_options,
+    check_output,
+    load_model,
+    read_prompt,
+)
 from specjax.cli.runtime import UsageError
 
 DESCRIPTION = """\
@@ -22,19 +29,12 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "logits",
-        help="write the logits of a prompt",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "logits", "write the logits of a prompt", DESCRIPTION, EPILOG, run)
     add_model_options(parser)
     add_prompt_options(parser)
     parser.add_argument(
         "--out", type=Path, required=True, metavar="F.npy", help="where to; written whole or not at all"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

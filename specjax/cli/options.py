@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,16 @@ PACKED = ("a16", "a8", "off")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "turbo2", "turbo3", "turbo4")
 SAMPLING = ("top_k", "top_p", "min_p")
 DRAFTING = ("draft_n_min", "draft_p_min", "draft_skip_streak")
+
+
+def add_command(
+    subparsers: Any, name: str, help: str, description: str, epilog: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Add a command to the program's parser; `run` runs it and returns the exit status."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = subparsers.add_parser(name, help=help, description=description, epilog=epilog, formatter_class=formatter)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
@@ -155,15 +167,12 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
     """
     from specjax.runtime.options import GenerateOptions
 
-    fields = (
-        *("max_tokens", "temperature", *SAMPLING, "seed", "stop", "logprobs", "accept", "rollback"),
-        *("kv_type_k", "kv_type_v"),
-    )
-    given: dict[str, Any] = {name: getattr(args, name) for name in fields if getattr(args, name) is not None}
+    values = {field.name: getattr(args, field.name, None) for field in fields(GenerateOptions)}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     idle = [_flag(name) for name in SAMPLING if name in given]
     if idle and not given.get("temperature"):
         warnings.warn(f"{', '.join(idle)}: no effect on greedy decoding; give a --temperature to sample", stacklevel=2)
-    return GenerateOptions(**given, draft=_draft_option(args), ignore_eos=args.ignore_eos)
+    return GenerateOptions(**{**given, "draft": _draft_option(args)})
 
 
 def _draft_option(args: argparse.Namespace) -> Any:

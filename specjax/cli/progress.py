@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,23 @@ def count_progress(title: str) -> Iterator[Progress]:
 
 
 @contextmanager
-def _bar(title: str, *columns: Any) -> Iterator[Progress]:
+def prompt_progress(*, quiet: bool) -> Iterator[Callable[[int, int, int], None]]:
+    """The same for prompts, unless quiet; to be called with prompts done, prompts in all, and tokens that they have."""
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    columns = (MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeElapsedColumn())
+    with _bar("prompts", *columns, quiet=quiet, tokens=0) as progress:
+        yield lambda done, total, tokens: progress(done, total, tokens=tokens)
+
+
+@contextmanager
+def _bar(title: str, *columns: Any, quiet: bool = False, **fields: Any) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     shown = (TextColumn(title), BarColumn(), *columns, TimeRemainingColumn())
-    with Bar(*shown, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Bar(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None, **fields)
+        yield lambda done, total, **news: bar.update(task, completed=done, total=total, **news)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli.convert import names, size
+from specjax.cli.options import add_command
 from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
@@ -43,13 +44,7 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "quantize",
-        help="quantize a checkpoint into a GGUF",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "quantize", "quantize a checkpoint into a GGUF", DESCRIPTION, EPILOG, run)
     parser.add_argument(
         "source",
         type=Path,
@@ -81,7 +76,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--drop-mtp", action="store_true", help="leave the MTP head out")
     parser.add_argument("--dry-run", action="store_true", help="show the type of every tensor, and write nothing")
     parser.add_argument("--force", action="store_true", help="replace what is there")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -171,17 +165,11 @@ def _summary(quantization: Quantization) -> str:
 
 
 def _print_plan(quantization: Quantization) -> None:
-    from specjax.cli.text import console
+    from specjax.cli.text import console, print_table
 
-    out = console()
     rows = [("TENSOR", "SHAPE", "IS", "BECOMES", "BYTES", "")]
     for tensor in quantization.tensors:
         shape = " x ".join(map(str, tensor.source.shape))
         rows.append((tensor.source.name, shape, tensor.source.type, tensor.type, str(tensor.num_bytes), tensor.note))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        out.print("  ".join(cells).rstrip(), markup=False)
-    for line in _remarks(quantization):
-        out.print(line, markup=False)
-    out.print(f"{quantization.destination} would get {_summary(quantization)}; nothing is written", markup=False)
+    verdict = f"{quantization.destination} would get {_summary(quantization)}; nothing is written"
+    print_table(console(), rows, (*_remarks(quantization), verdict))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,3 +19,13 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], indent: int = 
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         console.print(f"{'':{indent}}[bold]{escape(name):<{width}}[/]  {escape(value)}")
+
+
+def print_table(console: Console, rows: Sequence[Sequence[str]], remarks: Iterable[str]) -> None:
+    """Aligned columns, and lines below them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        console.print("  ".join(cells).rstrip(), markup=False)
+    for line in remarks:
+        console.print(line, markup=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specjax.cli.options import check_output
+from specjax.cli.options import add_command, check_output
 from specjax.cli.runtime import UsageError
 
 DESCRIPTION = """\
@@ -46,12 +46,13 @@ DEFAULT_HEAD_STEPS = 300
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "train",
-        help="train the bundled model's recipe, or another family's, on the Python standard library",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "train the bundled model's recipe, or another family's, on the Python standard library",
+        DESCRIPTION,
+        EPILOG,
+        run,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
     parser.add_argument(
@@ -105,7 +106,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         default="q8_0",
         help="type of the exported matrices (default: q8_0)",
     )
-    parser.set_defaults(run=run)
     return parser
 
 

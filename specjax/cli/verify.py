@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from specjax.cli.options import add_command
+
 DESCRIPTION = """\
 Check checkpoints (GGUF files, Hugging Face or Orbax folders) against the invariants of their family: names, shapes and
 types of all tensors, complete multi-token-prediction (MTP) heads, orderings and centroids of assistants, tied heads,
@@ -26,17 +28,10 @@ exit status: 0 nothing is wrong, 1 something is
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "verify",
-        help="check that model files are whole and right",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "verify", "check that model files are whole and right", DESCRIPTION, EPILOG, run)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE|DIR", help="GGUF file, or folder")
     parser.add_argument("--fast", action="store_true", help="do not read the values of the tensors")
     parser.add_argument("--json", action="store_true", help="one JSON object per file on the standard output")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -18,19 +20,12 @@ class GatedAttention(nn.Module):
     """Grouped-query attention with RMS-normed q and k, partial RoPE and a sigmoid output gate per dimension.
 
     Attributes:
-        num_heads, num_kv_heads, head_width: H, G, N.
-        rope_width, rope_theta: how many dimensions rotate, and the base of their frequencies.
-        norm_eps: epsilon of the q and k norms.
+        config: says `num_heads`, `num_kv_heads`, `head_width`, `rope_width`, `rope_theta`, and `norm_eps` of q and k.
 
     Source: `Qwen3_5Attention` in transformers, `build_layer_attn` in llama.cpp's `src/models/qwen35.cpp`.
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_width: int
-    rope_width: int
-    rope_theta: float
-    norm_eps: float
+    config: Any
 
     @nn.compact
     def __call__(
@@ -41,21 +36,21 @@ class GatedAttention(nn.Module):
         cache: KVCache,
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """Write the valid rows' keys and values at their positions, then attend."""
-        batch, rows, width = x.shape
+        c, (batch, rows, width) = self.config, x.shape
         q_and_gate, k, v = apply_all(
             x,
-            Linear(2 * self.num_heads * self.head_width, name="q_proj"),
-            Linear(self.num_kv_heads * self.head_width, name="k_proj"),
-            Linear(self.num_kv_heads * self.head_width, name="v_proj"),
+            Linear(2 * c.num_heads * c.head_width, name="q_proj"),
+            Linear(c.num_kv_heads * c.head_width, name="k_proj"),
+            Linear(c.num_kv_heads * c.head_width, name="v_proj"),
         )
-        q, gate = jnp.split(q_and_gate.reshape(batch, rows, self.num_heads, 2 * self.head_width), 2, axis=-1)
-        kv_shape = (batch, rows, self.num_kv_heads, self.head_width)
-        q = RMSNorm(self.norm_eps, name="q_norm")(q)
-        k = RMSNorm(self.norm_eps, name="k_norm")(k.reshape(kv_shape))
-        frequencies = rope_frequencies(self.rope_theta, self.rope_width)
+        q, gate = jnp.split(q_and_gate.reshape(batch, rows, c.num_heads, 2 * c.head_width), 2, axis=-1)
+        kv_shape = (batch, rows, c.num_kv_heads, c.head_width)
+        q = RMSNorm(c.norm_eps, name="q_norm")(q)
+        k = RMSNorm(c.norm_eps, name="k_norm")(k.reshape(kv_shape))
+        frequencies = rope_frequencies(c.rope_theta, c.rope_width)
         q = apply_rope(q, positions, frequencies)
         k = apply_rope(k, positions, frequencies)
         cache = cache.append(k, v.reshape(kv_shape), positions, valid)
-        out = cache.attend(q, positions, scale=self.head_width**-0.5)
+        out = cache.attend(q, positions, scale=c.head_width**-0.5)
         out = (out * jax.nn.sigmoid(gate)).reshape(batch, rows, -1)
         return Linear(width, name="o_proj")(out), cache

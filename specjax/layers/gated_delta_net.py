@@ -40,20 +40,14 @@ class GatedDeltaNet(nn.Module):
     The state knows which key head each value head reads, see `specjax.state.recurrent`.
 
     Attributes:
-        key_heads, value_heads, key_width, value_width: Hk, Hv, Dk, Dv.
-        conv_width: W.
-        norm_eps: epsilon of the output norm and of the L2 norm of q and k.
+        config: says Hk, Hv, Dk and Dv as `linear_key_heads`, `linear_value_heads`, `linear_key_width` and
+            `linear_value_width`, W as `conv_width`, and `norm_eps` of the output norm and of the L2 norm of q and k.
 
     Source: Yang et al., "Gated Delta Networks", arXiv 2412.06464; `Qwen3_5GatedDeltaNet` in transformers,
     `build_layer_attn_linear` in llama.cpp's `src/models/qwen35.cpp`.
     """
 
-    key_heads: int
-    value_heads: int
-    key_width: int
-    value_width: int
-    conv_width: int
-    norm_eps: float
+    config: Any
 
     @nn.compact
     def __call__(
@@ -64,37 +58,38 @@ class GatedDeltaNet(nn.Module):
         Returns:
             The output and, with `rollback`, a window that can still be committed partly; without, the next state.
         """
-        batch, rows, width = x.shape
-        keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
+        c, (batch, rows, width) = self.config, x.shape
+        heads, value_width = c.linear_value_heads, c.linear_value_width
+        keys, values = c.linear_key_heads * c.linear_key_width, heads * value_width
         qkv, z, beta, alpha = apply_all(
             x,
             Linear(2 * keys + values, name="qkv_proj"),
             Linear(values, name="z_proj"),
-            Linear(self.value_heads, name="beta_proj"),
-            Linear(self.value_heads, name="alpha_proj"),
+            Linear(heads, name="beta_proj"),
+            Linear(heads, name="alpha_proj"),
         )
-        z = z.reshape(batch, rows, self.value_heads, self.value_width)
+        z = z.reshape(batch, rows, heads, value_width)
         beta, alpha = jax.nn.sigmoid(beta.astype(jnp.float32)), alpha.astype(jnp.float32)
-        decay = self.param("a", init_decay, (self.value_heads,), jnp.float32)
-        dt_bias = self.param("dt_bias", init_dt_bias, (self.value_heads,), jnp.float32)
+        decay = self.param("a", init_decay, (heads,), jnp.float32)
+        dt_bias = self.param("dt_bias", init_dt_bias, (heads,), jnp.float32)
         g = decay * jax.nn.softplus(alpha + dt_bias)
 
-        mixed, conv_inputs = CausalConv(2 * keys + values, self.conv_width, name="conv")(
+        mixed, conv_inputs = CausalConv(2 * keys + values, c.conv_width, name="conv")(
             qkv.astype(jnp.float32), state.conv_window()
         )
         qk, v = jnp.split(mixed, [2 * keys], axis=-1)
-        qk = l2_norm(qk.reshape(batch, rows, 2 * self.key_heads, self.key_width), epsilon=self.norm_eps)
+        qk = l2_norm(qk.reshape(batch, rows, 2 * c.linear_key_heads, c.linear_key_width), epsilon=c.norm_eps)
         q, k = jnp.split(qk, 2, axis=2)
         inputs = DeltaInputs(
             q=q,
             k=k,
-            v=v.reshape(batch, rows, self.value_heads, self.value_width),
+            v=v.reshape(batch, rows, heads, value_width),
             g=g,
             beta=beta,
         )
         step = state.verify if rollback else state.extend
         out, new_state = step(inputs, conv_inputs, n_valid)
-        out = RMSNorm(self.norm_eps, name="norm")(out, gate=z)
+        out = RMSNorm(c.norm_eps, name="norm")(out, gate=z)
         return Linear(width, name="out_proj")(out.reshape(batch, rows, values).astype(x.dtype)), new_state
 
 

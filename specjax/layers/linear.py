@@ -27,6 +27,14 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
     return weight
 
 
+def expert_weights(
+    module: nn.Module, prefix: str, count: int, hidden: int, width: int
+) -> tuple[Weight, Weight, Weight]:
+    """The stacks of gates, ups and downs of E = `count` experts, of hidden width F, in a stream of width D."""
+    gate, up = (weight_of(module, f"{prefix}{kind}", (count, hidden, width)) for kind in ("gate", "up"))
+    return gate, up, weight_of(module, f"{prefix}down", (count, width, hidden))
+
+
 class Linear(nn.Module):
     """y = x W^T without bias; `weight` is [N, K].
 

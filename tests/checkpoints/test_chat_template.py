@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from tiny_checkpoints import END, make_tokenizer
+from tiny_checkpoints import END, TURN_END, make_tokenizer
 
 from checkpoints import TextTokenizer, TokenizerError
 from checkpoints.tokenizers import chat_template
@@ -47,9 +47,11 @@ def test_a_template_finds_what_it_expects(template: str, text: str) -> None:
     assert render(with_template(template), CONVERSATION) == text
 
 
-def test_a_bos_token_comes_once() -> None:
+def test_leading_tokens_come_once() -> None:
+    several = with_template("<|im_end|><|endoftext|>x", leading=(TURN_END, END))
+    assert several.encode(render(several, CONVERSATION)) == [TURN_END, END, ord("x")]
     template = "{{ bos_token }}x"
-    adds = with_template(template, special_ids={"bos": END, "eos": END}, add_bos=True)
+    adds = with_template(template, special_ids={"bos": END, "eos": END}, leading=(END,))
     leaves = with_template(template, special_ids={"bos": END, "eos": END})
     assert adds.encode(render(adds, CONVERSATION)) == [END, ord("x")] == leaves.encode(render(leaves, CONVERSATION))
 

@@ -16,7 +16,7 @@ from checkpoints.convert import ConvertOptions
 from checkpoints.convert import prepare as prepare_conversion
 from checkpoints.errors import ConfigError, UnknownArchitectureError
 from checkpoints.family import Families, Family, FileFormat, ValueCheck
-from checkpoints.mapping.rule import Copy
+from checkpoints.mapping.rule import copies
 from checkpoints.mapping.table import RuleTable
 from checkpoints.quantization import QuantizeOptions
 from checkpoints.quantization import prepare as prepare_quantization
@@ -37,7 +37,7 @@ class ToyConfig:
 def _rules(tensor: str) -> Any:
     def rules(config: ToyConfig, names: Collection[str]) -> RuleTable:
         shapes = {"target.embed.weight": (config.vocab_size, config.width)}
-        return RuleTable((Copy(tensor, "target.embed.weight"),), {}, shapes)
+        return RuleTable(copies({tensor: "target.embed.weight"}), {}, shapes)
 
     return rules
 

@@ -84,6 +84,21 @@ def test_fused_experts_are_read(tmp_path: Path) -> None:
     assert_same_model(checkpoints.load(tmp_path, FAMILIES, need_tokenizer=False), want)
 
 
+def test_fused_experts_of_a_gguf_are_read(tmp_path: Path) -> None:
+    """llama.cpp's converter writes gates and ups of experts as one tensor if it is told to."""
+    want, source = load("air", "model.gguf"), tmp_path / "apart.gguf"
+    assert want.tokenizer is not None
+    checkpoints.write_gguf(source, FAMILIES, want.config, want.params, want.tokenizer)
+    tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(source).tensors}
+    drop, fused = [], {}
+    for name in [f"blk.{layer}.ffn_{{}}_exps.weight" for layer in (1, 2, 3)]:
+        apart = [name.format(kind) for kind in ("gate", "up")]
+        fused[name.format("gate_up")] = np.concatenate([tensors[each] for each in apart], axis=1)
+        drop += apart
+    path = edit_gguf(source, tmp_path / "fused.gguf", drop=drop, add=fused)
+    assert_same_model(checkpoints.load(path, FAMILIES), want)
+
+
 @pytest.mark.parametrize("file", ["hf", "model.gguf"])
 def test_files_without_the_declared_head_are_trunks(file: str, tmp_path: Path) -> None:
     want = load("air", file)

@@ -14,7 +14,7 @@ import pytest
 from tiny_checkpoints import make_config, make_params, make_tokenizer
 
 import checkpoints
-from checkpoints.mapping.rule import Copy
+from checkpoints.mapping.rule import Split, copies, fitting
 from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.tree import flatten, unflatten
 from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types
@@ -53,7 +53,18 @@ def test_rules_cover_the_released_sizes_and_name_no_tensor_twice(rules: Callable
 
 def test_a_table_that_forgets_a_parameter_cannot_be_made() -> None:
     with pytest.raises(AssertionError, match=r"without a rule \['b'\].*no parameter \['c'\].*two rules \['a'\]"):
-        RuleTable((Copy("x", "a"), Copy("y", "a"), Copy("z", "c")), {}, {"a": (1,), "b": (1,)})
+        RuleTable((*copies({"x": "a", "z": "c"}), *copies({"y": "a"})), {}, {"a": (1,), "b": (1,)})
+
+
+def test_the_file_decides_between_forms_of_a_tensor_and_the_model_which_rules_there_are() -> None:
+    apart, fused = copies({"gate": "g", "up": "u"}), Split(("both",), ("g", "u"), axis=0)
+    everything = (*apart, fused, *copies({"bias": "b"}))
+    for names, expected in (((), apart), (("both",), (fused,)), (("gate", "up"), apart), (("up",), apart)):
+        assert fitting(everything, {"g", "u"}, names) == expected
+    assert fitting(everything, {"b"}, ("both",)) == copies({"bias": "b"})
+    assert [rule.within("blk.0.", "layers_0.") for rule in fitting(everything, {"b"}, ())] == [
+        *copies({"blk.0.bias": "layers_0.b"})
+    ]
 
 
 def test_flatten_and_unflatten_are_inverse() -> None:

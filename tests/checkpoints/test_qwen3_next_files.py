@@ -81,7 +81,7 @@ def test_a_model_goes_through_every_format(start: str, to: str, tmp_path: Path) 
 
 def test_rows_are_regrouped_and_put_back() -> None:
     """Three groups of a row of a, two of b, one of c: the first parameter has all of a, then all of b."""
-    rule = Regrouped("joint", 3, {"ab": (1, 2), "c": (1,)})
+    rule = Regrouped(("joint",), ("ab", "c"), 3, ((1, 2), (1,)))
     stored = np.array([["a0", "b0", "B0", "c0"], ["a1", "b1", "B1", "c1"], ["a2", "b2", "B2", "c2"]]).reshape(-1, 1)
     first, second = rule.forward(iter([stored]))
     assert first[:, 0].tolist() == ["a0", "a1", "a2", "b0", "B0", "b1", "B1", "b2", "B2"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import END, MERGES, TURN_END, USER_DEFINED, make_tokenizer
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import checkpoints
 from checkpoints import TokenizerError, Vocabulary
@@ -165,6 +165,35 @@ def test_a_bos_token_is_added_where_the_file_asks_for_it() -> None:
     tokenizer = tokenizer_gguf.from_metadata(metadata, "test")
     assert tokenizer.encode("a") == [END, ord("a")]
     assert tokenizer.encode("a", special=False) == [ord("a")]
+
+
+def test_several_tokens_may_stand_before_every_text(tmp_path: Path) -> None:
+    """As `[gMASK]<sop>` does in GLM's tokenizer.json, whose post-processor is a sequence of these two."""
+    names = ("<|im_end|>", "<|endoftext|>")
+    leading = (TURN_END, END)
+    template = processors.TemplateProcessing([*names, "$A"], special_tokens=list(zip(names, leading, strict=True)))
+    tokenizer_hf.save(TOKENIZER, tmp_path)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    read = tokenizer_hf.from_directory(tmp_path)
+    metadata = tokenizer_gguf.to_metadata(read, 265)
+    assert metadata["tokenizer.ggml.bos_token_id"] == TURN_END  # as llama.cpp's converter has it, which adds none
+    assert metadata["tokenizer.ggml.add_bos_token"] is False
+    from_gguf = tokenizer_gguf.from_metadata(metadata, "test")
+    for tokenizer in (read, from_gguf):
+        assert tokenizer.vocabulary.leading == leading
+        assert tokenizer.encode("a") == [*leading, ord("a")] == tokenizer.backend.encode("a").ids
+        assert tokenizer.encode("a", special=False) == [ord("a")]
+
+
+def test_tokens_behind_every_text_are_refused() -> None:
+    backend = reference(TOKENIZER.vocabulary, *PRE_TOKENIZERS["qwen35"].patterns)
+    backend.post_processor = processors.TemplateProcessing(
+        ["$A", "<|endoftext|>"], special_tokens=[("<|endoftext|>", END)]
+    )
+    with pytest.raises(TokenizerError, match="may only put tokens in front"):
+        tokenizer_hf.from_backend(backend, {"eos": END})
 
 
 def test_a_freshly_trained_tokenizer_can_be_used() -> None:

@@ -62,13 +62,13 @@ def test_gguf_and_tokenizer_json_describe_the_same_tokenizer(kind: str, tmp_path
 
 
 def test_whether_a_bos_token_is_added_is_the_files_word_then_the_kinds() -> None:
-    assert tokenizer_of("llama-bpe", add_bos_token=None).vocabulary.add_bos
-    assert not tokenizer_of("llama-bpe", add_bos_token=False).vocabulary.add_bos
-    assert not tokenizer_of("deepseek-v3", add_bos_token=None).vocabulary.add_bos
-    assert not tokenizer_of("glm4", add_bos_token=None).vocabulary.add_bos
-    assert tokenizer_of("llama", add_bos_token=None).vocabulary.add_bos
-    assert not tokenizer_of("llama", add_bos_token=False).vocabulary.add_bos
-    assert tokenizer_of("gemma4", add_bos_token=False).vocabulary.add_bos  # early files have it wrong
+    assert tokenizer_of("llama-bpe", add_bos_token=None).vocabulary.leading
+    assert not tokenizer_of("llama-bpe", add_bos_token=False).vocabulary.leading
+    assert not tokenizer_of("deepseek-v3", add_bos_token=None).vocabulary.leading
+    assert not tokenizer_of("glm4", add_bos_token=None).vocabulary.leading
+    assert tokenizer_of("llama", add_bos_token=None).vocabulary.leading
+    assert not tokenizer_of("llama", add_bos_token=False).vocabulary.leading
+    assert tokenizer_of("gemma4", add_bos_token=False).vocabulary.leading  # early files have it wrong
 
 
 def test_an_end_of_generation_is_a_control_token_whatever_its_type_in_the_file() -> None:

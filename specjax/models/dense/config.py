@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checkpoints.mapping.rope_formula import Llama3Rope
+from specjax.models.parts.requirements import require, require_groups
 
 ARCHITECTURES = ("qwen3", "llama")
 
@@ -45,23 +46,28 @@ class DenseConfig:
     tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        def require(condition: bool, message: str) -> None:
-            if not condition:
-                raise ValueError(f"DenseConfig: {message}")
+        known = f"architecture is {self.architecture!r}; known are {ARCHITECTURES}"
+        require(self, self.architecture in ARCHITECTURES, known)
+        require(self, self.num_layers > 0, f"num_layers is {self.num_layers}; a model has at least one")
+        require_groups(self, self.num_heads, self.num_kv_heads)
+        require(self, self.head_width % 2 == 0, f"head_width ({self.head_width}) must be even to rotate")
+        formula = self.rope_formula is None or self.rope_factors
+        require(self, formula, "rope_formula is given, but rope_factors is False")
 
-        require(self.architecture in ARCHITECTURES, f"architecture is {self.architecture!r}; known are {ARCHITECTURES}")
-        require(self.num_layers > 0, f"num_layers is {self.num_layers}; a model has at least one")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})",
-        )
-        require(self.head_width % 2 == 0, f"head_width ({self.head_width}) must be even to rotate")
-        require(self.rope_formula is None or self.rope_factors, "rope_formula is given, but rope_factors is False")
+    @property
+    def layer_kinds(self) -> tuple[None, ...]:
+        """All layers are of one kind."""
+        return (None,) * self.num_layers
 
     @property
     def mtp_layers(self) -> int:
         """This family has no heads that draft."""
         return 0
+
+    @property
+    def rope_width(self) -> int:
+        """All dimensions of a head rotate."""
+        return self.head_width
 
     @property
     def attention_bias(self) -> bool:

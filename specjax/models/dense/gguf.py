@@ -5,7 +5,7 @@ Sources: llama.cpp `src/models/{qwen3,llama}.cpp` (what is read, and its default
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,70 +13,38 @@ import numpy as np
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
 from checkpoints.mapping.rope_formula import DIVISORS
-from checkpoints.mapping.rule import Copy, Rule
+from checkpoints.mapping.rule import copies, weights
 from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.transforms import IDENTITY, Transform
 from checkpoints.source import TensorInfo
 from specjax.models.dense.config import DenseConfig
 from specjax.models.dense.parameters import parameter_shapes
-from specjax.models.parts.gguf import MLP, QK_NORMS, ROPE_FACTORS, Keys, uniform_keys
-from specjax.models.parts.names import copies, shapes, weights
+from specjax.models.parts import gguf
+from specjax.models.parts.fields import Fields
+from specjax.models.parts.rules import rule_table
 
-_LAYER = weights(
-    {
-        "attn_norm": "attn_norm",
-        "ffn_norm": "mlp_norm",
-        "attn_v": "attention.v_proj",
-        "attn_output": "attention.o_proj",
-    }
-)
-_REQUIRED = (
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "attention.head_count",
-    "attention.layer_norm_rms_epsilon",
+_FIELDS = Fields(
+    DenseConfig,
+    {**gguf.UNIFORM, "num_layers": "block_count", "mlp_width": "feed_forward_length"},
+    gguf.UNIFORM_DEFAULTS,
 )
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> DenseConfig:
     """The config of a GGUF file; see `FileFormat.read_config`."""
-    keys = Keys(metadata, where)
-    keys.need(*_REQUIRED)
+    keys = gguf.Keys(metadata, where)
+    keys.need(*_FIELDS.required)
     if keys.get("expert_count", 0):
         raise ConfigError(f"{where}: {keys.arch} with experts is not supported, only the dense architecture")
-    keys.need_no_rope_scaling()
-    width, num_heads = keys.get("embedding_length"), keys.get("attention.head_count")
-    head_width = keys.get("attention.key_length", width // num_heads)
-    if (rotating := keys.get("rope.dimension_count", head_width)) != head_width:
-        raise ValueError(f"{rotating} of {head_width} dimensions rotate; all must")
-    return DenseConfig(
-        architecture=keys.arch,
-        vocab_size=keys.vocab_size(tensors),
-        num_layers=keys.get("block_count"),
-        width=width,
-        mlp_width=keys.get("feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=keys.get("attention.head_count_kv", num_heads),
-        head_width=head_width,
-        rope_theta=keys.get("rope.freq_base", 10000.0),
-        rope_factors=ROPE_FACTORS in tensors,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        context_length=keys.get("context_length"),
-        tied_embeddings="output.weight" not in tensors,
-    )
+    settings = keys.read_uniform(_FIELDS, tensors)
+    if (rotating := settings.pop("rope_width")) != settings["head_width"]:
+        raise ValueError(f"{rotating} of {settings['head_width']} dimensions rotate; all must")
+    return DenseConfig(architecture=keys.arch, rope_factors=gguf.ROPE_FACTORS in tensors, **settings)
 
 
 def config_to_gguf(config: DenseConfig) -> dict[str, Any]:
     """The metadata that llama.cpp needs to build this model, `general.architecture` apart."""
-    keys = {
-        "block_count": config.num_layers,
-        **uniform_keys(config),
-        "feed_forward_length": config.mlp_width,
-        "rope.dimension_count": config.head_width,
-    }
-    return {f"{config.architecture}.{key}": value for key, value in keys.items()}
+    return gguf.metadata_of(config, gguf.uniform_keys(config, _FIELDS))
 
 
 def interleave_pairs(heads: int, width: int) -> Transform:
@@ -87,28 +55,20 @@ def interleave_pairs(heads: int, width: int) -> Transform:
 
 
 def gguf_rules(config: DenseConfig, names: Collection[str] = ()) -> RuleTable:
-    """Rules for a GGUF file; `names` is not needed."""
-    del names
+    """Rules for a GGUF file."""
     permuted = config.architecture == "llama"
     q = interleave_pairs(config.num_heads, config.head_width) if permuted else IDENTITY
     k = interleave_pairs(config.num_kv_heads, config.head_width) if permuted else IDENTITY
-
-    def rules() -> Iterator[Rule]:
-        yield Copy("token_embd.weight", "target.embed.weight")
-        for i in range(config.num_layers):
-            block, path = f"blk.{i}.", f"target.layers_{i}."
-            yield from copies(_LAYER + MLP, block, path)
-            yield Copy(f"{block}attn_q.weight", f"{path}attention.q_proj.weight", q)
-            yield Copy(f"{block}attn_k.weight", f"{path}attention.k_proj.weight", k)
-            if config.qk_norm:
-                yield from copies(QK_NORMS, block, path)
-        yield Copy("output_norm.weight", "target.norm.weight")
-        if config.rope_factors:
-            yield Copy(ROPE_FACTORS, DIVISORS)
-        if not config.tied_embeddings:
-            yield Copy("output.weight", "target.lm_head.weight")
-
-    return RuleTable(tuple(rules()), {}, shapes(parameter_shapes, config))
+    layer = (
+        *weights({"attn_norm": "attn_norm", "ffn_norm": "mlp_norm"}),
+        *weights({"attn_v": "attention.v_proj", "attn_output": "attention.o_proj"}),
+        *gguf.MLP,
+        *weights({"attn_q": "attention.q_proj"}, q),
+        *weights({"attn_k": "attention.k_proj"}, k),
+        *gguf.QK_NORMS,
+    )
+    rules = (*gguf.trunk(layer, config.num_layers), *copies({gguf.ROPE_FACTORS: DIVISORS}))
+    return rule_table(parameter_shapes, config, rules, names)
 
 
 GGUF = FileFormat(("llama", "qwen3"), config_from_gguf, config_to_gguf, gguf_rules)

@@ -44,9 +44,9 @@ class DenseTrunk(Trunk):
             self.rope_factors = self.param("rope_factors", nn.initializers.ones, (c.head_width // 2,), jnp.float32)
 
     @nn.nowrap
-    def make_layers(self) -> list[Layer]:
-        """As many layers as the config says, all of one kind."""
-        return [Layer(self.config) for _ in range(self.config.num_layers)]
+    def make_layer(self, kind: None) -> Layer:
+        """A layer; all are of one kind."""
+        return Layer(self.config)
 
     def shared(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Float[Array | np.ndarray, "N/2"]:
         """The rotary frequencies of all layers."""

@@ -15,7 +15,7 @@ from specjax.models.protocol import Params
 def parameter_shapes(config: DenseConfig) -> Params:
     """{"target": ...} with a `jax.ShapeDtypeStruct` in place of each array, see `shapes_of_kinds`."""
 
-    def init(kinds: tuple[str, ...], key: Array) -> Params:
+    def init(kinds: tuple[None, ...], key: Array) -> Params:
         return {"target": init_trunk(DenseTarget(replace(config, num_layers=len(kinds))), key)}
 
-    return shapes_of_kinds(init, ["layer"] * config.num_layers)
+    return shapes_of_kinds(init, config.layer_kinds)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
     KINDS,
+    SLIDING_ATTENTION,
     AttentionConfig,
     Gemma4Config,
     LayerConfig,
-    check_attention,
-    require,
+    require_attention,
 )
+from specjax.models.parts.requirements import require
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,10 @@ class Gemma4AssistantConfig:
     context_length: int = 131072
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        check_attention(name, self.layer_types, self.num_heads, self.sliding, self.full)
+        require_attention(self, self.layer_types, self.num_heads, self.sliding, self.full)
         if (head := self.centroids) is not None:
             require(
-                name,
+                self,
                 0 < head.selected <= head.num_centroids and self.vocab_size % head.num_centroids == 0,
                 f"{head.selected} of {head.num_centroids} centroids are selected for {self.vocab_size} tokens; the"
                 " centroids must divide the vocabulary, and no more than there are can be selected",
@@ -76,10 +76,14 @@ class Gemma4AssistantConfig:
         """Layers of the drafter, which is all there is."""
         return len(self.layer_types)
 
-    def layer(self, index: int) -> LayerConfig:
-        """The config of the layer with this index."""
-        attention = self.full if self.layer_types[index] == FULL_ATTENTION else self.sliding
-        return LayerConfig(attention, self.num_heads, self.mlp_width, self.norm_eps, own_kv=False)
+    @property
+    def layer_kinds(self) -> tuple[LayerConfig, ...]:
+        """The configs of the layers."""
+        attention = {SLIDING_ATTENTION: self.sliding, FULL_ATTENTION: self.full}
+        return tuple(
+            LayerConfig(attention[kind], self.num_heads, self.mlp_width, self.norm_eps, own_kv=False)
+            for kind in self.layer_types
+        )
 
 
 def check_fit(target_config: Gemma4Config, config: Gemma4AssistantConfig) -> None:

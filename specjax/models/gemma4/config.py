@@ -8,16 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from specjax.layers.rope import rope_frequencies
+from specjax.models.parts.requirements import require, require_groups, require_kinds, require_pairs
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 KINDS = (SLIDING_ATTENTION, FULL_ATTENTION)
-
-
-def require(name: str, condition: bool, message: str) -> None:
-    """Raise ValueError with the name of the config and the message unless the condition holds."""
-    if not condition:
-        raise ValueError(f"{name}: {message}")
 
 
 @dataclass(frozen=True)
@@ -39,13 +34,9 @@ class AttentionConfig:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        fits = 0 < self.rope_width <= self.head_width and self.rope_width % 2 == 0 and self.head_width % 2 == 0
-        require(
-            "AttentionConfig",
-            fits,
-            f"rope_width ({self.rope_width}) and head_width ({self.head_width}) must be even, the former not larger",
-        )
-        require("AttentionConfig", self.window is None or self.window > 0, f"window is {self.window}")
+        require_pairs(self, self.rope_width, self.head_width)
+        require(self, self.head_width % 2 == 0, f"head_width ({self.head_width}) must be even")
+        require(self, self.window is None or self.window > 0, f"window is {self.window}")
 
     def frequencies(self) -> Float[np.ndarray, "N/2"]:
         """Radians per position of every pair; 0 for the pairs that do not rotate."""
@@ -131,16 +122,15 @@ class Gemma4Config:
     tied_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        check_attention(name, self.layer_types, self.num_heads, self.sliding, self.full)
+        require_attention(self, self.layer_types, self.num_heads, self.sliding, self.full)
         shared = self.shared_kv_layers
         require(
-            name,
+            self,
             0 <= shared < self.num_layers,
             f"shared_kv_layers is {shared} of {self.num_layers} layers; it must leave at least one with its own",
         )
-        missing = set(self.layer_types) - set(self.layer_types[: self.num_layers - shared])
-        require(name, not missing, f"no layer has keys and values that the {sorted(missing)} layers could share")
+        missing = sorted(set(self.layer_types) - set(self.layer_types[: self.num_layers - shared]))
+        require(self, not missing, f"no layer has keys and values that the {missing} layers could share")
 
     @property
     def num_layers(self) -> int:
@@ -164,19 +154,23 @@ class Gemma4Config:
         """What the layers of a kind share."""
         return self.full if kind == FULL_ATTENTION else self.sliding
 
-    def layer(self, index: int) -> LayerConfig:
-        """The config of the layer with this index."""
-        kind, own_kv = self.layer_types[index], index < self.num_caches
-        return LayerConfig(
-            attention=self.attention(kind),
-            num_heads=self.num_heads,
-            mlp_width=self.mlp_width if own_kv or not self.wide_shared_mlp else 2 * self.mlp_width,
-            norm_eps=self.norm_eps,
-            own_kv=own_kv,
-            value_is_key=self.full_value_is_key and kind == FULL_ATTENTION,
-            per_layer_width=self.per_layer_width,
-            moe=self.moe,
-        )
+    @property
+    def layer_kinds(self) -> tuple[LayerConfig, ...]:
+        """The configs of the layers."""
+
+        def layer(kind: str, own_kv: bool) -> LayerConfig:
+            return LayerConfig(
+                attention=self.attention(kind),
+                num_heads=self.num_heads,
+                mlp_width=self.mlp_width if own_kv or not self.wide_shared_mlp else 2 * self.mlp_width,
+                norm_eps=self.norm_eps,
+                own_kv=own_kv,
+                value_is_key=self.full_value_is_key and kind == FULL_ATTENTION,
+                per_layer_width=self.per_layer_width,
+                moe=self.moe,
+            )
+
+        return tuple(layer(kind, index < self.num_caches) for index, kind in enumerate(self.layer_types))
 
     def cache_of(self, index: int) -> int:
         """The layer whose keys and values a layer reads: itself, or the last of its kind that has its own."""
@@ -187,21 +181,15 @@ class Gemma4Config:
         return max(i for i in range(self.num_caches) if self.layer_types[i] == kind)
 
 
-def check_attention(
-    name: str, layer_types: tuple[str, ...], num_heads: int, sliding: AttentionConfig, full: AttentionConfig
+def require_attention(
+    config: object, layer_types: tuple[str, ...], num_heads: int, sliding: AttentionConfig, full: AttentionConfig
 ) -> None:
-    """Raise ValueError unless layer kinds are known, heads fit KV heads, and only sliding layers have a window."""
-    require(name, len(layer_types) > 0, "layer_types is empty")
-    unknown = set(layer_types) - set(KINDS)
-    require(name, not unknown, f"layer_types has {sorted(unknown)}; known are {list(KINDS)}")
-    require(name, sliding.window is not None, "sliding layers need a window")
-    require(name, full.window is None, f"full layers have a window of {full.window}; they see all positions")
-    for kind, attention in ((SLIDING_ATTENTION, sliding), (FULL_ATTENTION, full)):
-        require(
-            name,
-            num_heads % attention.num_kv_heads == 0,
-            f"num_heads ({num_heads}) must be a multiple of the KV heads of {kind} ({attention.num_kv_heads})",
-        )
+    """Kinds of layers are known, query heads fit KV heads, and only sliding layers have a window."""
+    require_kinds(config, layer_types, KINDS)
+    require(config, sliding.window is not None, "sliding layers need a window")
+    require(config, full.window is None, f"full layers have a window of {full.window}; they see all positions")
+    require_groups(config, num_heads, sliding.num_kv_heads, f"{SLIDING_ATTENTION}: ")
+    require_groups(config, num_heads, full.num_kv_heads, f"{FULL_ATTENTION}: ")
 
 
 def interleaved_layer_types(num_layers: int, interval: int = 6) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class AssistantBlock(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.pre_projection = Linear(c.width)
-        self.layers: list[Any] = [Layer(c.layer(index)) for index in range(len(c.layer_types))]
+        self.layers: list[Any] = [Layer(kind) for kind in c.layer_kinds]
         self.norm = RMSNorm(c.norm_eps)
         self.post_projection = Linear(c.target_width)
         self.embed = Embedding(c.vocab_size, c.width)

@@ -6,74 +6,99 @@ Sources: transformers `models/gemma4/configuration_gemma4.py`, whose defaults ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
-from checkpoints.mapping.rule import Copy, Rule, Split
+from checkpoints.mapping.rule import Split, copies, weights
 from checkpoints.mapping.table import RuleTable
-from checkpoints.mapping.transforms import IDENTITY
 from checkpoints.source import TensorInfo
+from specjax.models.gemma4.assistant_config import Gemma4AssistantConfig
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     AttentionConfig,
     Gemma4Config,
-    LayerConfig,
     MoEConfig,
     interleaved_layer_types,
 )
 from specjax.models.gemma4.parameters import parameter_shapes
 from specjax.models.parts import hf
-from specjax.models.parts.names import Names, copies, shapes, weights
+from specjax.models.parts.fields import Fields
+from specjax.models.parts.rules import rule_table
 
-_LAYER: Names = (
+LAYER = (
     *weights(
         {
             "input_layernorm": "attn_norm",
-            "self_attn.q_proj": "attention.q_proj",
-            "self_attn.q_norm": "attention.q_norm",
-            "self_attn.o_proj": "attention.o_proj",
             "post_attention_layernorm": "post_attn_norm",
             "pre_feedforward_layernorm": "mlp_norm",
-            "mlp.gate_proj": "mlp.gate_proj",
-            "mlp.up_proj": "mlp.up_proj",
-            "mlp.down_proj": "mlp.down_proj",
             "post_feedforward_layernorm": "post_mlp_norm",
-        }
-    ),
-    ("layer_scalar", "scale", IDENTITY),
-)
-_KEY = weights({"self_attn.k_proj": "attention.k_proj", "self_attn.k_norm": "attention.k_norm"})
-_VALUE = weights({"self_attn.v_proj": "attention.v_proj"})
-_PER_LAYER = weights(
-    {
-        "per_layer_input_gate": "per_layer_gate",
-        "per_layer_projection": "per_layer_proj",
-        "post_per_layer_input_norm": "post_per_layer_norm",
-    }
-)
-_EXPERTS: Names = (
-    *weights(
-        {
+            "per_layer_input_gate": "per_layer_gate",
+            "per_layer_projection": "per_layer_proj",
+            "post_per_layer_input_norm": "post_per_layer_norm",
             "router.proj": "experts.router",
             "pre_feedforward_layernorm_2": "experts_norm",
             "post_feedforward_layernorm_1": "post_dense_norm",
             "post_feedforward_layernorm_2": "post_experts_norm",
+            **hf.QK_NORMS,
         }
     ),
-    ("router.scale", "experts.router_scale", IDENTITY),
-    ("router.per_expert_scale", "experts.expert_scale", IDENTITY),
-    ("experts.down_proj", "experts.down", IDENTITY),
+    *hf.ATTENTION,
+    *hf.MLP,
+    *copies(
+        {
+            "layer_scalar": "scale",
+            "router.scale": "experts.router_scale",
+            "router.per_expert_scale": "experts.expert_scale",
+            "experts.down_proj": "experts.down",
+        }
+    ),
+    Split(("experts.gate_up_proj",), ("experts.gate", "experts.up"), axis=1),
 )
+_PER_LAYER = {
+    "embed_tokens_per_layer": "target.per_layer_embed",
+    "per_layer_model_projection": "target.per_layer_proj",
+    "per_layer_projection_norm": "target.per_layer_norm",
+}
 _IGNORED = {
     r"model\.(vision_tower|embed_vision)\..*": "the vision tower; only the text model is loaded",
     r"model\.(audio_tower|embed_audio)\..*": "the audio tower; only the text model is loaded",
     r".*self_attn\.v_norm\.weight": "the norm of V has no weight",
 }
-REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_REQUIRED_MOE = ("num_experts", "top_k_experts", "moe_intermediate_size")
+COMMON = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "mlp_width": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+}
+COMMON_DEFAULTS = {"norm_eps": 1e-6, "context_length": 131072}
+"""Keys of targets and of assistants, and what absent ones mean."""
+_FIELDS = Fields(
+    Gemma4Config,
+    {
+        **COMMON,
+        "full_value_is_key": "attention_k_eq_v",
+        "shared_kv_layers": "num_kv_shared_layers",
+        "wide_shared_mlp": "use_double_wide_mlp",
+        "logit_cap": "final_logit_softcapping",
+    },
+    {
+        **COMMON_DEFAULTS,
+        "full_value_is_key": False,
+        "shared_kv_layers": 0,
+        "wide_shared_mlp": False,
+        "logit_cap": None,
+    },
+)
+_EXPERTS = Fields(
+    MoEConfig,
+    {"num_experts": "num_experts", "experts_per_token": "top_k_experts", "expert_width": "moe_intermediate_size"},
+)
+PER_LAYER_WIDTH, TIED = "hidden_size_per_layer_input", "tie_word_embeddings"
 _ACTIVATION = "gelu_pytorch_tanh"
 _DEFAULT_KV_HEADS = 4
 _DEFAULT_HEAD_WIDTH, _DEFAULT_FULL_HEAD_WIDTH = 256, 512
@@ -85,67 +110,53 @@ _DEFAULT_THETA: Mapping[str, float] = {FULL_ATTENTION: 1e6, SLIDING_ATTENTION: 1
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4Config:
     """The config of a Hugging Face checkpoint, whose text model may be nested; see `FileFormat.read_config`."""
     del tensors
-    text: Mapping[str, Any] = document.get("text_config") or document
+    text = hf.text_of(document)
     has_experts = text.get("enable_moe_block", False)
-    check_text(text, REQUIRED + (_REQUIRED_MOE if has_experts else ()), where)
-    layer_types = layer_types_of(text)
-    sliding, full = attention_of(text, layer_types)
     return Gemma4Config(
-        vocab_size=text["vocab_size"],
-        width=text["hidden_size"],
-        layer_types=layer_types,
-        num_heads=text["num_attention_heads"],
-        mlp_width=text["intermediate_size"],
-        sliding=sliding,
-        full=full,
-        full_value_is_key=text.get("attention_k_eq_v", False),
-        shared_kv_layers=text.get("num_kv_shared_layers", 0),
-        wide_shared_mlp=text.get("use_double_wide_mlp", False),
-        per_layer_width=text.get("hidden_size_per_layer_input", _DEFAULT_HEAD_WIDTH) or 0,
-        moe=MoEConfig(*(text[key] for key in _REQUIRED_MOE)) if has_experts else None,
-        logit_cap=text.get("final_logit_softcapping"),
-        norm_eps=text.get("rms_norm_eps", 1e-6),
-        context_length=text.get("max_position_embeddings", 131072),
-        tied_embeddings=document.get("tie_word_embeddings", text.get("tie_word_embeddings", True)),
+        **read_common(text, _FIELDS, where, *(_EXPERTS.required if has_experts else ())),
+        per_layer_width=text.get(PER_LAYER_WIDTH, _DEFAULT_HEAD_WIDTH) or 0,
+        moe=MoEConfig(**_EXPERTS.read(text.get)) if has_experts else None,
+        tied_embeddings=document.get(TIED, text.get(TIED, True)),
     )
 
 
 def config_to_hf(config: Gemma4Config) -> dict[str, Any]:
     """The config.json of the text-only class."""
-    document: dict[str, Any] = {
+    return {
         "architectures": ["Gemma4ForCausalLM"],
-        **text_document(config.layer_types, config.num_heads, config.sliding, config.full, config.full_value_is_key),
-        "vocab_size": config.vocab_size,
+        **common_document(config, _FIELDS, value_is_key=config.full_value_is_key),
         "vocab_size_per_layer_input": config.vocab_size,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp_width,
-        "rms_norm_eps": config.norm_eps,
-        "max_position_embeddings": config.context_length,
-        "tie_word_embeddings": config.tied_embeddings,
-        "final_logit_softcapping": config.logit_cap,
-        "num_kv_shared_layers": config.shared_kv_layers,
-        "use_double_wide_mlp": config.wide_shared_mlp,
-        "hidden_size_per_layer_input": config.per_layer_width,
+        PER_LAYER_WIDTH: config.per_layer_width,
+        TIED: config.tied_embeddings,
         "enable_moe_block": config.moe is not None,
+        **({} if config.moe is None else _EXPERTS.write(config.moe)),
     }
-    if config.moe is not None:
-        document["num_experts"] = config.moe.num_experts
-        document["top_k_experts"] = config.moe.experts_per_token
-        document["moe_intermediate_size"] = config.moe.expert_width
-    return document
 
 
-def check_text(text: Mapping[str, Any], required: tuple[str, ...], where: str) -> None:
-    """Raise `ConfigError` unless the keys are there and ask for nothing that this family is not built with."""
-    hf.need(text, required, where)
+def read_common(text: Mapping[str, Any], fields: Fields, where: str, *needed: str) -> dict[str, Any]:
+    """The fields that targets and assistants have in common.
+
+    Args:
+        text: the part of config.json about the text model.
+        fields: `COMMON` and others.
+        where: the file, for messages.
+        needed: further keys that must be there.
+
+    Raises:
+        ConfigError: keys are absent, or ask for something that this family is not built with.
+    """
+    hf.need(text, ("num_hidden_layers", *fields.required, *needed), where)
     hf.need_value(text, "hidden_activation", _ACTIVATION, where)
     if text.get("use_bidirectional_attention") == "all":
         raise ConfigError(f"{where}: use_bidirectional_attention is 'all'; only causal text models can be decoded")
     if text.get("attention_bias", False):
         raise ConfigError(f"{where}: attention_bias is set; this family is built without biases")
+    layer_types = _layer_types(text)
+    sliding, full = _attention(text, layer_types)
+    return {**fields.read(text.get), "layer_types": layer_types, "sliding": sliding, "full": full}
 
 
-def layer_types_of(text: Mapping[str, Any]) -> tuple[str, ...]:
+def _layer_types(text: Mapping[str, Any]) -> tuple[str, ...]:
     """The kind of each layer; the last one is full attention whatever the file says, as in transformers."""
     num_layers = text["num_hidden_layers"]
     layer_types = tuple(text.get("layer_types") or interleaved_layer_types(num_layers))
@@ -154,7 +165,7 @@ def layer_types_of(text: Mapping[str, Any]) -> tuple[str, ...]:
     return (*layer_types[:-1], FULL_ATTENTION)
 
 
-def attention_of(text: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple[AttentionConfig, AttentionConfig]:
+def _attention(text: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple[AttentionConfig, AttentionConfig]:
     """What the sliding and what the full layers share."""
     rope = text.get("rope_parameters") or {}
     kinds = {kind: {"rope_type": "default", **rope.get(kind, {})} for kind in _DEFAULT_THETA}
@@ -179,33 +190,30 @@ def attention_of(text: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple
     return sliding, AttentionConfig(full_kv_heads, full_width, theta[FULL_ATTENTION], 2 * int(factor * full_width // 2))
 
 
-def text_document(
-    layer_types: tuple[str, ...],
-    num_heads: int,
-    sliding: AttentionConfig,
-    full: AttentionConfig,
-    full_value_is_key: bool,
+def common_document(
+    config: Gemma4Config | Gemma4AssistantConfig, fields: Fields, *, value_is_key: bool
 ) -> dict[str, Any]:
-    """The keys of a text config that describe its attention layers.
+    """The keys that `read_common` reads; `value_is_key` as in `Gemma4Config.full_value_is_key`.
 
     Raises:
         ConfigError: only models whose full layers have no V projection can have other KV heads in them.
     """
-    if full.num_kv_heads != sliding.num_kv_heads and not full_value_is_key:
+    full, sliding = config.full, config.sliding
+    if full.num_kv_heads != sliding.num_kv_heads and not value_is_key:
         raise ConfigError(
             f"config.json cannot give full layers {full.num_kv_heads} KV heads and sliding ones"
             f" {sliding.num_kv_heads}: they differ only where full layers take V from the K projection"
         )
     return {
         "model_type": "gemma4_text",
-        "num_hidden_layers": len(layer_types),
-        "layer_types": list(layer_types),
-        "num_attention_heads": num_heads,
+        **fields.write(config),
+        "num_hidden_layers": len(config.layer_types),
+        "layer_types": list(config.layer_types),
         "num_key_value_heads": sliding.num_kv_heads,
-        "num_global_key_value_heads": full.num_kv_heads if full_value_is_key else None,
+        "num_global_key_value_heads": full.num_kv_heads if value_is_key else None,
         "head_dim": sliding.head_width,
         "global_head_dim": full.head_width,
-        "attention_k_eq_v": full_value_is_key,
+        "attention_k_eq_v": value_is_key,
         "attention_bias": False,
         "sliding_window": sliding.window,
         "hidden_activation": _ACTIVATION,
@@ -220,20 +228,6 @@ def text_document(
     }
 
 
-def hf_layer(config: LayerConfig, block: str, path: str) -> Iterator[Rule]:
-    """Rules for one layer of a Hugging Face checkpoint."""
-    yield from copies(_LAYER, block, path)
-    if config.own_kv:
-        yield from copies(_KEY, block, path)
-        if not config.value_is_key:
-            yield from copies(_VALUE, block, path)
-    if config.per_layer_width:
-        yield from copies(_PER_LAYER, block, path)
-    if config.moe is not None:
-        yield from copies(_EXPERTS, block, path)
-        yield Split(f"{block}experts.gate_up_proj", (f"{path}experts.gate", f"{path}experts.up"), axis=1)
-
-
 def hf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
     """Rules for Hugging Face safetensors.
 
@@ -243,25 +237,16 @@ def hf_rules(config: Gemma4Config, names: Collection[str] = ()) -> RuleTable:
             `model.language_model.` of the conditional-generation one. Empty when writing (`model.`).
     """
     prefix = hf.trunk_prefix(names)
-
-    def rules() -> Iterator[Rule]:
-        yield Copy(f"{prefix}embed_tokens.weight", "target.embed.weight")
-        if config.per_layer_width:
-            yield Copy(f"{prefix}embed_tokens_per_layer.weight", "target.per_layer_embed.weight")
-            yield Copy(f"{prefix}per_layer_model_projection.weight", "target.per_layer_proj.weight")
-            yield Copy(f"{prefix}per_layer_projection_norm.weight", "target.per_layer_norm.weight")
-        for i in range(config.num_layers):
-            yield from hf_layer(config.layer(i), f"{prefix}layers.{i}.", f"target.layers_{i}.")
-        yield Copy(f"{prefix}norm.weight", "target.norm.weight")
-        if not config.tied_embeddings:
-            yield Copy("lm_head.weight", "target.lm_head.weight")
-
-    ignored = {**_IGNORED, **hf.ROTARY_FREQUENCIES, **(hf.REPEATED_HEAD if config.tied_embeddings else {})}
-    for i in range(config.num_caches, config.num_layers):
-        ignored[rf"{prefix}layers\.{i}\.self_attn\.(k|v)_(proj|norm)\.weight"] = (
-            "the layer reads the keys and values of an earlier one"
-        )
-    return RuleTable(tuple(rules()), ignored, shapes(parameter_shapes, config))
+    per_layer = weights({f"{prefix}{source}": path for source, path in _PER_LAYER.items()})
+    dead = {
+        rf"{prefix}layers\.{i}\.self_attn\.(k|v)_(proj|norm)\.weight": "the layer reads the keys and values of an"
+        " earlier one"
+        for i in range(config.num_caches, config.num_layers)
+    }
+    rules = (*per_layer, *hf.trunk(LAYER, config.num_layers, prefix))
+    return rule_table(
+        parameter_shapes, config, rules, names, {**_IGNORED, **hf.ignored(tied=config.tied_embeddings), **dead}
+    )
 
 
 HF = FileFormat(("gemma4", "gemma4_text"), config_from_hf, config_to_hf, hf_rules)

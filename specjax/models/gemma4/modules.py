@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.matmul import experts
 from pallas_kernels.rms_norm import rms_norm
-from specjax.layers.linear import Embedding, Linear, apply_all, weight_of
+from specjax.layers.linear import Embedding, Linear, apply_all, expert_weights
 from specjax.layers.norm import RMSNorm
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
 from specjax.models.parts.trunk import Call, Trunk
@@ -93,9 +93,7 @@ class Experts(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], residual: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The experts' output for `x`; which ones, and by what weight, `residual` decides."""
         c, width = self.config, x.shape[-1]
-        in_shape = (c.num_experts, c.expert_width, width)
-        gate, up = weight_of(self, "gate", in_shape), weight_of(self, "up", in_shape)
-        down = weight_of(self, "down", (c.num_experts, width, c.expert_width))
+        weights = expert_weights(self, "", c.num_experts, c.expert_width, width)
         router_scale = self.param("router_scale", nn.initializers.ones, (width,), jnp.float32)
         expert_scale = self.param("expert_scale", nn.initializers.ones, (c.num_experts,), jnp.float32)
 
@@ -103,7 +101,7 @@ class Experts(nn.Module):
         probabilities = jax.nn.softmax(Linear(c.num_experts, jnp.float32, name="router")(routed_by), axis=-1)
         weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
         weight = weight / jnp.sum(weight, axis=-1, keepdims=True) * expert_scale[expert]
-        out = experts(x.reshape(-1, width), expert, weight, gate, up, down, activation=geglu)
+        out = experts(x.reshape(-1, width), expert, weight, *weights, activation=geglu)
         return out.reshape(x.shape)
 
 
@@ -157,9 +155,9 @@ class Gemma4Trunk(Trunk):
             self.per_layer_norm = RMSNorm(c.norm_eps)
 
     @nn.nowrap
-    def make_layers(self) -> list[Layer]:
-        """One layer for each entry of the config."""
-        return [Layer(self.config.layer(index)) for index in range(self.config.num_layers)]
+    def make_layer(self, kind: LayerConfig) -> Layer:
+        """The layer of an entry of `layer_kinds`."""
+        return Layer(kind)
 
     def state_of(self, index: int) -> int:
         """Its own cache, or that of an earlier layer."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,7 @@ from specjax.state import KVCache, KVTypes
 
 def init_params(config: Gemma4Config, key: Array) -> Params:
     """Random float32 parameters: {"target": ...}."""
-    ends_key, *layer_keys = jax.random.split(key, 1 + config.num_layers)
-    layers = {
-        f"layers_{index}": init_layer(config.layer(index), config.width, layer_key)
-        for index, layer_key in enumerate(layer_keys)
-    }
-    return {"target": {**_init_ends(config, ends_key), **layers}}
+    return {"target": _init(partial(_init_ends, config), config.layer_kinds, config.width, key)}
 
 
 def parameter_shapes(config: Gemma4Config) -> Params:
@@ -32,41 +27,39 @@ def parameter_shapes(config: Gemma4Config) -> Params:
 
     Layers with equal configs are alike and traced once: the shapes of a model of 60 layers take milliseconds.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    layers = layer_shapes([config.layer(index) for index in range(config.num_layers)], config.width)
-    return {"target": {**jax.eval_shape(partial(_init_ends, config), key), **layers}}
+    return {"target": _shapes(partial(_init_ends, config), config.layer_kinds, config.width)}
 
 
 def init_assistant(config: Gemma4AssistantConfig, key: Array) -> Params:
     """Random parameters of an assistant: {"mtp": ...}, float32 but for the int32 order of tokens of a centroid head."""
-    ends_key, *layer_keys = jax.random.split(key, 1 + len(config.layer_types))
-    layers = {
-        f"layers_{index}": init_layer(config.layer(index), config.width, layer_key)
-        for index, layer_key in enumerate(layer_keys)
-    }
-    return {"mtp": {**_init_assistant_ends(config, ends_key), **layers}}
+    return {"mtp": _init(partial(_init_assistant_ends, config), config.layer_kinds, config.width, key)}
 
 
 def assistant_shapes(config: Gemma4AssistantConfig) -> Params:
     """An assistant's parameter tree with a `jax.ShapeDtypeStruct` in place of each array."""
+    return {"mtp": _shapes(partial(_init_assistant_ends, config), config.layer_kinds, config.width)}
+
+
+def _init(ends: Callable[[Array], Params], kinds: Sequence[LayerConfig], width: int, key: Array) -> Params:
+    """Random parameters of layers, and of what `ends` makes besides."""
+    ends_key, *keys = jax.random.split(key, 1 + len(kinds))
+    layers = {f"layers_{index}": _init_layer(kind, width, keys[index]) for index, kind in enumerate(kinds)}
+    return {**ends(ends_key), **layers}
+
+
+def _shapes(ends: Callable[[Array], Params], kinds: Sequence[LayerConfig], width: int) -> Params:
+    """The shapes of what `_init` makes."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    layers = layer_shapes([config.layer(index) for index in range(len(config.layer_types))], config.width)
-    return {"mtp": {**jax.eval_shape(partial(_init_assistant_ends, config), key), **layers}}
+    layer_of = {kind: jax.eval_shape(partial(_init_layer, kind, width), key) for kind in set(kinds)}
+    return {**jax.eval_shape(ends, key), **{f"layers_{index}": layer_of[kind] for index, kind in enumerate(kinds)}}
 
 
-def init_layer(config: LayerConfig, width: int, key: Array) -> Params:
+def _init_layer(config: LayerConfig, width: int, key: Array) -> Params:
     """Random parameters of one layer of a residual stream of `width`."""
     row, index = jnp.zeros((1, 1, width), jnp.float32), jnp.zeros((1, 1), jnp.int32)
     per_layer = jnp.zeros((1, 1, config.per_layer_width), jnp.float32) if config.per_layer_width else None
     cache = KVCache.zeros(1, 1, config.attention.num_kv_heads, config.attention.head_width, KVTypes())
     return Layer(config).init(key, row, per_layer, index, index, index == 0, cache)["params"]
-
-
-def layer_shapes(configs: list[LayerConfig], width: int) -> dict[str, Any]:
-    """{"layers_0": ..., ...}: the shapes of the layers' parameters."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = {config: jax.eval_shape(partial(init_layer, config, width), key) for config in set(configs)}
-    return {f"layers_{index}": shapes[config] for index, config in enumerate(configs)}
 
 
 def _init_ends(config: Gemma4Config, key: Array) -> Params:

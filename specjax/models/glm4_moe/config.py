@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specjax.models.parts.moe import MoEConfig
+from specjax.models.parts.requirements import require, require_groups, require_one_head, require_pairs
 
 
 @dataclass(frozen=True)
@@ -53,35 +54,24 @@ class Glm4MoeConfig:
     mtp_own_norm: bool = True
 
     def __post_init__(self) -> None:
-        def require(condition: bool, message: str) -> None:
-            if not condition:
-                raise ValueError(f"Glm4MoeConfig: {message}")
-
-        require(self.num_layers > 0, f"num_layers is {self.num_layers}; a model has at least one")
+        require(self, self.num_layers > 0, f"num_layers is {self.num_layers}; a model has at least one")
+        layers = f"dense_layers is {self.dense_layers}; there are {self.num_layers} layers"
+        require(self, 0 <= self.dense_layers <= self.num_layers, layers)
+        require_groups(self, self.num_heads, self.num_kv_heads)
+        require_pairs(self, self.rope_width, self.head_width)
         require(
-            0 <= self.dense_layers <= self.num_layers,
-            f"dense_layers is {self.dense_layers}; there are {self.num_layers} layers",
-        )
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})",
-        )
-        require(
-            0 < self.rope_width <= self.head_width and self.rope_width % 2 == 0,
-            f"rope_width ({self.rope_width}) must be even and at most head_width ({self.head_width})",
-        )
-        require(
+            self,
             self.moe.shared_expert_width % self.moe.expert_width == 0,
             f"the shared expert's width ({self.moe.shared_expert_width}) must be a multiple of that of the others"
             f" ({self.moe.expert_width})",
         )
-        require(self.mtp_layers in (0, 1), f"mtp_layers is {self.mtp_layers}; this family has 0 or 1")
+        require_one_head(self, self.mtp_layers)
 
     @property
     def architecture(self) -> str:
         return "glm4moe"
 
     @property
-    def sparse(self) -> tuple[bool, ...]:
+    def layer_kinds(self) -> tuple[bool, ...]:
         """For each layer whether it has experts."""
         return tuple(index >= self.dense_layers for index in range(self.num_layers))

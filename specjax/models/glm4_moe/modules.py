@@ -39,6 +39,6 @@ class Glm4MoeTrunk(Trunk):
     config: Glm4MoeConfig
 
     @nn.nowrap
-    def make_layers(self) -> list[Layer]:
-        """As many layers as the config says."""
-        return [Layer(self.config, sparse) for sparse in self.config.sparse]
+    def make_layer(self, kind: bool) -> Layer:
+        """A layer, with experts or without."""
+        return Layer(self.config, sparse=kind)

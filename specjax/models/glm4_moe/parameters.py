@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax
 from jaxtyping import Array
 
 from specjax.models.glm4_moe.config import Glm4MoeConfig
 from specjax.models.glm4_moe.drafter import Glm4MoeMTP
 from specjax.models.glm4_moe.target import Glm4MoeTarget
-from specjax.models.parts.shapes import init_head, init_trunk, shapes_of_kinds
+from specjax.models.parts.shapes import init_model, shapes_of_kinds
 from specjax.models.protocol import Params
-from specjax.state import KVTypes
 
 
 def init_params(config: Glm4MoeConfig, key: Array) -> Params:
     """Random float32 parameters: {"target": ..., "mtp": ...}, the latter only if the config has an MTP block."""
-    trunk_key, mtp_key = jax.random.split(key)
-    params = {"target": init_trunk(Glm4MoeTarget(config), trunk_key)}
-    if config.mtp_layers:
-        head = Glm4MoeMTP(config)
-        params["mtp"] = init_head(head.block, head.init_cache(1, 1, KVTypes()), mtp_key)
-    return params
+    return init_model(Glm4MoeTarget(config), Glm4MoeMTP(config) if config.mtp_layers else None, key)
 
 
 def parameter_shapes(config: Glm4MoeConfig) -> Params:
@@ -31,4 +24,4 @@ def parameter_shapes(config: Glm4MoeConfig) -> Params:
     def init(kinds: tuple[bool, ...], key: Array) -> Params:
         return init_params(replace(config, num_layers=len(kinds), dense_layers=kinds.count(False)), key)
 
-    return shapes_of_kinds(init, config.sparse)
+    return shapes_of_kinds(init, config.layer_kinds)

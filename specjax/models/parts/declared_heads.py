@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from checkpoints.errors import MissingMTPWarning
+from specjax.models.parts.head import Own
 
 
-def one_head(declared: int, prefix: str, names: Collection[str], where: str) -> int:
-    """How many MTP layers there are, 0 or 1, in a family that has at most one.
+def own_parts(prefix: str, optional: Sequence[str], names: Collection[str]) -> Own:
+    """What a head has of its own.
 
     Args:
-        declared: how many the metadata declare.
         prefix: of the names of its tensors.
+        optional: names of those which tell, in the order of the fields of `Own`.
         names: of all tensors.
+    """
+    return Own(*(prefix + name in names for name in optional))
+
+
+def one_head(declared: int, prefix: str, optional: Sequence[str], names: Collection[str], where: str) -> dict[str, Any]:
+    """The fields of a config about an MTP head, in a family that has at most one.
+
+    Args:
+        declared: how many MTP layers the metadata declare.
+        prefix, optional, names: see `own_parts`.
         where: the file, for messages.
 
     Raises:
@@ -25,6 +37,7 @@ def one_head(declared: int, prefix: str, names: Collection[str], where: str) -> 
     """
     if declared > 1:
         raise ValueError(f"{declared} MTP layers are declared; this family has at most one")
+    present = declared > 0
     if declared and not any(name.startswith(prefix) for name in names):
         warnings.warn(
             f"{where}: the metadata declare an MTP head, but there are none of its tensors ({prefix}*). Loading the"
@@ -32,8 +45,14 @@ def one_head(declared: int, prefix: str, names: Collection[str], where: str) -> 
             MissingMTPWarning,
             stacklevel=2,
         )
-        return 0
-    return declared
+        present = False
+    own = own_parts(prefix, optional, names)
+    return {
+        "mtp_layers": int(present),
+        "mtp_own_embedding": present and own.embedding,
+        "mtp_own_output": present and own.output,
+        "mtp_own_norm": not present or own.norm,
+    }
 
 
 def count_heads(declared: int, present: Callable[[int], bool], where: str) -> int:

@@ -5,14 +5,15 @@ Sources: llama.cpp `gguf-py/gguf/constants.py` and `src/llama-arch.cpp`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from checkpoints.errors import ConfigError
-from checkpoints.mapping.rule import Copy, Rule
-from checkpoints.mapping.transforms import IDENTITY
+from checkpoints.mapping.rule import Rule, Rules, Split, copies, repeated, weights, within
 from checkpoints.source import TensorInfo
-from specjax.models.parts.names import Names, copies, weights
+from specjax.models.parts.declared_heads import one_head
+from specjax.models.parts.fields import Fields
+from specjax.models.parts.moe import MoEConfig
 
 ATTENTION = weights(
     {
@@ -24,15 +25,20 @@ ATTENTION = weights(
 )
 QK_NORMS = weights({"attn_q_norm": "attention.q_norm", "attn_k_norm": "attention.k_norm"})
 MLP = weights({"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
-EXPERTS: Names = (
-    ("ffn_gate_inp.weight", "moe.router.weight", IDENTITY),
-    ("ffn_down_exps.weight", "moe.experts_down", IDENTITY),
+ROUTER_BIAS = "exp_probs_b.bias"
+EXPERTS: Rules = (
+    *copies(
+        {
+            "ffn_gate_inp.weight": "moe.router.weight",
+            ROUTER_BIAS: "moe.router_bias",
+            "ffn_down_exps.weight": "moe.experts_down",
+            "ffn_gate_exps.weight": "moe.experts_gate",
+            "ffn_up_exps.weight": "moe.experts_up",
+        }
+    ),
+    Split(("ffn_gate_up_exps.weight",), ("moe.experts_gate", "moe.experts_up"), axis=1),
 )
-"""Gates and ups apart, which some files have in one tensor."""
-EXPERTS_GATE_UP: Names = (
-    ("ffn_gate_exps.weight", "moe.experts_gate", IDENTITY),
-    ("ffn_up_exps.weight", "moe.experts_up", IDENTITY),
-)
+"""Some files have gates and ups in one tensor."""
 SHARED_EXPERT = weights(
     {
         "ffn_gate_shexp": "moe.shared.gate_proj",
@@ -40,39 +46,73 @@ SHARED_EXPERT = weights(
         "ffn_down_shexp": "moe.shared.down_proj",
     }
 )
-_HEAD = weights({"nextn.enorm": "enorm", "nextn.hnorm": "hnorm", "nextn.eh_proj": "eh_proj"})
+_EMBEDDING = weights({"token_embd": "target.embed"})
+_ENDS = weights({"output_norm": "target.norm", "output": "target.lm_head"})
+_HEAD = weights(
+    {
+        "nextn.enorm": "enorm",
+        "nextn.hnorm": "hnorm",
+        "nextn.eh_proj": "eh_proj",
+        "nextn.shared_head_norm": "norm",
+        "nextn.embed_tokens": "embed",
+        "nextn.shared_head_head": "lm_head",
+    }
+)
+"""What an MTP head has beside its layer; the last three are optional."""
 
 ROPE_FACTORS = "rope_freqs.weight"
-HEAD_EMBEDDING = "blk.{}.nextn.embed_tokens.weight"
-HEAD_OUTPUT = "blk.{}.nextn.shared_head_head.weight"
-HEAD_NORM = "blk.{}.nextn.shared_head_norm.weight"
-"""Optional tensors of an MTP head; the block's number stands in the braces."""
+HEAD_COUNT = "nextn_predict_layers"
+OWN_PARTS = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight", "nextn.shared_head_norm.weight")
+"""Tensors of an MTP head that are optional, see `own_parts`."""
+
+UNIFORM = {
+    "width": "embedding_length",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_width": "attention.key_length",
+    "rope_width": "rope.dimension_count",
+    "rope_theta": "rope.freq_base",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "context_length": "context_length",
+}
+UNIFORM_DEFAULTS = {"num_kv_heads": None, "head_width": None, "rope_width": None, "rope_theta": 10000.0}
+"""Keys of models whose attention layers are all alike, and what absent ones mean; see `Keys.read_uniform`."""
+_SIGMOID = 2
+"""llama.cpp's number of the gating function; it takes 0, none, for this one."""
 
 
-def head_rules(block: int, path: str, *, own_norm: bool, own_embedding: bool, own_output: bool) -> Iterator[Rule]:
-    """Rules for what an MTP head has beside its layer; `path` is the prefix of its parameters."""
-    yield from copies(_HEAD, f"blk.{block}.", path)
-    if own_norm:
-        yield Copy(HEAD_NORM.format(block), f"{path}norm.weight")
-    if own_embedding:
-        yield Copy(HEAD_EMBEDDING.format(block), f"{path}embed.weight")
-    if own_output:
-        yield Copy(HEAD_OUTPUT.format(block), f"{path}lm_head.weight")
+def trunk(layer: Rules, num_layers: int) -> Iterator[Rule]:
+    """Rules for a trunk, of those for a layer."""
+    yield from _EMBEDDING
+    yield from repeated(layer, "blk.{}.", "target.layers_{}.", num_layers)
+    yield from _ENDS
 
 
-def uniform_keys(config: Any) -> dict[str, Any]:
-    """The metadata, without the prefix, of a config whose attention layers are all alike."""
-    return {
-        "context_length": config.context_length,
-        "embedding_length": config.width,
-        "vocab_size": config.vocab_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_width,
-        "attention.value_length": config.head_width,
-        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
-        "rope.freq_base": float(config.rope_theta),
-    }
+def head(layer: Rules, block: int, path: str = "mtp.") -> Iterator[Rule]:
+    """Rules for an MTP head, of those for its layer; `path` is the prefix of its parameters."""
+    yield from within(layer, f"blk.{block}.", f"{path}block.")
+    yield from within(_HEAD, f"blk.{block}.", path)
+
+
+def model(layer: Rules, num_layers: int) -> Iterator[Rule]:
+    """Rules for a trunk and the MTP head after it."""
+    yield from trunk(layer, num_layers)
+    yield from head(layer, num_layers)
+
+
+def metadata_of(config: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a config: these keys with the prefix of its architecture, but for those that are None."""
+    return {f"{config.architecture}.{key}": value for key, value in keys.items() if value is not None}
+
+
+def uniform_keys(config: Any, fields: Fields) -> dict[str, Any]:
+    """The keys of these fields and the others that `Keys.read_uniform` reads."""
+    return fields.write(config) | {"vocab_size": config.vocab_size, "attention.value_length": config.head_width}
+
+
+def expert_keys(moe: MoEConfig, fields: Fields) -> dict[str, Any]:
+    """The keys of these fields, and of the gating function, for experts behind a sigmoid router."""
+    return fields.write(moe) | {"expert_gating_func": _SIGMOID}
 
 
 class Keys:
@@ -103,9 +143,36 @@ class Keys:
                 f"{self.where}: rope scaling {scaling!r} is not supported for this architecture, only 'none'"
             )
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number as it was meant: 1e-6 stored as float32 would read 9.99999997e-07."""
-        return shortest(self.get(key, default))
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """The values of fields, each of which is the same for all layers."""
+        return fields.read(self.uniform, shortest)
+
+    def read_uniform(self, fields: Fields, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+        """The fields of a model whose attention layers are all alike: these, among them `UNIFORM`, and two more."""
+        self.need_no_rope_scaling()
+        read = self.read(fields)
+        read["num_kv_heads"] = read["num_kv_heads"] or read["num_heads"]
+        read["head_width"] = read["head_width"] or read["width"] // read["num_heads"]
+        read["rope_width"] = read["rope_width"] or read["head_width"]
+        return read | {"vocab_size": self.vocab_size(tensors), "tied_embeddings": "output.weight" not in tensors}
+
+    def read_experts(self, fields: Fields) -> dict[str, Any]:
+        """The fields of experts behind a sigmoid router; a count or a scale of 0 means 1.
+
+        Raises:
+            ConfigError: they are chosen by another function.
+        """
+        if (gating := self.get("expert_gating_func", 0) or _SIGMOID) != _SIGMOID:
+            raise ConfigError(
+                f"{self.where}: expert_gating_func {gating!r} is not supported for this architecture, only {_SIGMOID}"
+            )
+        return {name: value or fields.defaults.get(name, 0) for name, value in self.read(fields).items()}
+
+    def read_head(self, names: Collection[str]) -> tuple[int, dict[str, Any]]:
+        """How many layers the trunk has, and the fields of an MTP head after it, see `one_head`."""
+        declared = self.get(HEAD_COUNT, 0)
+        num_layers = self.get("block_count") - declared
+        return num_layers, one_head(declared, f"blk.{num_layers}.", OWN_PARTS, names, self.where)
 
     def per_layer(self, key: str, count: int, default: Any = None) -> list[Any]:
         """A value for each layer, whether the file has one for all or a list."""
@@ -137,5 +204,5 @@ class Keys:
 
 
 def shortest(value: float) -> float:
-    """The number that was meant by one stored as float32."""
+    """The number that was meant by one stored as float32: 1e-6 would read 9.99999997e-07."""
     return float(f"{value:.7g}")

@@ -7,18 +7,38 @@ from typing import Any
 
 from checkpoints.errors import ConfigError
 from checkpoints.mapping.rope_formula import DIVISORS, Llama3Rope
-from checkpoints.mapping.rule import Computed, Rule
-from specjax.models.parts.names import weights
+from checkpoints.mapping.rule import Computed, Rule, Rules, Split, Stack, copies, repeated, weights
+from checkpoints.mapping.transforms import IDENTITY, Transform
+from specjax.models.parts.fields import Fields
 
 ATTENTION = weights({f"self_attn.{x}_proj": f"attention.{x}_proj" for x in "qkvo"})
 QK_NORMS: Mapping[str, str] = {f"self_attn.{x}_norm": f"attention.{x}_norm" for x in "qk"}
-"""No table yet: families differ in how they store the weights of norms."""
+LAYER_NORMS: Mapping[str, str] = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
+"""No rules yet: families differ in how they store the weights of norms."""
 MLP = weights({f"mlp.{x}_proj": f"mlp.{x}_proj" for x in ("gate", "up", "down")})
+FUSED_EXPERTS: Rules = (
+    Split(("mlp.experts.gate_up_proj",), ("moe.experts_gate", "moe.experts_up"), axis=1),
+    *copies({"mlp.experts.down_proj": "moe.experts_down"}),
+)
 
-REPEATED_HEAD = {r"lm_head\.weight": "a second copy of the tied embedding table"}
-ROTARY_FREQUENCIES = {r".*rotary_emb\..*": "rotary frequencies follow from the config"}
+_REPEATED_HEAD = {r"lm_head\.weight": "a second copy of the tied embedding table"}
+_ROTARY_FREQUENCIES = {r".*rotary_emb\..*": "rotary frequencies follow from the config"}
 """Tensors that are ignored, and why."""
 
+UNIFORM = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "norm_eps": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+    "tied_embeddings": "tie_word_embeddings",
+}
+"""Keys of models whose attention layers are all alike, see `read_uniform`."""
+_ACTIVATION = "silu"
+_DEFAULT_ROPE_THETA = 10000.0
 _FORMULA = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
@@ -39,20 +59,67 @@ def need_value(text: Mapping[str, Any], key: str, supported: Any, where: str) ->
         raise ConfigError(f"{where}: {key} is {value!r}; this family is built with {supported!r} only")
 
 
-def uniform_document(config: Any) -> dict[str, Any]:
-    """The keys of config.json for a config whose attention layers are all alike."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_width,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "max_position_embeddings": config.context_length,
-        "tie_word_embeddings": config.tied_embeddings,
-    }
+def text_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json about the text model, which may be nested."""
+    return document.get("text_config") or document
+
+
+def read_uniform(text: Mapping[str, Any], fields: Fields, where: str) -> dict[str, Any]:
+    """The fields of a model whose attention layers are all alike; `fields` are these, among them `UNIFORM`."""
+    need_value(text, "hidden_act", _ACTIVATION, where)
+    read = fields.read(text.get)
+    read["num_kv_heads"] = read["num_kv_heads"] or read["num_heads"]
+    read["head_width"] = read["head_width"] or read["width"] // read["num_heads"]
+    return read
+
+
+def uniform_document(config: Any, fields: Fields) -> dict[str, Any]:
+    """The keys of config.json that `read_uniform` reads."""
+    return fields.write(config) | {"hidden_act": _ACTIVATION}
+
+
+def rope_of(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a document says of its rotary embedding, apart from the base."""
+    return text.get("rope_parameters") or text.get("rope_scaling") or {}
+
+
+def rope_theta(text: Mapping[str, Any]) -> float:
+    """The base of the rotary frequencies."""
+    return float(rope_of(text).get("rope_theta", text.get("rope_theta", _DEFAULT_ROPE_THETA)))
+
+
+def rope_width(text: Mapping[str, Any], head_width: int, default: float) -> int:
+    """How many dimensions of a head rotate; `default` is the share that an absent key stands for."""
+    factor = rope_of(text).get("partial_rotary_factor", text.get("partial_rotary_factor", default))
+    return int(head_width * factor + 1e-6)
+
+
+def ignored(*, tied: bool) -> dict[str, str]:
+    """Tensors that are ignored, and why; `tied`: the output head is the embedding table."""
+    return {**_ROTARY_FREQUENCIES, **(_REPEATED_HEAD if tied else {})}
+
+
+def trunk(layer: Rules, num_layers: int, prefix: str = "model.", norm: Transform = IDENTITY) -> Iterator[Rule]:
+    """Rules for a trunk.
+
+    Args:
+        layer: rules for a layer.
+        num_layers: how many there are.
+        prefix: of the names of its tensors.
+        norm: makes the weight of the final norm.
+    """
+    yield from weights({f"{prefix}embed_tokens": "target.embed"})
+    yield from repeated(layer, f"{prefix}layers.{{}}.", "target.layers_{}.", num_layers)
+    yield from weights({f"{prefix}norm": "target.norm"}, norm)
+    yield from weights({"lm_head": "target.lm_head"})
+
+
+def lone_experts(count: int) -> Rules:
+    """Rules for experts with tensors of their own."""
+    return tuple(
+        Stack(tuple(f"mlp.experts.{expert}.{kind}_proj.weight" for expert in range(count)), (f"moe.experts_{kind}",))
+        for kind in ("gate", "up", "down")
+    )
 
 
 def trunk_prefix(names: Collection[str]) -> str:
@@ -102,4 +169,4 @@ def divisor_rules(factors: bool, formula: Llama3Rope | None, theta: float, width
             "config.json gives rotary divisors by a formula, that of Llama 3. This model has only the numbers, and no"
             " settings of the formula give them; convert from the original checkpoint instead"
         )
-    yield Computed(DIVISORS, formula.factors(theta, width))
+    yield Computed((), (DIVISORS,), formula.factors(theta, width))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.matmul import experts
-from specjax.layers.linear import Linear, weight_of
+from specjax.layers.linear import Linear, expert_weights
 from specjax.layers.mlp import SwiGLU
 
 
@@ -70,11 +70,7 @@ class SigmoidMoE(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         c, width = self.config, x.shape[-1]
-        in_shape = (c.num_experts, c.expert_width, width)
-        gate = weight_of(self, "experts_gate", in_shape)
-        up = weight_of(self, "experts_up", in_shape)
-        down = weight_of(self, "experts_down", (c.num_experts, width, c.expert_width))
-
+        weights = expert_weights(self, "experts_", c.num_experts, c.expert_width, width)
         flat = x.reshape(-1, width)
         scores = jax.nn.sigmoid(Linear(c.num_experts, jnp.float32, name="router")(flat))
         chosen_by = scores
@@ -86,7 +82,7 @@ class SigmoidMoE(nn.Module):
         weight = jnp.take_along_axis(scores, expert, axis=-1)
         if c.normalize:
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
-        routed = experts(flat, expert, weight * c.scale, gate, up, down, limit=self.expert_limit)
+        routed = experts(flat, expert, weight * c.scale, *weights, limit=self.expert_limit)
         return routed.reshape(x.shape) + SwiGLU(c.shared_expert_width, self.shared_limit, name="shared")(x)
 
 

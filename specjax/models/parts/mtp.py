@@ -12,7 +12,7 @@ the target's hidden states, overwriting those entries; the last of these rows is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
-from specjax.models.parts.head import Head, MTPBlock
-from specjax.models.parts.trunk import Call
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal, Target
+from specjax.models.parts.head import Head, MTPBlock, Own
+from specjax.models.parts.room import Room
+from specjax.models.parts.trunk import Call, TrunkTarget
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
 from specjax.state import KVTypes, Part, SequenceState, Shift
 
 
@@ -139,14 +140,16 @@ class MTPDrafter(BaseDrafter):
 
     Attributes:
         config: of the target and its heads.
+        target_type: the class of the target.
     """
 
     config: Any
+    target_type: ClassVar[type[TrunkTarget]]
 
     @property
-    def target(self) -> Target:
+    def target(self) -> TrunkTarget:
         """The target that the heads came with."""
-        raise TypeError(f"{type(self).__name__} names no target")
+        return self.target_type(self.config)
 
     @property
     def request(self) -> FeatureRequest:
@@ -184,16 +187,27 @@ class MTPDrafter(BaseDrafter):
 
 @dataclass(frozen=True)
 class RepeatedHead(MTPDrafter):
-    """One block, run as many times as drafts are wanted, each time on its own last hidden row after its norm."""
+    """One block, run as many times as drafts are wanted, each time on its own last hidden row after its norm.
+
+    The target's hidden rows, too, are those after the norm. The config says what the block has of its own:
+    `mtp_own_embedding`, `mtp_own_output` and `mtp_own_norm`.
+
+    Attributes:
+        kind: of the block's layer, see `Trunk`.
+    """
+
+    kind: ClassVar[Any]
 
     @property
     def block(self) -> MTPBlock:
-        """The block that drafts; each family names its own."""
-        raise TypeError(f"{type(self).__name__} names no block")
+        """The block that drafts. Its layer is one as those of the trunk."""
+        c = self.config
+        own = Own(embedding=c.mtp_own_embedding, output=c.mtp_own_output, norm=c.mtp_own_norm)
+        return MTPBlock(c, self.target.trunk.make_layer(self.kind), own)
 
     def init_cache(self, batch: int, capacity: int, kv_types: KVTypes) -> Any:
-        """The empty cache of the block; each family gives its own."""
-        raise TypeError(f"{type(self).__name__} gives its block no cache")
+        """The empty cache of the block."""
+        return self.target.init_state(self.kind, Room(batch, capacity, kv_types=kv_types))
 
     def head(self, params: Params) -> Head:
         """The head with its parameters."""

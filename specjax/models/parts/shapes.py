@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from specjax.models.parts.head import MTPBlock
+from specjax.models.parts.mtp import RepeatedHead
 from specjax.models.parts.trunk import Call, Trunk, TrunkTarget
 from specjax.models.protocol import Params
 from specjax.state import KVTypes
@@ -32,6 +33,15 @@ def init_head(block: MTPBlock, cache: Any, key: Array, shared: Any = None) -> Pa
     token, hidden = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, block.config.width), jnp.float32)
     call = Call(token, token == 0, shared=shared)
     return block.init(key, token, hidden, call, cache, method="whole")["params"]
+
+
+def init_model(target: TrunkTarget, head: RepeatedHead | None, key: Array) -> Params:
+    """Random float32 parameters: {"target": ..., "mtp": ...}, the latter only if there is a head."""
+    trunk_key, head_key = jax.random.split(key)
+    params = {"target": init_trunk(target, trunk_key)}
+    if head is not None:
+        params["mtp"] = init_head(head.block, head.init_cache(1, 1, KVTypes()), head_key)
+    return params
 
 
 def shapes_of_kinds(init: Callable[[tuple[Any, ...], Array], Params], kinds: Sequence[Hashable]) -> Params:

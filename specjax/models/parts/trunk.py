@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.layers.linear import Embedding, Linear
 from specjax.layers.norm import RMSNorm
 from specjax.models.parts.apply import apply
+from specjax.models.parts.room import Room
 from specjax.models.protocol import FeatureRequest, Features, Params, Rows, TargetOutput
 from specjax.state import KVTypes, RollbackStrategy, SequenceState, SequenceWindow
 
@@ -37,8 +39,8 @@ class Call(NamedTuple):
 class Trunk(nn.Module):
     """Embedding, layers, final norm and output head.
 
-    A family gives `make_layers`, and replaces what is different in it. Its config has `vocab_size`, `width`, `norm_eps`
-    and `tied_embeddings`.
+    A family gives `make_layer`, and replaces what is different in it. Its config has `vocab_size`, `width`, `norm_eps`,
+    `tied_embeddings`, and `layer_kinds`, which has an entry for each layer: what distinguishes it from others.
     """
 
     config: Any
@@ -46,14 +48,14 @@ class Trunk(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embed = Embedding(c.vocab_size, c.width)
-        self.layers = self.make_layers()
+        self.layers = [self.make_layer(kind) for kind in c.layer_kinds]
         self.norm = RMSNorm(c.norm_eps)
         if not c.tied_embeddings:
             self.lm_head = Linear(c.vocab_size, jnp.float32)
 
     @nn.nowrap
-    def make_layers(self) -> list[Any]:
-        """The layers. Each is called as layer(x, call, state), see `run_layer`."""
+    def make_layer(self, kind: Any) -> Any:
+        """A layer of a kind. It is called as layer(x, call, state), see `run_layer`."""
         raise TypeError(f"{type(self).__name__} makes no layers")
 
     def __call__(
@@ -122,18 +124,20 @@ class Trunk(nn.Module):
 
 @dataclass(frozen=True)
 class TrunkTarget:
-    """See `specjax.models.protocol.Target`. A family gives `trunk` and `init_layers`.
+    """See `specjax.models.protocol.Target`. A family gives `trunk_type` and `init_state`.
 
     Attributes:
         config: the family's hyper-parameters.
+        trunk_type: its module.
     """
 
     config: Any
+    trunk_type: ClassVar[type[Trunk]]
 
     @property
     def trunk(self) -> Trunk:
-        """The module with the layers; each family names its own."""
-        raise TypeError(f"{type(self).__name__} names no trunk")
+        """The module with the layers."""
+        return self.trunk_type(self.config)
 
     def init_layers(
         self,
@@ -145,6 +149,17 @@ class TrunkTarget:
         rollback: RollbackStrategy,
         kv_types: KVTypes = KVTypes(),
     ) -> tuple[Any, ...]:
+        """The states of all layers that have one."""
+        room = Room(batch, capacity, max(rows, chunk), kv_types, rows, rollback)
+        return tuple(self.init_state(kind, room) for kind in self.state_kinds)
+
+    @property
+    def state_kinds(self) -> Sequence[Any]:
+        """Kinds of the layers that have a state of their own: of all."""
+        return self.config.layer_kinds
+
+    def init_state(self, kind: Any, room: Room) -> Any:
+        """The empty state of a layer; each family gives its own."""
         raise TypeError(f"{type(self).__name__} gives its layers no state")
 
     @property

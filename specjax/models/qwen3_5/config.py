@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pallas_kernels.gated_delta import HeadMap
+from specjax.models.parts.requirements import require, require_groups, require_kinds, require_one_head, require_pairs
 
 FULL_ATTENTION = "full_attention"
 LINEAR_ATTENTION = "linear_attention"
@@ -72,32 +73,26 @@ class Qwen35Config:
     moe: MoEConfig | None = None
 
     def __post_init__(self) -> None:
-        def require(condition: bool, message: str) -> None:
-            if not condition:
-                raise ValueError(f"{type(self).__name__}: {message}")
-
-        unknown = set(self.layer_types) - {FULL_ATTENTION, LINEAR_ATTENTION}
-        require(not unknown, f"layer_types has {sorted(unknown)}; known are {[FULL_ATTENTION, LINEAR_ATTENTION]}")
-        require(len(self.layer_types) > 0, "layer_types is empty")
+        require_kinds(self, self.layer_types, (FULL_ATTENTION, LINEAR_ATTENTION))
+        require_groups(self, self.num_heads, self.num_kv_heads)
         require(
-            self.num_heads % self.num_kv_heads == 0,
-            f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})",
-        )
-        require(
+            self,
             self.linear_value_heads % self.linear_key_heads == 0,
             f"linear_value_heads ({self.linear_value_heads}) must be a multiple of linear_key_heads"
             f" ({self.linear_key_heads})",
         )
-        require(
-            0 < self.rope_width <= self.head_width and self.rope_width % 2 == 0,
-            f"rope_width ({self.rope_width}) must be even and at most head_width ({self.head_width})",
-        )
-        require(self.mtp_layers in (0, 1), f"mtp_layers is {self.mtp_layers}; this family has 0 or 1")
+        require_pairs(self, self.rope_width, self.head_width)
+        require_one_head(self, self.mtp_layers)
 
     @property
     def num_layers(self) -> int:
         """L, trunk layers without the MTP block."""
         return len(self.layer_types)
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """What distinguishes layers from each other."""
+        return self.layer_types
 
     @property
     def architecture(self) -> str:

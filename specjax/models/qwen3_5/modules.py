@@ -22,8 +22,7 @@ def feed_forward(config: Qwen35Config, x: Float[Array, "B T D"]) -> Float[Array,
     normed = RMSNorm(config.norm_eps, name="mlp_norm")(x)
     if (moe := config.moe) is None:
         return x + SwiGLU(config.mlp_width, name="mlp")(normed)
-    experts = MoE(moe.num_experts, moe.experts_per_token, moe.expert_width, moe.shared_expert_width, name="moe")
-    return x + experts(normed)
+    return x + MoE(moe, name="moe")(normed)
 
 
 class AttentionLayer(nn.Module):
@@ -35,11 +34,8 @@ class AttentionLayer(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], call: Call, cache: KVCache) -> tuple[Float[Array, "B T D"], KVCache]:
         """Attend over the cache, into which the valid rows are written first."""
         c = self.config
-        attention = GatedAttention(
-            c.num_heads, c.num_kv_heads, c.head_width, c.rope_width, c.rope_theta, c.norm_eps, name="attention"
-        )
         normed = RMSNorm(c.norm_eps, name="attn_norm")(x)
-        out, cache = attention(normed, call.positions, call.valid, cache)
+        out, cache = GatedAttention(c, name="attention")(normed, call.positions, call.valid, cache)
         return feed_forward(c, x + out), cache
 
 
@@ -52,18 +48,9 @@ class DeltaNetLayer(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], call: Call, state: Any) -> tuple[Float[Array, "B T D"], Any]:
         """Process the valid rows, which come first; with `rollback` the new state is a window to commit."""
         c = self.config
-        delta_net = GatedDeltaNet(
-            c.linear_key_heads,
-            c.linear_value_heads,
-            c.linear_key_width,
-            c.linear_value_width,
-            c.conv_width,
-            c.norm_eps,
-            name="delta_net",
-        )
         assert call.n_valid is not None
         normed = RMSNorm(c.norm_eps, name="attn_norm")(x)
-        out, state = delta_net(normed, call.n_valid, state, rollback=call.rollback)
+        out, state = GatedDeltaNet(c, name="delta_net")(normed, call.n_valid, state, rollback=call.rollback)
         return feed_forward(c, x + out), state
 
 
@@ -73,7 +60,6 @@ class Qwen35Trunk(Trunk):
     config: Qwen35Config
 
     @nn.nowrap
-    def make_layers(self) -> list[AttentionLayer | DeltaNetLayer]:
-        """One layer for each entry of `layer_types`."""
-        c = self.config
-        return [AttentionLayer(c) if kind == FULL_ATTENTION else DeltaNetLayer(c) for kind in c.layer_types]
+    def make_layer(self, kind: str) -> AttentionLayer | DeltaNetLayer:
+        """A layer of one of the two kinds of `layer_types`."""
+        return AttentionLayer(self.config) if kind == FULL_ATTENTION else DeltaNetLayer(self.config)

@@ -5,16 +5,14 @@ Sources: llama.cpp `src/models/qwen3next.cpp` (what is read, and its defaults), 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints.family import FileFormat
-from checkpoints.mapping.rule import Rule
 from checkpoints.mapping.table import RuleTable
 from checkpoints.source import TensorInfo
-from specjax.models.parts.gguf import Keys
-from specjax.models.parts.names import copies
-from specjax.models.qwen3_5.gguf import PROJECTIONS, RECURRENCE, file_rules, read_settings, write_settings
+from specjax.models.parts.gguf import HEAD_COUNT, Keys
+from specjax.models.qwen3_5.gguf import PROJECTIONS, file_rules, read_settings, write_settings
 from specjax.models.qwen3_next.config import Qwen3NextConfig
 from specjax.models.qwen3_next.rules import joint_ba, joint_qkvz
 
@@ -29,16 +27,8 @@ def gguf_rules(config: Qwen3NextConfig, names: Collection[str] = ()) -> RuleTabl
 
     Old files have queries, keys, values and gates in one tensor; the names tell.
     """
-
-    def delta_net(block: str, path: str) -> Iterator[Rule]:
-        if (joint := f"{block}ssm_in.weight") in names:
-            yield joint_qkvz(config, joint, path)
-        else:
-            yield from copies(PROJECTIONS, block, path)
-        yield joint_ba(config, f"{block}ssm_ba.weight", path)
-        yield from copies(RECURRENCE, block, path)
-
-    return file_rules(config, names, delta_net)
+    joint = joint_qkvz(config, "ssm_in.weight"), joint_ba(config, "ssm_ba.weight")
+    return file_rules(config, names, PROJECTIONS + joint)
 
 
-GGUF = FileFormat(("qwen3next",), config_from_gguf, write_settings, gguf_rules, head_count="nextn_predict_layers")
+GGUF = FileFormat(("qwen3next",), config_from_gguf, write_settings, gguf_rules, head_count=HEAD_COUNT)

@@ -6,26 +6,24 @@ Sources: transformers `models/qwen3_next/configuration_qwen3_next.py`, whose def
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints.family import FileFormat
-from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.rule import copies, weights
 from checkpoints.mapping.table import RuleTable
-from checkpoints.mapping.transforms import IDENTITY, NEGATIVE_EXP
+from checkpoints.mapping.transforms import NEGATIVE_EXP
 from checkpoints.source import TensorInfo
 from specjax.models.parts import hf
-from specjax.models.parts.names import Names, copies
-from specjax.models.qwen3_5.hf import TAPS, file_rules, read_settings, write_settings
+from specjax.models.qwen3_5.hf import TAPS, file_rules, num_experts, read_settings, write_settings
 from specjax.models.qwen3_next.config import Qwen3NextConfig
 from specjax.models.qwen3_next.rules import joint_ba, joint_qkvz
 
-_RECURRENCE: Names = (
-    ("linear_attn.conv1d.weight", "delta_net.conv.weight", TAPS),
-    ("linear_attn.A_log", "delta_net.a", NEGATIVE_EXP),
-    ("linear_attn.dt_bias", "delta_net.dt_bias", IDENTITY),
-    ("linear_attn.norm.weight", "delta_net.norm.weight", IDENTITY),
-    ("linear_attn.out_proj.weight", "delta_net.out_proj.weight", IDENTITY),
+_RECURRENCE = (
+    *weights({"linear_attn.conv1d": "delta_net.conv"}, TAPS),
+    *copies({"linear_attn.A_log": "delta_net.a"}, NEGATIVE_EXP),
+    *copies({"linear_attn.dt_bias": "delta_net.dt_bias"}),
+    *weights({"linear_attn.out_proj": "delta_net.out_proj"}),
 )
 _FIXED = {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
 """Keys of which one value is built: layers without experts, and what else llama.cpp cannot express, are not."""
@@ -33,7 +31,7 @@ _FIXED = {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Qwen3NextConfig:
     """The config of a Hugging Face checkpoint; see `FileFormat.read_config`."""
-    text = document.get("text_config") or document
+    text = hf.text_of(document)
     for key, supported in _FIXED.items():
         hf.need_value(text, key, supported, where)
     return Qwen3NextConfig(**read_settings(text, tensors, where, sparse=True))
@@ -57,13 +55,9 @@ def config_to_hf(config: Qwen3NextConfig) -> dict[str, Any]:
 
 def hf_rules(config: Qwen3NextConfig, names: Collection[str] = ()) -> RuleTable:
     """Rules for Hugging Face safetensors, see `specjax.models.qwen3_5.hf.file_rules`."""
-
-    def delta_net(block: str, path: str) -> Iterator[Rule]:
-        yield joint_qkvz(config, f"{block}linear_attn.in_proj_qkvz.weight", path)
-        yield joint_ba(config, f"{block}linear_attn.in_proj_ba.weight", path)
-        yield from copies(_RECURRENCE, block, path)
-
-    return file_rules(config, names, delta_net, lone_experts=True)
+    qkvz = joint_qkvz(config, "linear_attn.in_proj_qkvz.weight")
+    delta_net = (qkvz, joint_ba(config, "linear_attn.in_proj_ba.weight"), *_RECURRENCE)
+    return file_rules(config, names, delta_net, (*hf.lone_experts(num_experts(config)), *hf.FUSED_EXPERTS))
 
 
 HF = FileFormat(("qwen3_next",), config_from_hf, config_to_hf, hf_rules)

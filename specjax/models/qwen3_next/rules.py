@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,36 +13,18 @@ from specjax.models.qwen3_next.config import Qwen3NextConfig
 
 
 @dataclass(frozen=True)
-class Regrouped:
+class Regrouped(Rule):
     """A tensor whose rows come group by group is several parameters, whose rows come part by part.
 
     In the file: for each group the rows of all parts. In a parameter: for each of its parts the rows of all groups.
 
     Attributes:
-        source: the tensor.
         groups: how many there are.
-        parts: parameter path -> rows of each of its parts in one group; in the order of the file.
+        parts: for each parameter the rows of each of its parts in one group; in the order of the file.
     """
 
-    source: str
     groups: int
-    parts: Mapping[str, tuple[int, ...]]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(self.parts)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return True
-
-    @property
-    def moves_values(self) -> bool:
-        return True
+    parts: tuple[tuple[int, ...], ...]
 
     def source_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [(sum(rows for rows, *_ in shapes), *shapes[0][1:])]
@@ -55,22 +37,22 @@ class Regrouped:
 
     def _orders(self) -> list[np.ndarray]:
         """For each parameter, which row of the tensor each of its rows is."""
-        widths = [width for parts in self.parts.values() for width in parts]
+        widths = [width for parts in self.parts for width in parts]
         rows = np.arange(self.groups * sum(widths)).reshape(self.groups, -1)
         pieces = iter(np.split(rows, np.cumsum(widths)[:-1], axis=1))
-        return [np.concatenate([next(pieces).reshape(-1) for _ in parts]) for parts in self.parts.values()]
+        return [np.concatenate([next(pieces).reshape(-1) for _ in parts]) for parts in self.parts]
 
 
-def joint_qkvz(config: Qwen3NextConfig, source: str, path: str) -> Rule:
-    """The rule for queries, keys, values and gates in one tensor; `path` is the prefix of the layer's parameters."""
+def joint_qkvz(config: Qwen3NextConfig, source: str) -> Rule:
+    """The rule for queries, keys, values and gates in one tensor of a layer."""
     keys = config.linear_key_width
     values = config.linear_value_heads // config.linear_key_heads * config.linear_value_width
-    parts = {f"{path}delta_net.qkv_proj.weight": (keys, keys, values), f"{path}delta_net.z_proj.weight": (values,)}
-    return Regrouped(source, config.linear_key_heads, parts)
+    paths = ("delta_net.qkv_proj.weight", "delta_net.z_proj.weight")
+    return Regrouped((source,), paths, config.linear_key_heads, ((keys, keys, values), (values,)))
 
 
-def joint_ba(config: Qwen3NextConfig, source: str, path: str) -> Rule:
-    """The rule for what betas and decays are made of, in one tensor; `path` is the prefix of the layer's parameters."""
+def joint_ba(config: Qwen3NextConfig, source: str) -> Rule:
+    """The rule for what betas and decays are made of, in one tensor of a layer."""
     heads = (config.linear_value_heads // config.linear_key_heads,)
-    parts = {f"{path}delta_net.beta_proj.weight": heads, f"{path}delta_net.alpha_proj.weight": heads}
-    return Regrouped(source, config.linear_key_heads, parts)
+    paths = ("delta_net.beta_proj.weight", "delta_net.alpha_proj.weight")
+    return Regrouped((source,), paths, config.linear_key_heads, (heads, heads))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from checkpoints.mapping.rope_formula import Llama3Rope
 from specjax.models.parts.moe import MoEConfig
+from specjax.models.parts.requirements import require, require_groups, require_kinds, require_pairs
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -95,30 +96,22 @@ class Step35Config:
     context_length: int = 32768
 
     def __post_init__(self) -> None:
-        def require(condition: bool, message: str) -> None:
-            if not condition:
-                raise ValueError(f"Step35Config: {message}")
-
-        require(len(self.layers) > 0, "layers is empty")
+        kinds = tuple(layer.attention for layer in self.all_layers)
+        require_kinds(self, kinds, (FULL_ATTENTION, SLIDING_ATTENTION))
         for layer in self.all_layers:
-            require(
-                layer.attention in (FULL_ATTENTION, SLIDING_ATTENTION),
-                f"attention is {layer.attention!r}; known are {[FULL_ATTENTION, SLIDING_ATTENTION]}",
-            )
-            require(not layer.sparse or self.moe is not None, "a layer is sparse, but moe is None")
-            require(layer.sparse or self.mlp_width > 0, "a layer is dense, but mlp_width is 0")
-        for name, attention in (("full", self.full), ("sliding", self.sliding)):
-            require(
-                attention.num_heads % attention.num_kv_heads == 0,
-                f"{name}: num_heads ({attention.num_heads}) must be a multiple of num_kv_heads"
-                f" ({attention.num_kv_heads})",
-            )
-            require(
-                0 < attention.rope_width <= self.head_width and attention.rope_width % 2 == 0,
-                f"{name}: rope_width ({attention.rope_width}) must be even and at most head_width ({self.head_width})",
-            )
-        require(self.window > 0, f"window is {self.window}")
-        require(self.rope_formula is None or self.rope_factors, "rope_formula is given, but rope_factors is False")
+            require(self, not layer.sparse or self.moe is not None, "a layer is sparse, but moe is None")
+            require(self, layer.sparse or self.mlp_width > 0, "a layer is dense, but mlp_width is 0")
+        for name, attention in (("full: ", self.full), ("sliding: ", self.sliding)):
+            require_groups(self, attention.num_heads, attention.num_kv_heads, name)
+            require_pairs(self, attention.rope_width, self.head_width, name)
+        require(self, self.window > 0, f"window is {self.window}")
+        formula = self.rope_formula is None or self.rope_factors
+        require(self, formula, "rope_formula is given, but rope_factors is False")
+
+    @property
+    def layer_kinds(self) -> tuple[LayerConfig, ...]:
+        """What distinguishes layers from each other."""
+        return self.layers
 
     @property
     def all_layers(self) -> tuple[LayerConfig, ...]:

@@ -32,11 +32,12 @@ from jaxtyping import Array, Float, Int
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.head import Head, MTPBlock, Own
 from specjax.models.parts.mtp import MTPDrafter, MTPState, Pairs
+from specjax.models.parts.room import Room
 from specjax.models.parts.trunk import Call
 from specjax.models.protocol import Choice, ChooseDraft, KeepGoing, Params, Proposal
 from specjax.models.step3_5.config import Step35Config
 from specjax.models.step3_5.modules import DecoderLayer, rotary
-from specjax.models.step3_5.target import Step35Target, init_cache
+from specjax.models.step3_5.target import Step35Target
 from specjax.state import KVCache, KVTypes, SequenceState
 
 
@@ -52,11 +53,7 @@ class Step35MTP(MTPDrafter):
     """See `MTPDrafter`. Each head makes one draft; heads that a round cannot use are not run."""
 
     config: Step35Config
-
-    @property
-    def target(self) -> Step35Target:
-        """The target of the same config."""
-        return Step35Target(self.config)
+    target_type = Step35Target
 
     @property
     def max_drafts(self) -> int | None:
@@ -68,11 +65,8 @@ class Step35MTP(MTPDrafter):
     ) -> MTPState:
         """Empty caches of the first `rows` - 1 heads, with the zero row before the first token waiting."""
         drafts = rows - 1
-        longest_call = max(rows - 1 + chunk, rows + drafts - 1)
-        kv = tuple(
-            init_cache(self.config, head.layer, batch, capacity, longest_call=longest_call, kv_types=kv_types)
-            for head in self.config.heads[:drafts]
-        )
+        room = Room(batch, capacity, max(rows - 1 + chunk, rows + drafts - 1), kv_types)
+        kv = tuple(self.target.init_state(head.layer, room) for head in self.config.heads[:drafts])
         return MTPState.start(kv, batch, rows, self.config.width)
 
     def head(self, params: Params, index: int) -> Head:

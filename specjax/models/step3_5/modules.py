@@ -96,9 +96,9 @@ class Step35Trunk(Trunk):
             self.rope_factors = self.param("rope_factors", nn.initializers.ones, (c.full.rope_width // 2,), jnp.float32)
 
     @nn.nowrap
-    def make_layers(self) -> list[DecoderLayer]:
-        """One layer for each entry of `layers`."""
-        return [DecoderLayer(self.config, layer) for layer in self.config.layers]
+    def make_layer(self, kind: LayerConfig) -> DecoderLayer:
+        """The layer of an entry of `layers`."""
+        return DecoderLayer(self.config, kind)
 
     def shared(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Frequencies:
         """The rotary frequencies of both kinds of attention."""

@@ -5,22 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specjax.layers.rope import rope_frequencies
+from specjax.models.parts.room import Room
 from specjax.models.parts.trunk import TrunkTarget
 from specjax.models.step3_5.config import SLIDING_ATTENTION, LayerConfig, Step35Config
 from specjax.models.step3_5.modules import Step35Trunk
-from specjax.state import KVCache, KVTypes, RollbackStrategy
-
-
-def init_cache(
-    config: Step35Config, layer: LayerConfig, batch: int, capacity: int, *, longest_call: int, kv_types: KVTypes
-) -> KVCache:
-    """The empty cache of a layer: a ring if it is a sliding one."""
-    kind = config.attention(layer)
-    frequencies = rope_frequencies(kind.rope_theta, kind.rope_width)
-    settings = (batch, capacity, kind.num_kv_heads, config.head_width, kv_types, frequencies)
-    if layer.attention == SLIDING_ATTENTION:
-        return KVCache.ring(*settings, window=config.window, longest_call=longest_call)
-    return KVCache.zeros(*settings)
+from specjax.state import KVCache
 
 
 @dataclass(frozen=True)
@@ -28,24 +17,11 @@ class Step35Target(TrunkTarget):
     """See `specjax.models.protocol.Target`. The final hidden feature is that before the final norm."""
 
     config: Step35Config
+    trunk_type = Step35Trunk
 
-    @property
-    def trunk(self) -> Step35Trunk:
-        return Step35Trunk(self.config)
-
-    def init_layers(
-        self,
-        batch: int,
-        capacity: int,
-        *,
-        rows: int,
-        chunk: int,
-        rollback: RollbackStrategy,
-        kv_types: KVTypes = KVTypes(),
-    ) -> tuple[KVCache, ...]:
-        """A cache of `capacity` slots for each full layer, a ring for each sliding one."""
-        del rollback
-        return tuple(
-            init_cache(self.config, layer, batch, capacity, longest_call=max(rows, chunk), kv_types=kv_types)
-            for layer in self.config.layers
-        )
+    def init_state(self, kind: LayerConfig, room: Room) -> KVCache:
+        """An empty cache: a ring if the layer is a sliding one."""
+        attention = self.config.attention(kind)
+        frequencies = rope_frequencies(attention.rope_theta, attention.rope_width)
+        window = self.config.window if kind.attention == SLIDING_ATTENTION else None
+        return room.cache(attention.num_kv_heads, self.config.head_width, frequencies, window)
