@@ -34,6 +34,7 @@ from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from pallas_kernels import using
 from pallas_kernels.matmul import FORMATS, from_blocks, prepare
 from pallas_kernels.table import TABLE
+from specjax.decoding.acceptance import RULES, Rule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.seats import idle_state
@@ -170,7 +171,7 @@ def tpu_sharding(generation: str) -> Any:
     return jax.sharding.SingleDeviceSharding(device)
 
 
-def report(target: str, layers: Sequence[int]) -> None:
+def report(target: str, layers: Sequence[int], rule: Rule) -> None:
     """Print the table of a target, a line for each number of layers."""
     sharding = tpu_sharding(target)
     platform = "tpu" if sharding else target
@@ -182,7 +183,7 @@ def report(target: str, layers: Sequence[int]) -> None:
     for count in layers:
         jax.clear_caches()  # so that no line finds what the one before has traced
         config = shape_of_27b(count)
-        decoder = Decoder(*registry.build(config), max_drafts=DRAFTS)
+        decoder = Decoder(*registry.build(config), rule=rule, max_drafts=DRAFTS)
         with using(platform=platform):
             params = packed_shapes(config)
         begin = time.process_time()
@@ -210,10 +211,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument("--target", nargs="+", choices=[*LOWERING, *GENERATIONS], default=[jax.default_backend()])
+    parser.add_argument("--rule", choices=("greedy", *RULES), default="greedy", help="how drafts are accepted")
     args = parser.parse_args()
-    print(f"{description()}; Qwen3.6-27B widths, Q4_K, rounds of {DRAFTS} drafts")
+    print(f"{description()}; Qwen3.6-27B widths, Q4_K, rounds of {DRAFTS} drafts, rule {args.rule}")
     for target in args.target:
-        report(target, args.layers)
+        report(target, args.layers, args.rule)
 
 
 if __name__ == "__main__":

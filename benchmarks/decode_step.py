@@ -38,7 +38,7 @@ def ours(model: Model, context: int) -> dict[int, float]:
     """Seconds of a step by rows."""
     seconds = {}
     for rows in ROWS:
-        decoder = Decoder(model.target, model.drafter if rows > 1 else None, max_drafts=rows - 1)
+        decoder = Decoder(model.target, model.drafter if rows > 1 else None, rule="greedy", max_drafts=rows - 1)
         state = idle_state(decoder, decoder.settings([Settings(draft=DraftConfig(n_max=0))]), context)
         seconds[rows] = round_cost(decoder, model.params, state).verify
     return seconds

@@ -64,7 +64,7 @@ def main() -> None:
     target, drafter = registry.build(config)
     trunk_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params["target"]))
     rate = read_rate([leaf for leaf in jax.tree.leaves(params) if leaf.size > 1 << 18])
-    decoders = {k: Decoder(target, drafter if k else None, max_drafts=k) for k in [0, *args.drafts]}
+    decoders = {k: Decoder(target, drafter if k else None, rule="greedy", max_drafts=k) for k in [0, *args.drafts]}
     costs = {k: [] for k in decoders}
     for _ in range(args.turns):
         for k, decoder in decoders.items():
