@@ -24,13 +24,15 @@ def checked(function: Callable) -> Callable:
     hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     hints = {name: hint for name, hint in hints.items() if _speaks_of_arrays(hint)}
     returns = signature.return_annotation if _speaks_of_arrays(signature.return_annotation) else None
+    if not hints and returns is None:
+        return function
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
         for name, hint in hints.items():
-            if name in bound.arguments:
-                _check(bound.arguments[name], hint, name)
+            if name in given:
+                _check(given[name], hint, name)
         result = function(*args, **kwargs)
         if returns is not None:
             _check(result, returns, "the result")

@@ -17,6 +17,7 @@ rounds.
 """  # noqa: E501
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import Any, Literal, NamedTuple, get_args
@@ -274,6 +275,7 @@ def choose_token(
     return sample_tokens(logits, settings=settings, sequence=sequence, position=position)
 
 
+@partial(jax.jit, static_argnames=("vocab_size", "rule"), inline=True)  # a round has K of them: traced once
 def propose_token(
     logits: Float[Array, "B M"],
     scored: Int[Array, "B M"] | None = None,

@@ -32,7 +32,8 @@ def decode_chunk(
     A `limit` below `rounds` ends the chunk earlier; it is data, so that another one compiles nothing.
     """
     most = rounds if limit is None else jnp.minimum(limit, rounds)
-    shapes = jax.eval_shape(lambda s: decode_round(decoder, params, s)[1], state)
+    run_round = jax.jit(partial(decode_round, decoder), inline=True)  # so that it is traced once, for shapes and loop
+    _, shapes = jax.eval_shape(run_round, params, state)
     records = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
 
     def unfinished(carry: tuple[Array, DecodeState, RoundRecord]) -> Array:
@@ -41,7 +42,7 @@ def decode_chunk(
 
     def one_round(carry: tuple[Array, DecodeState, RoundRecord]) -> tuple[Array, DecodeState, RoundRecord]:
         index, state, records = carry
-        state, record = decode_round(decoder, params, state)
+        state, record = run_round(params, state)
         records = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), records, record)
         return index + 1, state, records
 

@@ -12,6 +12,7 @@ not depend on which of these ways its batch goes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -219,6 +220,7 @@ def spread(candidates: Shortlist, vocab_size: int) -> Float[Array, "B *T V"]:
     return jnp.put_along_axis(excluded, candidates.tokens, candidates.log_probs, axis=-1, inplace=False)
 
 
+@partial(jax.jit, inline=True)  # outside of a program, JAX would compile its conditionals in every call
 def warp(logits: Float[Array, "B *T V"], settings: RowSettings) -> Float[Array, "B *T V"]:
     """The distribution that tokens are drawn from: normalised log-probabilities, float32, -inf for excluded tokens.
 
@@ -253,6 +255,7 @@ def sample_shortlist(
     return jnp.take_along_axis(candidates.tokens, choice[..., None], axis=-1)[..., 0].astype(jnp.int32)
 
 
+@partial(jax.jit, inline=True)  # as above
 def sample_tokens(
     logits: Float[Array, "B *T V"],
     *,
