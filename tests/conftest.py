@@ -24,7 +24,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [_GIVEN, *(f"{flag}={value}" for flag, value in _FAST_TO_COMPILE.items() if flag not in _GIVEN)]
 ).strip()
 
-gc.set_threshold(50_000, 20, 20)  # tracing makes many objects that live; by default a fifth of it is looking for others
+gc.set_threshold(50_000, 5, 5)  # tracing makes many objects that live; by default a fifth of it is looking for others
 
 os.environ["SPECJAX_CACHE"] = ""  # tests that count compilations find nothing on disk, and none leaves anything there
 
