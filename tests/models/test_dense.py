@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from parameter_count import count
 from tiny_models import relative_rms
 
 import specjax
@@ -81,4 +81,4 @@ def test_released_sizes(name: str) -> None:
     config, parameters = RELEASED[name]
     tree = parameter_shapes(config)["target"]
     tree.pop("rope_factors", None)
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree)) == parameters
+    assert count(tree) == parameters

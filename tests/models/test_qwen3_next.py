@@ -1,83 +1,14 @@
-"""Qwen3-Next against independent implementations, on the same random weights (see tests/fixtures/PROVENANCE.md)."""
+"""Qwen3-Next: the released size, and configs that are refused."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from one_head import assert_close, assert_rounds, decode, head_over, load, prefill, reference
+from parameter_count import count
 
-import specjax
 from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types, parameter_shapes
 from specjax.models.qwen3_next import Qwen3NextConfig
-from specjax.state import RollbackStrategy
-
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "qwen3_next"
-MODELS = ("a3b", "tied")
-FILES = ("hf", "model.gguf")
-
-
-def of(name: str, program: str) -> dict[str, np.ndarray]:
-    """What "transformers" or "llama_cpp" computed; the prompt is with the former."""
-    return reference(FIXTURES / name / f"{program}.npz")
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> None:
-    (gguf_config, gguf), (hf_config, hf) = (load(FIXTURES / name / file) for file in ("model.gguf", "hf"))
-    assert gguf_config == hf_config
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), gguf, hf)
-
-
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", MODELS)
-def test_the_trunk_agrees_with_transformers_and_llama_cpp(name: str, file: str) -> None:
-    want = of(name, "transformers")
-    logits, hidden, _ = prefill(*load(FIXTURES / name / file), want["prompt"])
-    assert_close(hidden, want["hidden"])
-    assert_close(logits[want["logit_rows"]], want["logits"])
-    assert_close(logits[want["logit_rows"]], of(name, "llama_cpp")["logits"])
-
-
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_continuation_equals_that_of_transformers(name: str, file: str) -> None:
-    want = of(name, "transformers")
-    config, params = load(FIXTURES / name / file)
-    logits, _, state = prefill(config, params, want["prompt"])
-    got = decode(config, params, jnp.argmax(logits[-1]), state, len(want["greedy"]))
-    assert got.tolist() == want["greedy"].tolist()
-
-
-def test_speculation_changes_nothing() -> None:
-    want = of("tied", "transformers")
-    model = specjax.load(FIXTURES / "tied" / "model.gguf")
-    generation = model.generate(want["prompt"].tolist(), max_tokens=len(want["greedy"]))
-    assert generation.tokens == want["greedy"].tolist()
-    assert generation.stats.drafted > 0
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
-    common, want = of(name, "transformers"), of(name, "llama_cpp")
-    config, params = load(FIXTURES / name / "model.gguf")
-    hidden, logits = head_over(config, params, common["prompt"], common["hidden"])
-    assert_close(hidden, want["mtp_hidden"])
-    assert_close(logits[common["logit_rows"]], want["mtp_logits"])
-
-
-@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
-@pytest.mark.parametrize(("name", "file"), [("a3b", "hf"), ("tied", "model.gguf")])
-def test_rounds_agree_with_llama_cpp(name: str, file: str, rollback: RollbackStrategy) -> None:
-    prompt = of(name, "transformers")["prompt"]
-    assert_rounds(*load(FIXTURES / name / file), prompt, of(name, "llama_cpp"), rollback)
-
 
 QWEN3_NEXT_80B_A3B = Qwen3NextConfig(
     vocab_size=151936,
@@ -98,10 +29,6 @@ QWEN3_NEXT_80B_A3B = Qwen3NextConfig(
     mtp_layers=1,
     moe=MoEConfig(num_experts=512, experts_per_token=10, expert_width=512, shared_expert_width=512),
 )
-
-
-def count(shapes: object) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def test_parameters_of_the_released_model_add_up() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from parameter_count import count
 from scripted import start
 from wants import drafting
 
@@ -84,10 +83,6 @@ E4B = Gemma4Config(
     per_layer_width=256,
 )
 VISION, AUDIO = 167_364_608, 304_824_608  # towers of both edge models, by transformers' classes
-
-
-def count(shapes: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 # The model card's counts.

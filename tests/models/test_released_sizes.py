@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
+from parameter_count import count
 from scripted import start
 from tiny_models import DENSE
 from wants import drafting
@@ -57,10 +57,6 @@ QWEN36_35B_A3B = Qwen35Config(
     linear_value_heads=32,
     moe=MoEConfig(num_experts=256, experts_per_token=8, expert_width=512, shared_expert_width=512),
 )
-
-
-def count(shapes: object) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 # What the released files hold, by their listings: the trunk alone 26.9 and 34.66 billion (GGUF), trunk, MTP block and

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from parameter_count import count
 from tiny_models import relative_rms
 
 import checkpoints
@@ -166,10 +166,6 @@ STEP_35_FLASH = Step35Config(
     rope_factors=True,
     context_length=262144,
 )
-
-
-def count(shapes: object) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def test_parameters_of_the_released_model_add_up() -> None:
