@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +102,14 @@ def edit_gguf(
     keys: Mapping[str, Any] | None = None,
     tensors_per_part: int = 0,
 ) -> Path:
-    """Copy a GGUF with the gguf package, changing tensors and string keys on the way."""
+    """Copy a GGUF with the gguf package, changing tensors and keys (texts, counts or lists) on the way."""
     reader = gguf.GGUFReader(source)
     new_keys = dict(keys or {})
     architecture = new_keys.pop("general.architecture", reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(target, architecture, split_max_tensors=tensors_per_part)
+    add_value: dict[type, Callable] = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
     for key, value in new_keys.items():
-        writer.add_string(key, value)
+        add_value[type(value)](key, value)
     for key, entry in reader.fields.items():
         skipped = key.startswith("GGUF.") or key == "general.architecture" or key in drop_keys or key in new_keys
         if not skipped:
