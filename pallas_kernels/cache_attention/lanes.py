@@ -91,7 +91,10 @@ class Lanes:
 
     @property
     def product_type(self) -> DTypeLike:
-        """The type of the operands of products. bfloat16 can hold every code, and every value of a bf16 cache."""
+        """The type of the operands of products.
+
+        bfloat16 holds every integer code, and every value of a bf16 cache. Centroids are rounded to it.
+        """
         return jnp.float32 if self.kind.name in ("f32", "f16") else jnp.bfloat16
 
     @property

@@ -29,7 +29,7 @@ from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.heads import by_kv_head, by_token
 from pallas_kernels.cache_attention.lanes import lanes_of
 from pallas_kernels.cache_attention.pallas_gpu_registers import LANES, WARPS, Registers, Tile
-from pallas_kernels.cache_attention.softmax import capped
+from pallas_kernels.cache_attention.softmax import capped, merged
 from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.turbo import GROUP
@@ -215,14 +215,14 @@ def attend(
     warps = jnp.arange(WARPS, dtype=jnp.int32)
     parts = (_viewed(store, registers.tile) for store, registers in ((k, keys), (v, values)))
     highest, total, sums = call(warps, tile_counts, tiles, own, reach, queries, *parts)
-    sums = jnp.moveaxis(sums, 4, 5).reshape(*lead[:3], -1, planes, *values.tile.shape)
+    highest, total = (x.reshape(*lead[:3], -1) for x in (highest, total))
+    sums = jnp.moveaxis(sums, 4, 5).reshape(*highest.shape, -1)
     logits = jnp.full((heads,), -jnp.inf) if sinks is None else sinks.astype(jnp.float32)
     logits = padded_to(by_kv_head(jnp.broadcast_to(logits, (batch, rows, heads)), kv_heads), 2)
-    out = _combined(highest.reshape(*lead[:3], -1), total.reshape(*lead[:3], -1), sums, logits)[:, :, :count]
+    out = merged(highest, total, sums, logits)[:, :, :count]
     place = np.zeros(v.kind.stored_width(width), np.int32)
     place[values.tile.order.reshape(-1)] = np.arange(values.tile.order.size)
-    out = jnp.take(out.reshape(batch, kv_heads, count, -1), place, axis=-1)
-    return v.kind.unrotate(by_token(out, rows), width)
+    return v.kind.unrotate(by_token(jnp.take(out, place, axis=-1), rows), width)
 
 
 def _viewed(store: KVStore, tile: Tile) -> dict[str, Array]:
@@ -244,17 +244,6 @@ def _tiles_of_splits(seen: Array, splits: int) -> tuple[Array, Array]:
     seen = jnp.pad(seen, ((0, 0), (0, -tiles % splits))).reshape(batch, -1, splits).swapaxes(1, 2)
     index = jnp.argsort(~seen, axis=-1, stable=True).astype(jnp.int32)
     return jnp.sum(seen, axis=-1, dtype=jnp.int32), index * splits + jnp.arange(splits, dtype=jnp.int32)[:, None]
-
-
-def _combined(highest: Array, total: Array, sums: Array, sinks: Array) -> Array:
-    """[B, G, R, planes, ...]: the weighted means of parts along axis 3, and sinks that are scores without values."""
-    most = jnp.maximum(jnp.max(highest, axis=3), sinks)
-    base = jnp.where(jnp.isneginf(most), 0, most)
-    share = jnp.exp(highest - base[..., None])
-    whole = jnp.sum(total * share, axis=3) + jnp.exp(sinks - base)
-    share = share / jnp.where(whole == 0, 1, whole)[..., None]
-    share = share.reshape(share.shape + (1,) * (sums.ndim - share.ndim))
-    return jnp.sum(share * sums, axis=3)  # a library's product could go by the number of rows
 
 
 TUNABLE = register(

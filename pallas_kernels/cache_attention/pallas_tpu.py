@@ -4,8 +4,8 @@ The grid walks sequences and tiles of slots; a step has all KV heads of a tile, 
 cache, and decodes them one head at a time. Tiles that no row of the sequence sees are not read: their step names the
 block that is there already. Softmax is that of Milakov and Gimelshein, arXiv 1805.02867, which `xla_tiles` has as well.
 
-Products have float32 sums. Their operands are float32 for caches of f32 and f16, and bfloat16 for all others: codes are
-exact in it, while queries and weights are rounded as they are over a bf16 cache.
+Products have float32 sums. Their operands are float32 for caches of f32 and f16, and bfloat16 for all others: it holds
+integer codes exactly, while centroids, queries and weights are rounded.
 
 VMEM at the shapes of Qwen3.6-27B (G 4, N 256): two blocks of keys and values each, 4 MiB in bf16 and 8 MiB in f32 at
 tiles of 512; 256 over quantized caches, where decoded values, scores and weights take most of it.

@@ -22,6 +22,7 @@ from jax import Array
 from pallas_kernels.cache_attention.arguments import too_many_rows
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.heads import by_kv_head, by_token
+from pallas_kernels.cache_attention.softmax import merged
 from pallas_kernels.cache_attention.visibility import spans
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.turbo import Turbo
@@ -139,13 +140,9 @@ def attend(
         **keys,
         **values,
     )
-    scores = highest + jnp.log(total)  # of a split as a whole
-    if sinks is not None:
-        sunk = by_kv_head(jnp.broadcast_to(sinks.astype(jnp.float32), (batch, rows, heads)), kv_heads)
-        scores = jnp.concatenate([scores, sunk[..., None]], axis=-1)
-    whole = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    share = jnp.exp(highest - jnp.where(jnp.isneginf(whole), 0, whole))
-    out = jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows
+    logits = jnp.full((heads,), -jnp.inf) if sinks is None else sinks.astype(jnp.float32)
+    logits = by_kv_head(jnp.broadcast_to(logits, (batch, rows, heads)), kv_heads)
+    out = merged(highest, total, sums, logits)
     return v.kind.unrotate(by_token(out, rows), width)
 
 
