@@ -29,9 +29,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.cache_attention.arguments import too_many_rows
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
-from pallas_kernels.cache_attention.lanes import Lanes, half, iota, lanes_of
+from pallas_kernels.cache_attention.lanes import Lanes, iota, lanes_of
 from pallas_kernels.cache_attention.softmax import capped
 from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
+from pallas_kernels.elementwise import float_of_half
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for, register
@@ -175,7 +176,7 @@ class _Step:
 
 def _scales(ref: Mapping[str, Any], head: int, some: Array) -> Array | None:
     """[groups, tile] float32, zero for slots that no row sees."""
-    return jnp.where(some, half(ref["scales"][head].astype(jnp.int32)), 0) if "scales" in ref else None
+    return jnp.where(some, float_of_half(ref["scales"][head].astype(jnp.int32)), 0) if "scales" in ref else None
 
 
 def _body(

@@ -25,7 +25,6 @@ from pallas_kernels.cache_attention.heads import by_kv_head, by_token
 from pallas_kernels.cache_attention.softmax import merged
 from pallas_kernels.cache_attention.visibility import spans
 from pallas_kernels.kv_formats import KVStore
-from pallas_kernels.kv_formats.turbo import Turbo
 from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing, power_of_two
 from pallas_kernels.tuning import Tunable, config_for, register
@@ -165,10 +164,8 @@ def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
 def _arrays(store: KVStore) -> tuple[Array, Array, Array]:
     """Codes, scales, and what the codes of a rotated format stand for."""
     codes = store.parts["codes"]
-    kind, table = store.kind, jnp.zeros(1, jnp.float32)
-    if isinstance(kind, Turbo):
-        table = jnp.asarray(kind.centroids(kind.group(store.width)))
-    return codes, store.parts.get("scales", codes), table
+    kind, n_codes = store.kind, 1 << store.kind.bits if store.kind.bits < 8 else 1
+    return codes, store.parts.get("scales", codes), kind.unscaled(jnp.arange(n_codes), kind.group(store.width))
 
 
 TUNABLE = register(

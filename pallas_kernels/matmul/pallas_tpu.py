@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
+from pallas_kernels.elementwise import float_of_half
 from pallas_kernels.matmul.config import FEW_ROWS, TpuConfig, tpu_candidates, tpu_heuristic
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.planes import (
@@ -35,7 +36,6 @@ from pallas_kernels.matmul.planes import (
     PLANES,
     chunk_codes,
     code_values,
-    float_of_half,
     pack,
     plane_names,
 )

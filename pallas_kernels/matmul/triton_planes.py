@@ -158,7 +158,7 @@ def _meaning(kind: BlockFormat, parts: dict[str, Any]) -> dict[str, Any]:
         "GROUP": kind.per_scale,
         "SUPER": "super_scales" in parts,
         "MINIMA": "minima" in parts,
-        "OFFSET": kind.offset,
+        "OFFSET": kind.codes.offset,
         "CODEBOOK": kind.table is not None,
         **{f"TABLE{i}": int(four) for i, four in enumerate(table.view("<i4"))},
     }
