@@ -43,7 +43,7 @@ def signs(group: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Turbo(KVFormat):
-    """See the module."""
+    """Rotated groups, each with a norm and centroids; see the module."""
 
     def group(self, width: int) -> int:
         """Values that share a norm in vectors of a width."""

@@ -68,7 +68,7 @@ class Integers:
 
     @property
     def width(self) -> int:
-        """Bits of an integer."""
+        """How many bits an integer has."""
         return max(bits.to + bits.width for bits in self.bits)
 
     def extent(self, bits: Bits) -> int:

@@ -19,7 +19,7 @@ as in files, except that the 6-bit scales of Q4_K, Q5_K and IQ4_XS take bytes: o
 d and m are the super scale and the super minimum. Products of scales and codes are exact in float32 in every format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -98,7 +98,12 @@ def decode(tensor: QTensor) -> Array:
     *lead, _, lanes = planes[0].shape
     chunks = [plane.reshape(*lead, -1, 32 * bits, lanes) for plane, bits in zip(planes, kind.planes, strict=True)]
     values = code_values(kind, chunk_codes(kind, chunks))
-    scale, bias = _scales(parts)
+
+    def read(name: str) -> Array:  # one for each group
+        numbers, groups = floats(parts[name]), parts[name.removeprefix("super_")].shape[-2]
+        return jnp.repeat(numbers, groups // numbers.shape[-2], axis=-2)
+
+    scale, bias = scale_and_bias(parts, read)
     groups = values.reshape(*scale.shape[:-1], kind.per_scale, lanes) * scale[..., None, :]
     if bias is not None:
         groups = groups + bias[..., None, :]
@@ -130,24 +135,27 @@ def take_from_tiles(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Sha
     return lax.map(column, chosen).T
 
 
-def _scales(parts: dict[str, Array]) -> tuple[Array, Array | None]:
-    """What values are multiplied with and what is added, [..., groups, N'] float32."""
+def floats(part: Shaped[Array, "..."]) -> Float[Array, "..."]:
+    """Scales as they lie in planes, halves as their bits or small integers, in float32."""
+    return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
 
-    def floats(name: str) -> Array:
-        part = parts[name]
-        return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
 
-    def scaled(name: str) -> Array:
-        numbers = floats(name)
-        if f"super_{name}" not in parts:
-            return numbers
-        above = floats(f"super_{name}")
-        return jnp.repeat(above, numbers.shape[-2] // above.shape[-2], axis=-2) * numbers
+def scale_and_bias(
+    parts: Collection[str], read: Callable[[str], Float[Array, "..."]]
+) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+    """What codes are multiplied with, and what is added to the products where that is something.
 
-    scale = scaled("scales")
+    Args:
+        parts: their names.
+        read: gives those numbers of a part that belong to the codes at hand.
+    """
+
+    def whole(name: str) -> Array:
+        return read(name) * read(f"super_{name}") if f"super_{name}" in parts else read(name)
+
     if "minima" not in parts:
-        return scale, None
-    return scale, -scaled("minima") if "super_minima" in parts else scaled("minima")
+        return whole("scales"), None
+    return whole("scales"), -whole("minima") if "super_minima" in parts else whole("minima")
 
 
 def chunk_codes(kind: BlockFormat, planes: Sequence[Shaped[Array, "... bytes N"]]) -> Int[Array, "... 256 N"]:

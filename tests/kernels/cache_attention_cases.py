@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import softmax
 
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.kv_formats import FORMATS, KVStore
 
 SCALE = 0.2
@@ -106,6 +107,10 @@ class Case:
             for name in (self.k_type, self.v_type)
         )
         return k, v
+
+    def call(self, caches: tuple[KVStore, KVStore] | None = None) -> Call:
+        """What implementations take; with other caches where these are given."""
+        return Call(self.q, *(caches or self.caches), self.rows, SCALE, **self.options)  # type: ignore[arg-type]
 
     @cached_property
     def options(self) -> dict[str, object]:

@@ -103,8 +103,7 @@ def test_slots_that_no_row_sees_are_not_read(name: str, impl: str) -> None:
 @pytest.mark.parametrize("name", ["a ring gone round", "a window in a long cache", "floats", "sixteen rows"])
 def test_tiles_and_splits_of_the_triton_kernel(name: str) -> None:
     case, config = CASES[name], triton_splits.Config(rows=16, slots=16, splits=3, warps=4)
-    run = partial(triton_splits.attend, scale=SCALE, interpret=True, config=config, **case.options)
-    got = jax.jit(run)(case.q, *case.poisoned(), case.rows)
+    got = jax.jit(partial(triton_splits.attend, interpret=True, config=config))(case.call(case.poisoned()))
     assert relative_rms(got, case.want) < SPLIT
 
 
@@ -120,9 +119,8 @@ def test_a_row_of_the_triton_kernel_does_not_depend_on_the_others() -> None:
 
 def test_tiles_smaller_than_the_cache() -> None:
     case = CASES["a ring gone round"]
-    run = partial(pallas_tpu.attend, scale=SCALE, interpret=True, config=pallas_tpu.Config(128), **case.options)
-    got, want = jax.jit(run)(case.q, *case.poisoned(), case.rows), case.wanted_from("pallas_tpu")
-    assert relative_rms(got, want) < ROUNDED["bfloat16"]
+    run = jax.jit(partial(pallas_tpu.attend, interpret=True, config=pallas_tpu.Config(128)))
+    assert relative_rms(run(case.call(case.poisoned())), case.wanted_from("pallas_tpu")) < ROUNDED["bfloat16"]
 
 
 @pytest.mark.parametrize("name", ["a ring gone round", "a window in a long cache", "floats"])
