@@ -29,6 +29,13 @@ def _kernels(*names: str) -> dict[str, Platforms]:
 
 
 _REFERENCE = {"reference": BY_NAME}
+_DEVICES = {"pallas_tpu": "tpu", "pallas_gpu": "gpu", "triton": "gpu"}
+
+
+def made_for(impl: str) -> Platforms:
+    """The platforms that an implementation is made for, by its name."""
+    return next((frozenset({platform}) for kind, platform in _DEVICES.items() if impl.startswith(kind)), ANYWHERE)
+
 
 TABLE: Mapping[str, Mapping[str, Platforms]] = {
     "cache_attention": {

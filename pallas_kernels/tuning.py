@@ -1,6 +1,6 @@
 """What was measured on a kind of device, as data: the fastest block sizes of kernels, and which kernels to prefer.
 
-A kernel module registers one `Tunable`, and asks `config_for` while it is traced: a configuration is the one given, or
+A kernel module makes one `Tunable`, and asks `config_for` while it is traced: a configuration is the one given, or
 the one that `python -m pallas_kernels.tune` found fastest for the very sizes, or the one a rule proposes. `preferred`
 has the implementations that `python benchmarks/kernels.py --prefer` found faster than XLA. Both lie in
 `tuned/<device kind>.json`, in the folder that SPECJAX_TUNED names and then in this package's. Files are read once in a
@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 import jax
 
-from pallas_kernels.table import TABLE, Dims
+from pallas_kernels.table import TABLE, Dims, Platforms, made_for
 
 FOLDER_VARIABLE = "SPECJAX_TUNED"
 PACKAGE_FOLDER = Path(__file__).parent / "tuned"
@@ -29,9 +29,12 @@ PACKAGE_FOLDER = Path(__file__).parent / "tuned"
 C = TypeVar("C")
 
 
+_TUNABLES: dict[tuple[str, str], Tunable[Any]] = {}
+
+
 @dataclass(frozen=True)
 class Tunable(Generic[C]):
-    """A kernel whose block sizes are worth measuring.
+    """A kernel whose block sizes are worth measuring. The tuner and the files of winners know it once it is made.
 
     A configuration that changes how sums are rounded goes by sizes without the numbers of rows and tokens: a token's
     result must not depend on the company it is computed in.
@@ -41,10 +44,9 @@ class Tunable(Generic[C]):
         Config: frozen dataclass of int, bool and str; it raises ValueError for what no kernel can do.
         heuristic: the configuration for sizes that were not measured.
         candidates: what to measure.
-        platforms: those (as named by `jax.default_backend()`) on which the kernel can be timed.
         shapes: the sizes to measure unless others are asked for: those of real models.
         example: arguments of those sizes.
-        run: called with an example and `config`; is jitted.
+        run: called with an example and `config`; whoever times it compiles it.
     """
 
     operation: str
@@ -52,23 +54,21 @@ class Tunable(Generic[C]):
     Config: type[C]
     heuristic: Callable[[Dims], C]
     candidates: Callable[[Dims], Sequence[C]]
-    platforms: frozenset[str]
     shapes: tuple[Dims, ...]
     example: Callable[[Dims], tuple[Any, ...]]
     run: Callable[..., Any]
 
+    def __post_init__(self) -> None:
+        _TUNABLES[self.operation, self.impl] = self
 
-_TUNABLES: dict[tuple[str, str], Tunable[Any]] = {}
-
-
-def register(tunable: Tunable[C]) -> Tunable[C]:
-    """Make a kernel known to the tuner and to the files of winners; returns the tunable."""
-    _TUNABLES[tunable.operation, tunable.impl] = tunable
-    return tunable
+    @property
+    def platforms(self) -> Platforms:
+        """Where the kernel can be timed."""
+        return made_for(self.impl)
 
 
 def tunables() -> dict[tuple[str, str], Tunable[Any]]:
-    """All that are registered, by operation and implementation: kernels register when the package is imported."""
+    """All that there are, by operation and implementation: kernels make theirs when the package is imported."""
     return dict(_TUNABLES)
 
 

@@ -16,7 +16,7 @@ from checkpoints.quantization import iq4, k_quants, legacy, weights
 from checkpoints.quantization.blocks import Encode
 from checkpoints.quantization.tq import tq
 from checkpoints.quantization.weights import Importance, Weigh
-from pallas_kernels.matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS
+from pallas_kernels.matmul.formats import FORMATS
 
 CHUNK_VALUES = 1 << 16
 """Values that a thread encodes at a time: few enough for a core's cache."""
@@ -36,13 +36,11 @@ class Encoder:
         search: the function that looks for scales; None if the format is an exact rule, importance or not.
         weigh: how much an error in each value counts in the search.
         rule: the exact rule that takes the place of the search when there is no importance, if there is one.
-        halves: where in a block float16 numbers begin.
     """
 
     search: Encode | None
     weigh: Weigh
     rule: Callable[[np.ndarray], np.ndarray] | None = None
-    halves: tuple[int, ...] = (0,)
 
     def __call__(self, x: Float[np.ndarray, "N K"], importance: Importance) -> UInt8[np.ndarray, "N bytes"]:
         """Encode rows of finite float32 values into the bytes of blocks."""
@@ -54,17 +52,17 @@ class Encoder:
 
 ENCODERS: Mapping[str, Encoder] = {
     "Q8_0": Encoder(None, weights.all_alike, legacy.by_rule("Q8_0")),
-    "Q4_0": Encoder(legacy.symmetric(4), weights.by_row, legacy.by_rule("Q4_0")),
-    "Q4_1": Encoder(legacy.affine(4), weights.by_row, legacy.by_rule("Q4_1"), halves=(0, 2)),
-    "Q5_0": Encoder(legacy.symmetric(5), weights.by_row, legacy.by_rule("Q5_0")),
-    "Q5_1": Encoder(legacy.affine(5), weights.by_row, legacy.by_rule("Q5_1"), halves=(0, 2)),
-    "Q4_K": Encoder(k_quants.affine(4), weights.of_affine_k, halves=(0, 2)),
-    "Q5_K": Encoder(k_quants.affine(5), weights.of_affine_k, halves=(0, 2)),
-    "Q6_K": Encoder(k_quants.q6_k, weights.of_q6_k, halves=(208,)),
+    "Q4_0": Encoder(legacy.symmetric("Q4_0"), weights.by_row, legacy.by_rule("Q4_0")),
+    "Q4_1": Encoder(legacy.affine("Q4_1"), weights.by_row, legacy.by_rule("Q4_1")),
+    "Q5_0": Encoder(legacy.symmetric("Q5_0"), weights.by_row, legacy.by_rule("Q5_0")),
+    "Q5_1": Encoder(legacy.affine("Q5_1"), weights.by_row, legacy.by_rule("Q5_1")),
+    "Q4_K": Encoder(k_quants.affine("Q4_K"), weights.of_affine_k),
+    "Q5_K": Encoder(k_quants.affine("Q5_K"), weights.of_affine_k),
+    "Q6_K": Encoder(k_quants.q6_k, weights.of_q6_k),
     "IQ4_NL": Encoder(iq4.iq4_nl, weights.of_iq4(32)),
     "IQ4_XS": Encoder(iq4.iq4_xs, weights.of_iq4(256)),
-    "TQ3_1S": Encoder(tq(TQ3_CENTROIDS), weights.all_alike, halves=(0, 2)),
-    "TQ4_1S": Encoder(tq(TQ4_CENTROIDS), weights.all_alike, halves=(0, 2)),
+    "TQ3_1S": Encoder(tq("TQ3_1S"), weights.all_alike),
+    "TQ4_1S": Encoder(tq("TQ4_1S"), weights.all_alike),
 }
 """The formats that can be written, by name."""
 
@@ -154,12 +152,13 @@ def _check_finite(chunk: Float[np.ndarray, "N K"], start: int, name: str) -> Non
 def _check_halves(rows: UInt8[np.ndarray, "N bytes"], format: str, start: int, name: str) -> None:
     kind = GGML_TYPES[format]
     blocks = rows.reshape(len(rows), -1, kind.num_bytes)
-    halves = ENCODERS[format].halves if format in ENCODERS else (0,) if format == "F16" else ()
-    for at in halves:
-        finite = np.isfinite(np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0])
-        if not finite.all():
-            row, block = np.argwhere(~finite)[0]
-            raise EncodingError(
-                f"{name}: the values at row {start + row} from column {block * kind.values} on are too large for the"
-                f" float16 numbers of {format}; keep this tensor as F32 or BF16"
-            )
+    first, count = 0, int(format == "F16")
+    if format in FORMATS:
+        first, count = FORMATS[format].first_half, FORMATS[format].halves
+    finite = np.isfinite(np.ascontiguousarray(blocks[..., first : first + 2 * count]).view("<f2"))
+    if not finite.all():
+        row, block, _ = np.argwhere(~finite)[0]
+        raise EncodingError(
+            f"{name}: the values at row {start + row} from column {block * kind.values} on are too large for the"
+            f" float16 numbers of {format}; keep this tensor as F32 or BF16"
+        )

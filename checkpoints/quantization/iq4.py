@@ -6,13 +6,12 @@ Layouts and codebook: ggml `src/ggml-quants.c` (`quantize_row_iq4_nl_impl`).
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 
-from checkpoints.quantization.blocks import columns
-from checkpoints.quantization.packing import fields, halves, stored_half
-from checkpoints.quantization.scales import fit_scale, inverse, outermost
+from checkpoints.quantization.blocks import assembled, columns
+from checkpoints.quantization.scales import as_half, fit_scale, inverse, outermost
 from checkpoints.quantization.superblocks import best_neighbours, signed_multiples
-from pallas_kernels.matmul.formats import IQ4_CODEBOOK
+from pallas_kernels.matmul.formats import FORMATS, IQ4_CODEBOOK
 
 _CODEBOOK = np.array(IQ4_CODEBOOK, np.float32)
 # The middles between neighbouring entries are multiples of 1/2, so a table over those finds the nearest entry.
@@ -38,25 +37,22 @@ def _fit(
     return fit_scale(values, weights, _nearest_value, outermost(values, _ENDS))
 
 
-def _codes(
-    values: Float[np.ndarray, "32 blocks"], scale: Float[np.ndarray, "blocks"]
-) -> UInt8[np.ndarray, "blocks 32"]:
-    return np.ascontiguousarray(np.take(_NEAREST, _places(values * inverse(scale))).T.astype(np.uint8))
+def _codes(values: Float[np.ndarray, "32 blocks"], scale: Float[np.ndarray, "blocks"]) -> Int[np.ndarray, "32 blocks"]:
+    return np.take(_NEAREST, _places(values * inverse(scale)))
 
 
 def iq4_nl(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
     """Encode rows in blocks of 32 values with one float16 scale each."""
     values, relative, largest = columns(x, weights, 32)
-    stored, scale = stored_half(_fit(values, relative) * largest)
-    return np.concatenate([stored, halves(_codes(values, scale / largest))], axis=-1).reshape(len(x), -1)
+    scale = as_half(_fit(values, relative) * largest)
+    return assembled(FORMATS["IQ4_NL"], _codes(values, scale / largest), [scale]).reshape(len(x), -1)
 
 
 def iq4_xs(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
     """Blocks of 256: eight sub-blocks, each with a scale from -32 to 31; neighbouring scales are tried too."""
     values, relative, largest = columns(x, weights, 32)
-    stored, unit, multiples = signed_multiples(_fit(values, relative) * largest, 8, -32)
-    unit = unit / largest
-    multiples = best_neighbours(values, relative, _nearest_value, unit, multiples, -32)
-    scales = (multiples + 32).astype(np.uint8).reshape(-1, 8)
-    packed = halves(_codes(values, unit * multiples).reshape(-1, 8, 32)).reshape(-1, 128)
-    return np.concatenate([stored, fields(scales >> 4, 2), fields(scales, 4), packed], axis=-1).reshape(len(x), -1)
+    unit, multiples = signed_multiples(_fit(values, relative) * largest, 8, -32)
+    own = unit / largest
+    multiples = best_neighbours(values, relative, _nearest_value, own, multiples, -32)
+    codes = _codes(values, own * multiples)
+    return assembled(FORMATS["IQ4_XS"], codes, [unit], [multiples]).reshape(len(x), -1)

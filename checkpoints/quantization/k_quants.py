@@ -9,25 +9,26 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from checkpoints.quantization.blocks import Encode, columns
+from checkpoints.quantization.blocks import Encode, assembled, columns
 from checkpoints.quantization.legacy import around
-from checkpoints.quantization.packing import planes
 from checkpoints.quantization.scales import fit_affine, fit_scale, inverse, outermost, to_integers
 from checkpoints.quantization.superblocks import NEIGHBOURS, best_neighbours, signed_multiples, unsigned_multiples
+from pallas_kernels.matmul.formats import FORMATS
 
 _LARGEST_6_BITS = 63
 
 
-def affine(bits: int) -> Encode:
+def affine(name: str) -> Encode:
     """Q4_K and Q5_K: eight sub-blocks of 32, each with a 6-bit scale and a 6-bit minimum."""
-    levels = (1 << bits) - 1
+    kind = FORMATS[name]
+    levels = (1 << kind.codes.width) - 1
 
     def encode(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
         values, relative, largest = columns(x, weights, 32)
         scale, offset = fit_affine(values, relative, levels)
-        stored_scale, unit, scale = unsigned_multiples(scale * largest, 8, _LARGEST_6_BITS)
-        stored_minimum, minimum_unit, minimum = unsigned_multiples(-offset * largest, 8, _LARGEST_6_BITS)
-        unit, minimum_unit = unit / largest, minimum_unit / largest
+        units, scale = unsigned_multiples(scale * largest, 8, _LARGEST_6_BITS)
+        minimum_units, minimum = unsigned_multiples(-offset * largest, 8, _LARGEST_6_BITS)
+        unit, minimum_unit = units / largest, minimum_units / largest
         best = np.full(scale.shape, np.inf, np.float32)
         chosen, chosen_minimum, codes = scale, minimum, np.zeros(values.shape, np.float32)
         for step in NEIGHBOURS:
@@ -44,11 +45,7 @@ def affine(bits: int) -> Encode:
                 chosen = np.where(better, tried, chosen)
                 chosen_minimum = np.where(better, tried_minimum, chosen_minimum)
                 np.copyto(codes, rounded, where=better)
-        whole = np.ascontiguousarray(codes.T.astype(np.uint8)).reshape(-1, 4, 2, 32)
-        high = [planes(whole.reshape(-1, 8, 32) >> 4, 1)] if bits > 4 else []
-        scales = _pack_scales(chosen.astype(np.uint8).reshape(-1, 8), chosen_minimum.astype(np.uint8).reshape(-1, 8))
-        packed = planes(whole, 4).reshape(-1, 128)
-        return np.concatenate([stored_scale, stored_minimum, scales, *high, packed], axis=-1).reshape(len(x), -1)
+        return assembled(kind, codes, [units, minimum_units], [chosen, chosen_minimum]).reshape(len(x), -1)
 
     return encode
 
@@ -58,21 +55,8 @@ def q6_k(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt
     values, relative, largest = columns(x, weights, 16)
     nearest = to_integers(-32, 31)
     scale = fit_scale(values, relative, nearest, outermost(values, around(32)))
-    stored, unit, multiples = signed_multiples(scale * largest, 16, -128)
-    unit = unit / largest
+    units, multiples = signed_multiples(scale * largest, 16, -128)
+    unit = units / largest
     multiples = best_neighbours(values, relative, nearest, unit, multiples, -128)
     codes = nearest(values * inverse(unit * multiples)) + 32
-    whole = np.ascontiguousarray(codes.T.astype(np.uint8))
-    low = planes(whole.reshape(-1, 2, 2, 64), 4).reshape(-1, 128)
-    high = planes(whole.reshape(-1, 2, 4, 32) >> 4, 2).reshape(-1, 64)
-    scales = multiples.astype(np.int8).view(np.uint8).reshape(-1, 16)
-    return np.concatenate([low, high, scales, stored], axis=-1).reshape(len(x), -1)
-
-
-def _pack_scales(
-    scales: UInt8[np.ndarray, "blocks 8"], minima: UInt8[np.ndarray, "blocks 8"]
-) -> UInt8[np.ndarray, "blocks 12"]:
-    """What `byte_scales` of Q4_K in `pallas_kernels.matmul.formats` reads."""
-    first = scales[:, :4] | scales[:, 4:] >> 4 << 6
-    second = minima[:, :4] | minima[:, 4:] >> 4 << 6
-    return np.concatenate([first, second, (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4], axis=-1)
+    return assembled(FORMATS["Q6_K"], codes, [units], [multiples]).reshape(len(x), -1)

@@ -12,9 +12,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from jaxtyping import Float, UInt8
 
-from checkpoints.quantization.blocks import Encode, columns
-from checkpoints.quantization.packing import fields, halves, stored_half
-from checkpoints.quantization.scales import fit_affine, fit_scale, outermost, ratio, to_integers
+from checkpoints.quantization.blocks import Encode, assembled, columns
+from checkpoints.quantization.scales import as_half, fit_affine, fit_scale, outermost, ratio, to_integers
+from pallas_kernels.matmul.formats import FORMATS
 
 VALUES = 32
 
@@ -31,32 +31,34 @@ def by_rule(name: str) -> Callable[[Float[np.ndarray, "N K"]], UInt8[np.ndarray,
     return encode
 
 
-def symmetric(bits: int) -> Encode:
+def symmetric(name: str) -> Encode:
     """Q4_0 and Q5_0 with importance."""
-    middle = 1 << (bits - 1)
+    kind = FORMATS[name]
+    middle = kind.codes.offset
     nearest = to_integers(-middle, middle - 1)
 
     def encode(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
         values, relative, largest = columns(x, weights, VALUES)
         scale = fit_scale(values, relative, nearest, outermost(values, around(middle)))
-        stored, scale = stored_half(scale * largest)
-        return _pack([stored], nearest(values * ratio(largest, scale)) + middle, bits).reshape(len(x), -1)
+        scale = as_half(scale * largest)
+        codes = nearest(values * ratio(largest, scale)) + middle
+        return assembled(kind, codes, [scale]).reshape(len(x), -1)
 
     return encode
 
 
-def affine(bits: int) -> Encode:
+def affine(name: str) -> Encode:
     """Q4_1 and Q5_1 with importance."""
-    levels = (1 << bits) - 1
+    kind = FORMATS[name]
+    levels = (1 << kind.codes.width) - 1
     nearest = to_integers(0, levels)
 
     def encode(x: Float[np.ndarray, "N K"], weights: Float[np.ndarray, "N K"]) -> UInt8[np.ndarray, "N bytes"]:
         values, relative, largest = columns(x, weights, VALUES)
         scale, offset = fit_affine(values, relative, levels, any_offset=True)
-        stored_scale, scale = stored_half(scale * largest)
-        stored_offset, offset = stored_half(offset * largest)
+        scale, offset = as_half(scale * largest), as_half(offset * largest)
         codes = nearest((values - offset / largest) * ratio(largest, scale))
-        return _pack([stored_scale, stored_offset], codes, bits).reshape(len(x), -1)
+        return assembled(kind, codes, [scale, offset]).reshape(len(x), -1)
 
     return encode
 
@@ -65,11 +67,3 @@ def around(middle: int) -> np.ndarray:
     """Codes near the lowest, -middle, and near the highest: where the value of largest magnitude may go."""
     steps = np.arange(-0.9, 0.95, 0.1, dtype=np.float32)
     return np.concatenate([-(middle + steps), middle - 1 + steps])
-
-
-def _pack(
-    scales: list[UInt8[np.ndarray, "blocks 2"]], codes: Float[np.ndarray, "32 blocks"], bits: int
-) -> UInt8[np.ndarray, "blocks bytes"]:
-    whole = np.ascontiguousarray(codes.T.astype(np.uint8))
-    high = [fields(whole >> 4, 1)] if bits > 4 else []
-    return np.concatenate([*scales, *high, halves(whole)], axis=-1)

@@ -38,6 +38,12 @@ def inverse(x: np.ndarray) -> np.ndarray:
     return ratio(np.ones_like(x), x)
 
 
+def as_half(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """What float16 makes of x, in float32; what exceeds it becomes an infinity."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x, np.float32).astype(np.float16).astype(np.float32)
+
+
 def to_integers(low: int, high: int) -> Rounding:
     """Rounding to the integers from `low` to `high`."""
 

@@ -9,17 +9,17 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from checkpoints.quantization.blocks import Encode, columns
-from checkpoints.quantization.packing import fields, stored_half
-from checkpoints.quantization.scales import fit_scale, inverse, ratio
-from pallas_kernels.matmul.formats import tq_rotation
+from checkpoints.quantization.scales import as_half, fit_scale, inverse, ratio
+from pallas_kernels.matmul.formats import FORMATS, tq_rotation
 
 _STARTS = np.arange(0.6, 1.55, 0.1, dtype=np.float32)
 _REFITS = 6
 
 
-def tq(centroids: tuple[float, ...]) -> Encode:
+def tq(name: str) -> Encode:
     """TQ3_1S with eight centroids, TQ4_1S with sixteen."""
-    table = np.array(centroids, np.float32)
+    kind = FORMATS[name]
+    table = np.array(kind.table, np.float32)
     middles = (table[1:] + table[:-1]) / 2
     rotation = tq_rotation().T
 
@@ -37,14 +37,8 @@ def tq(centroids: tuple[float, ...]) -> Encode:
         rms = np.sqrt(np.mean(values * values, axis=0))
         tries = (inverse(rms * start) for start in _STARTS)
         scale = fit_scale(values, relative, lambda y: np.take(table, indices(y)), tries, refits=_REFITS)
-        stored, read = stored_half((scale * half_largest).reshape(-1, 2) * largest)
-        codes = indices(values * ratio(half_largest, (read / largest).reshape(-1))).T.reshape(-1, 32)
-        packed = fields(codes, 4) if len(table) == 16 else _three_bits(codes)
-        return np.concatenate([stored.reshape(-1, 4), packed], axis=-1).reshape(len(x), -1)
+        stored = as_half((scale * half_largest).reshape(-1, 2) * largest)
+        codes = indices(values * ratio(half_largest, (stored / largest).reshape(-1)))
+        return kind.assemble(codes.T.reshape(-1, 32), stored).reshape(len(x), -1)
 
     return encode
-
-
-def _three_bits(codes: UInt8[np.ndarray, "blocks 32"]) -> UInt8[np.ndarray, "blocks 12"]:
-    bits = codes[..., None] >> np.arange(3, dtype=np.uint8) & 1
-    return fields(bits.reshape(len(codes), 96), 1)

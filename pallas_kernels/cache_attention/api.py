@@ -13,7 +13,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
-from pallas_kernels.cache_attention.arguments import check, complete_dims, dims_of
+from pallas_kernels.cache_attention.arguments import check, complete_dims
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.implementations import CACHE_ATTENTION
 from pallas_kernels.kv_formats import KVStore
 
@@ -45,10 +46,9 @@ def attend(
     Raises:
         ValueError: arguments that do not fit together, or an implementation that does not fit.
     """
-    check("cache_attention.attend", q, k, v, positions, scale, window, soft_cap, sinks)
-    dims = dims_of(q, k, v, soft_cap, sinks)
-    run = dispatch.choose(CACHE_ATTENTION, impl, dims).run
-    return run(q, k, v, positions, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks).astype(q.dtype)
+    call = Call(q, k, v, positions, scale, window, soft_cap, sinks)
+    check("cache_attention.attend", call)
+    return dispatch.choose(CACHE_ATTENTION, impl, call.dims).run(call).astype(q.dtype)
 
 
 def explain(*, platform: str | None = None, **dims: Any) -> str:

@@ -3,9 +3,8 @@
 import math
 from numbers import Real
 
-from jax import Array
-
 from pallas_kernels.arguments import INTEGERS, expect_array, expect_count, expect_number
+from pallas_kernels.cache_attention.call import MODEL, Call
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.table import Dims
 
@@ -18,20 +17,10 @@ def too_many_rows(dims: Dims) -> str | None:
     return f"T={dims['T']}: made for at most {FEW_ROWS} rows" if dims["T"] > FEW_ROWS else None
 
 
-def check(
-    name: str,
-    q: Array,
-    k: KVStore,
-    v: KVStore,
-    positions: Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Array | None,
-) -> None:
+def check(name: str, call: Call) -> None:
     """ValueError for arguments that do not fit together."""
-    expect_array(name, "q", q, "B T H N")
-    batch, rows, heads, width = q.shape
+    expect_array(name, "q", call.q, "B T H N")
+    (batch, rows, heads, width), k, v = call.q.shape, call.k, call.v
     for store_name, store in {"k": k, "v": v}.items():
         if not isinstance(store, KVStore):
             raise ValueError(
@@ -40,22 +29,22 @@ def check(
     if k.shape != v.shape or len(k.shape) != 4 or (k.shape[0], k.shape[3]) != (batch, width) or 0 in k.shape:
         raise ValueError(
             f"{name}: q is [B, T, H, N], k and v are [B, S, G, N], and no axis is empty; "
-            f"got q {q.shape}, k {k.shape}, v {v.shape}"
+            f"got q {call.q.shape}, k {k.shape}, v {v.shape}"
         )
     if heads % k.shape[2]:
         raise ValueError(f"{name}: {heads} query heads cannot share {k.shape[2]} KV heads evenly")
-    expect_array(name, "positions", positions, "B T", INTEGERS)
-    if positions.shape != (batch, rows):
-        raise ValueError(f"{name}: positions have shape {positions.shape}; [B, T] is {(batch, rows)}")
-    expect_number(name, "scale", scale)
-    if window is not None:
-        expect_count(name, "window", window)
-    if soft_cap is not None:
-        expect_soft_cap(name, soft_cap)
-    if sinks is not None:
-        expect_array(name, "sinks", sinks, "H")
-        if sinks.shape != (heads,):
-            raise ValueError(f"{name}: sinks have shape {sinks.shape}; [H] is {(heads,)}")
+    expect_array(name, "positions", call.positions, "B T", INTEGERS)
+    if call.positions.shape != (batch, rows):
+        raise ValueError(f"{name}: positions have shape {call.positions.shape}; [B, T] is {(batch, rows)}")
+    expect_number(name, "scale", call.scale)
+    if call.window is not None:
+        expect_count(name, "window", call.window)
+    if call.soft_cap is not None:
+        expect_soft_cap(name, call.soft_cap)
+    if call.sinks is not None:
+        expect_array(name, "sinks", call.sinks, "H")
+        if call.sinks.shape != (heads,):
+            raise ValueError(f"{name}: sinks have shape {call.sinks.shape}; [H] is {(heads,)}")
 
 
 def expect_soft_cap(name: str, soft_cap: float) -> None:
@@ -64,18 +53,9 @@ def expect_soft_cap(name: str, soft_cap: float) -> None:
         raise ValueError(f"{name}: soft_cap is {soft_cap!r}; accepted: a number above 0, or None")
 
 
-def dims_of(q: Array, k: KVStore, v: KVStore, soft_cap: float | None, sinks: Array | None) -> Dims:
-    """What implementations are chosen by."""
-    (batch, rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
-    return {
-        "B": batch, "T": rows, "H": heads, "G": kv_heads, "N": width, "S": capacity,
-        "k_type": k.format, "v_type": v.format, "soft_cap": soft_cap, "sinks": sinks is not None,
-    }  # fmt: skip
-
-
 def complete_dims(operation: str, dims: Dims) -> Dims:
-    """What `dims_of` gives for a call of such sizes. ValueError for what is missing or not known."""
-    needed = ("T", "H", "G", "N", "S", "k_type", "v_type")
+    """The `dims` of a call of such sizes. ValueError for what is missing or not known."""
+    needed = ("T", *MODEL)
     optional = {"B": 1, "soft_cap": None, "sinks": False}
     missing, unknown = [n for n in needed if n not in dims], [n for n in dims if n not in needed and n not in optional]
     if missing or unknown:

@@ -8,8 +8,6 @@ Derivatives are those of the XLA forms.
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,17 +16,13 @@ from jax import Array
 from pallas_kernels import native
 from pallas_kernels.cache_attention import xla_floats, xla_tiles
 from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.format import pad
 from pallas_kernels.table import Dims
 
 _PAD = 16
 """Widths that the kernels see are multiples of it."""
-
-
-def attend(q: Array, k: KVStore, v: KVStore, positions: Array, *, scale: float, window: int | None) -> Array:
-    """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    return _differentiable(q, k, v, positions, scale, window)
 
 
 def unfit(dims: Dims) -> str | None:
@@ -42,43 +36,29 @@ def unfit(dims: Dims) -> str | None:
     return None
 
 
-def _elsewhere(q: Array, k: KVStore, v: KVStore, positions: Array, scale: float, window: int | None) -> Array:
-    form = xla_tiles if k.kind.quantized or v.kind.quantized else xla_floats
-    return form.attend(q, k, v, positions, scale=scale, window=window)
+def _elsewhere(call: Call) -> Array:
+    form = xla_tiles if call.k.kind.quantized or call.v.kind.quantized else xla_floats
+    return form.attend(call)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _differentiable(q: Array, k: KVStore, v: KVStore, positions: Array, scale: float, window: int | None) -> Array:
-    # A program that is lowered here for another platform has no native kernels there.
-    forms = {"cpu": _attend, "default": _elsewhere}
-    forms = {name: partial(form, scale=scale, window=window) for name, form in forms.items()}
-    return jax.lax.platform_dependent(q, k, v, positions, **forms)
-
-
-@_differentiable.defjvp
-def _derivative(scale: float, window: int | None, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    return jax.jvp(partial(_elsewhere, scale=scale, window=window), primals, tangents)
-
-
-def _attend(q: Array, k: KVStore, v: KVStore, positions: Array, scale: float, window: int | None) -> Array:
-    *lead, width = q.shape
-    rotated = k.kind.rotate(q.astype(jnp.float32))
+def _attend(call: Call) -> Array:
+    v, (*lead, width), rotated = call.v, call.q.shape, call.rotated_queries()
     stored = v.kind.stored_width(width)
-    call = jax.ffi.ffi_call(
+    kernel = jax.ffi.ffi_call(
         native.target("specjax_attend"),
         jax.ShapeDtypeStruct((*lead, _padded(stored)), jnp.float32),
         vmap_method="sequential",
     )
-    out = call(
+    out = kernel(
         pad(rotated, _padded(rotated.shape[-1])),
-        positions.astype(jnp.int32),
-        *_parts(k),
+        call.positions.astype(jnp.int32),
+        *_parts(call.k),
         *_parts(v),
-        k_type=k.format,
+        k_type=call.k.format,
         v_type=v.format,
         isa=native.instruction_set(),
-        scale=np.float32(scale),
-        window=np.int64(window or 0),
+        scale=np.float32(call.scale),
+        window=np.int64(call.window or 0),
     )
     return v.kind.unrotate(out[..., :stored], width)
 
@@ -89,3 +69,7 @@ def _parts(store: KVStore) -> tuple[Array, Array]:
 
 def _padded(width: int) -> int:
     return -(-width // _PAD) * _PAD
+
+
+attend = native.on_cpu(_attend, _elsewhere)
+"""[B, T, H, N] float32; zeros for a row that sees nothing."""

@@ -1,8 +1,8 @@
 """What block sizes of the attention kernels are measured with."""
 
 import jax.numpy as jnp
-from jax import Array
 
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.table import Dims
 
@@ -14,10 +14,10 @@ def model_shapes(**sizes: int) -> tuple[Dims, ...]:
     return tuple({**sizes, **QWEN3_6_27B, "k_type": kind, "v_type": kind} for kind in ("bf16", "q8_0", "turbo4"))
 
 
-def full_cache(dims: Dims) -> tuple[Array, KVStore, KVStore, Array]:
-    """Sequences of which the last rows fill the cache: q, k, v and positions."""
-    batch, rows, capacity = dims.get("B", 1), dims["T"], dims["S"]
+def full_cache(dims: Dims) -> tuple[Call]:
+    """A sequence of which the last rows, 4 unless the sizes say it, fill the cache."""
+    batch, rows, capacity = dims.get("B", 1), dims.get("T", 4), dims["S"]
     vectors = jnp.ones((batch, capacity, dims["G"], dims["N"]))
     k, v = (KVStore.of(vectors, dims[name]) for name in ("k_type", "v_type"))
     positions = jnp.broadcast_to(jnp.arange(capacity - rows, capacity), (batch, rows))
-    return jnp.ones((batch, rows, dims["H"], dims["N"])), k, v, positions
+    return (Call(jnp.ones((batch, rows, dims["H"], dims["N"])), k, v, positions, scale=0.1),)

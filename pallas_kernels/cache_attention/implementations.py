@@ -6,7 +6,6 @@ machine without it, and knows neither soft-cap nor sinks; that of Mosaic GPU tak
 """
 
 from functools import partial
-from typing import Any
 
 from pallas_kernels.cache_attention import (
     cpu_native,
@@ -25,11 +24,6 @@ from pallas_kernels.mosaic_gpu import on_hopper
 from pallas_kernels.table import Dims
 
 
-def _natively(*args: Any, soft_cap: None, sinks: None, **kwargs: Any) -> Any:
-    """`cpu_native.unfit` says that it has neither soft-cap nor sinks."""
-    return cpu_native.attend(*args, **kwargs)
-
-
 def _quantized(dims: Dims) -> str | None:
     """Why a form for caches of floats cannot serve a call."""
     kinds = [dims[name] for name in ("k_type", "v_type") if format_named(dims[name]).quantized]
@@ -38,7 +32,7 @@ def _quantized(dims: Dims) -> str | None:
 
 CACHE_ATTENTION = operation(
     "cache_attention",
-    cpu_native=Form(_natively, cpu_native.unfit),
+    cpu_native=Form(cpu_native.attend, cpu_native.unfit),
     xla_floats=Form(xla_floats.attend, _quantized),
     xla_tiles=Form(xla_tiles.attend),
     **kernel("pallas_tpu", pallas_tpu.attend, pallas_tpu.unfit),

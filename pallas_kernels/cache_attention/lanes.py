@@ -20,9 +20,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from pallas_kernels.kv_formats import KVFormat
-from pallas_kernels.kv_formats.blocks import BLOCK, BlockFormat
-from pallas_kernels.kv_formats.format import FloatFormat
-from pallas_kernels.kv_formats.turbo import Turbo
 
 CHUNK = 128
 """Most lanes of one product where values have scales: the depth of a matrix unit."""
@@ -91,7 +88,10 @@ class Lanes:
 
     @property
     def product_type(self) -> DTypeLike:
-        """The type of the operands of products. bfloat16 can hold every code, and every value of a bf16 cache."""
+        """The type of the operands of products.
+
+        bfloat16 holds every integer code, and every value of a bf16 cache. Centroids are rounded to it.
+        """
         return jnp.float32 if self.kind.name in ("f32", "f16") else jnp.bfloat16
 
     @property
@@ -125,36 +125,20 @@ class Lanes:
 
         `codes` are as stored, but for f16: those are the bits, uint16.
         """
-        kind = self.kind
-        if isinstance(kind, FloatFormat):
-            if kind.name == "f32":
-                return [codes]
-            bits = codes.astype(jnp.int32)
-            return [lax.bitcast_convert_type(bits << 16, jnp.float32) if kind.name == "bf16" else half(bits)]
+        if self.kind.bits == 32:
+            return [codes]
         bits = codes.astype(jnp.int32)
-        return self.unpack(bits, self._high_bits(bits) if self.bits == 3 else None)
-
-    @property
-    def bits(self) -> int:
-        """Bits of a code; only quantized formats have codes."""
-        assert isinstance(self.kind, BlockFormat | Turbo)
-        return self.kind.bits
+        if not self.group:
+            return [self.kind.unscaled(bits, 0)]
+        return self.unpack(bits, self._high_bits(bits) if self.kind.bits == 3 else None)
 
     def unpack(self, codes: Int[Array, "..."], high: Sequence[Int[Array, "..."]] | None = None) -> list[Array]:
         """Each plane of quantized values without scales, float32; `high` are the third bits of codes that have them."""
-        if self.bits == 8:
-            # The codes themselves. Without the shifts Mosaic turns bytes into floats in one operation, in which its
-            # compiler for v6e (libtpu 0.0.42) fails where vectors do not fill 128 lanes.
-            return [(codes << 24 >> 24).astype(jnp.float32)]
-        size = 2 if high else self.bits
-        planes = [codes >> shift & ((1 << size) - 1) for shift in range(0, 8, size)]
-        if isinstance(self.kind, BlockFormat):
-            return [((plane ^ 8) - 8).astype(jnp.float32) for plane in planes]
+        size = 2 if high else self.kind.bits
+        planes = [codes >> shift & ((1 << size) - 1) for shift in range(0, 8, size)] if size < 8 else [codes]
         if high:
             planes = [low | bit << 2 for low, bit in zip(planes, high, strict=True)]
-        assert isinstance(self.kind, Turbo)
-        table = [float(x) for x in self.kind.centroids(self.group)]
-        return [_look_up(plane, table) for plane in planes]
+        return [self.kind.unscaled(plane, self.group) for plane in planes]
 
     def _high_bits(self, bits: Int[Array, "tile C"]) -> list[Int[Array, "tile C"]]:
         """The third bit of each value in its lane. A product with ones and zeros brings bytes to other lanes."""
@@ -163,7 +147,7 @@ class Lanes:
         low_bytes, all_bytes = self.group // 4, self.group * 3 // 8
         here = lax.rem(lane, all_bytes)
         shift = lax.rem(iota(bits.shape, 1), all_bytes) & 7
-        all_bits = (bits & 255).astype(jnp.float32).astype(jnp.bfloat16)  # for the mask see `unpack`
+        all_bits = (bits & 255).astype(jnp.float32).astype(jnp.bfloat16)  # masked as in `Q8.unscaled`
         planes = []
         for plane in range(4):
             wanted = lane - here + low_bytes + (here >> 3) + plane * (low_bytes // 8)
@@ -178,23 +162,13 @@ def iota(shape: tuple[int, ...], axis: int) -> Int[Array, "..."]:
     return lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
-def half(bits: Int[Array, "..."]) -> Float[Array, "..."]:
-    """The float32 that is equal to the float16 of some bits. Numbers below 2^-14 are not lost to flushing."""
-    magnitude, exponent = (bits & 0x7FFF) << 13, bits & 0x7C00
-    bias = jnp.where(exponent == 0x7C00, 2 * 112 << 23, 112 << 23)
-    normal = lax.bitcast_convert_type(magnitude + bias, jnp.float32)
-    value = jnp.where(exponent == 0, (bits & 0x3FF).astype(jnp.float32) * 2.0**-24, normal)
-    return jnp.where(bits & 0x8000 == 0, value, -value)
-
-
 @cache
 def lanes_of(kind: KVFormat, width: int) -> Lanes:
     """The lanes of vectors of one width in a format."""
-    if isinstance(kind, FloatFormat):
+    group, bits = kind.group(width), kind.bits
+    if not group:
         order = np.arange(width)[None]
         return Lanes(kind, width, order, 0, (Chunk(0, 0, width, (Run(0, 0, width),), 0),))
-    assert isinstance(kind, BlockFormat | Turbo)
-    group, bits = (kind.group(width) if isinstance(kind, Turbo) else BLOCK), kind.bits
     low_bits = 2 if bits == 3 else bits
     planes, low_bytes, more_bytes = 8 // low_bits, group * low_bits // 8, group * (bits - low_bits) // 8
     values = np.arange(kind.stored_width(width)).reshape(-1, planes, low_bytes)
@@ -214,16 +188,3 @@ def _chunks(order: np.ndarray, group: int) -> tuple[Chunk, ...]:
             if runs:
                 chunks.append(Chunk(plane, first, first + len(part), runs, at))
     return tuple(chunks)
-
-
-def _look_up(codes: Int[Array, "..."], table: Sequence[float]) -> Float[Array, "..."]:
-    """The entry of an ascending table that is symmetric about 0, by choices between two."""
-    positive = codes >= len(table) // 2
-    index = jnp.where(positive, codes, len(table) - 1 - codes) - len(table) // 2
-    chosen: list[Array | float] = list(table[len(table) // 2 :])
-    bit = 1
-    while len(chosen) > 1:
-        odd = index & bit != 0
-        chosen = [jnp.where(odd, b, a) for a, b in zip(chosen[::2], chosen[1::2], strict=True)]
-        bit *= 2
-    return jnp.where(positive, chosen[0], -chosen[0])

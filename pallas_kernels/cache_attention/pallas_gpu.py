@@ -24,22 +24,24 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.block_sizes import BlockSizes, at_least_one, multiple_of
 from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.heads import by_kv_head, by_token
 from pallas_kernels.cache_attention.lanes import lanes_of
 from pallas_kernels.cache_attention.pallas_gpu_registers import LANES, WARPS, Registers, Tile
-from pallas_kernels.cache_attention.softmax import capped
+from pallas_kernels.cache_attention.softmax import capped, merged
 from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.turbo import GROUP
 from pallas_kernels.mosaic_gpu import interpreter
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """Block sizes.
 
     Attributes:
@@ -48,15 +50,9 @@ class Config:
         splits: of the tiles of a cache.
     """
 
-    queries: int
-    slots: int
-    splits: int
-
-    def __post_init__(self) -> None:
-        if self.queries < 1 or self.splits < 1:
-            raise ValueError(f"queries is {self.queries}, splits is {self.splits}; accepted: at least 1")
-        if self.slots < WARPS or self.slots % WARPS:
-            raise ValueError(f"slots is {self.slots}; accepted: multiples of {WARPS}")
+    queries: int = at_least_one()
+    slots: int = multiple_of(WARPS)
+    splits: int = at_least_one()
 
 
 SUMS_PER_LANE = 64
@@ -164,27 +160,13 @@ def _body(
             sums_ref[row, head, r, split, plane] = sums[plane]
 
 
-@partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "config", "interpret"))
-def attend(
-    q: Array,
-    k: KVStore,
-    v: KVStore,
-    positions: Array,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Array | None,
-    config: Config | None = None,
-    interpret: bool = False,
-) -> Array:
+@partial(jax.jit, static_argnames=("config", "interpret"))
+def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    (batch, rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
-    sizes = {"H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format}
-    config = config_for(TUNABLE, sizes, config)
-    keys, values = (Registers(Tile.of(lanes_of(x.kind, width)), interpret) for x in (k, v))
-    per_kv_head = heads // kv_heads
-    count = rows * per_kv_head
+    (batch, rows, heads, width), (_, capacity, kv_heads, _), v = call.q.shape, call.k.shape, call.v
+    config = config_for(TUNABLE, call.sizes(), config)
+    keys, values = (Registers(Tile.of(lanes_of(x.kind, width)), interpret) for x in (call.k, v))
+    count = rows * call.per_kv_head
     blocks = pl.cdiv(count, config.queries)
     config = replace(config, queries=pl.cdiv(count, blocks))  # alike, so that few are computed for nothing
     padded = blocks * config.queries
@@ -192,15 +174,16 @@ def attend(
     def padded_to(x: Array, axis: int) -> Array:
         return jnp.pad(x, [(0, padded - count if a == axis else 0) for a in range(x.ndim)])
 
-    queries = padded_to(by_kv_head(k.kind.rotate(q.astype(jnp.float32)) * scale, kv_heads), 2)
+    queries = padded_to(by_kv_head(call.rotated_queries() * call.scale, kv_heads), 2)
     queries = jnp.take(queries, keys.tile.order, axis=-1)
-    own, reach = spans(positions, capacity, window)
-    own, reach = (padded_to(jnp.repeat(x, per_kv_head, axis=1), 1) for x in (own, reach))
-    tile_counts, tiles = _tiles_of_splits(visible_tiles(positions, config.slots, capacity, window), config.splits)
+    own, reach = spans(call.positions, capacity, call.window)
+    own, reach = (padded_to(jnp.repeat(x, call.per_kv_head, axis=1), 1) for x in (own, reach))
+    seen = visible_tiles(call.positions, config.slots, capacity, call.window)
+    tile_counts, tiles = _tiles_of_splits(seen, config.splits)
     lead = batch, kv_heads, padded, config.splits
     planes = len(values.tile.order)
-    call = pl.kernel(
-        partial(_body, keys=keys, values=values, config=config, capacity=capacity, soft_cap=soft_cap),
+    kernel = pl.kernel(
+        partial(_body, keys=keys, values=values, config=config, capacity=capacity, soft_cap=call.soft_cap),
         out_type=(
             jax.ShapeDtypeStruct((*lead, WARPS), jnp.float32),
             jax.ShapeDtypeStruct((*lead, WARPS), jnp.float32),
@@ -213,16 +196,15 @@ def attend(
         name="cache_attention",
     )
     warps = jnp.arange(WARPS, dtype=jnp.int32)
-    parts = (_viewed(store, registers.tile) for store, registers in ((k, keys), (v, values)))
-    highest, total, sums = call(warps, tile_counts, tiles, own, reach, queries, *parts)
-    sums = jnp.moveaxis(sums, 4, 5).reshape(*lead[:3], -1, planes, *values.tile.shape)
-    logits = jnp.full((heads,), -jnp.inf) if sinks is None else sinks.astype(jnp.float32)
-    logits = padded_to(by_kv_head(jnp.broadcast_to(logits, (batch, rows, heads)), kv_heads), 2)
-    out = _combined(highest.reshape(*lead[:3], -1), total.reshape(*lead[:3], -1), sums, logits)[:, :, :count]
+    parts = (_viewed(store, registers.tile) for store, registers in ((call.k, keys), (v, values)))
+    highest, total, sums = kernel(warps, tile_counts, tiles, own, reach, queries, *parts)
+    highest, total = (x.reshape(*lead[:3], -1) for x in (highest, total))
+    sums = jnp.moveaxis(sums, 4, 5).reshape(*highest.shape, -1)
+    logits = padded_to(by_kv_head(jnp.broadcast_to(call.logits(), (batch, rows, heads)), kv_heads), 2)
+    out = merged(highest, total, sums, logits)[:, :, :count]
     place = np.zeros(v.kind.stored_width(width), np.int32)
     place[values.tile.order.reshape(-1)] = np.arange(values.tile.order.size)
-    out = jnp.take(out.reshape(batch, kv_heads, count, -1), place, axis=-1)
-    return v.kind.unrotate(by_token(out, rows), width)
+    return v.kind.unrotate(by_token(jnp.take(out, place, axis=-1), rows), width)
 
 
 def _viewed(store: KVStore, tile: Tile) -> dict[str, Array]:
@@ -246,27 +228,5 @@ def _tiles_of_splits(seen: Array, splits: int) -> tuple[Array, Array]:
     return jnp.sum(seen, axis=-1, dtype=jnp.int32), index * splits + jnp.arange(splits, dtype=jnp.int32)[:, None]
 
 
-def _combined(highest: Array, total: Array, sums: Array, sinks: Array) -> Array:
-    """[B, G, R, planes, ...]: the weighted means of parts along axis 3, and sinks that are scores without values."""
-    most = jnp.maximum(jnp.max(highest, axis=3), sinks)
-    base = jnp.where(jnp.isneginf(most), 0, most)
-    share = jnp.exp(highest - base[..., None])
-    whole = jnp.sum(total * share, axis=3) + jnp.exp(sinks - base)
-    share = share / jnp.where(whole == 0, 1, whole)[..., None]
-    share = share.reshape(share.shape + (1,) * (sums.ndim - share.ndim))
-    return jnp.sum(share * sums, axis=3)  # a library's product could go by the number of rows
-
-
-TUNABLE = register(
-    Tunable(
-        operation="cache_attention",
-        impl="pallas_gpu",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"gpu"}),
-        shapes=model_shapes(S=32768),
-        example=lambda dims: full_cache({**dims, "T": 4}),
-        run=partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None),
-    )
-)
+SHAPES = model_shapes(S=32768)
+TUNABLE = Tunable("cache_attention", "pallas_gpu", Config, heuristic, candidates, SHAPES, full_cache, attend)

@@ -26,7 +26,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.block_sizes import BlockSizes, one_of
 from pallas_kernels.cache_attention.blocks import Blocks
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.softmax import capped
 from pallas_kernels.cache_attention.visibility import as_mask, in_span, spans
@@ -43,7 +45,7 @@ from pallas_kernels.mosaic_gpu import (
     tiled_memory,
 )
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 MOST_COLUMNS = 256
 """Of the values in a program: as many sums as registers hold. Wider values are computed in parts, each with scores."""
@@ -57,7 +59,7 @@ REGISTERS = {1: (240, 120), 2: (224, 56), 3: (152, 56)}
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """Block sizes.
 
     Attributes:
@@ -66,14 +68,9 @@ class Config:
         buffers: of keys and values in shared memory.
     """
 
-    warpgroups: int
-    tile: int
-    buffers: int
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("warpgroups", tuple(REGISTERS)), ("tile", (64, 128)), ("buffers", (1, 2, 3, 4))):
-            if (size := getattr(self, name)) not in accepted:
-                raise ValueError(f"{name} is {size}; accepted: {', '.join(map(str, accepted))}")
+    warpgroups: int = one_of(*REGISTERS)
+    tile: int = one_of(64, 128)
+    buffers: int = one_of(1, 2, 3, 4)
 
 
 def _widths(dims: Dims) -> tuple[int, int, int]:
@@ -327,25 +324,11 @@ def _sixteen_bits(store: KVStore, width: int, slots: int) -> Array:
     return jnp.pad(floats, missing)
 
 
-@partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "config", "interpret"))
-def attend(
-    q: Array,
-    k: KVStore,
-    v: KVStore,
-    positions: Array,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Array | None,
-    config: Config | None = None,
-    interpret: bool = False,
-) -> Array:
+@partial(jax.jit, static_argnames=("config", "interpret"))
+def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    (batch, tokens, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
-    dims = {
-        "T": tokens, "H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format,
-    }  # fmt: skip
+    (batch, tokens, heads, width), (_, capacity, kv_heads, _) = call.q.shape, call.k.shape
+    dims, v, window = call.sizes("T"), call.v, call.window
     config = config_for(TUNABLE, dims, config)
     key_width, value_width, columns = _widths(dims)
     if _bytes(config, key_width, columns) > SHARED_MEMORY:
@@ -355,18 +338,17 @@ def attend(
         )
     blocks = Blocks(tokens, heads, kv_heads, config.warpgroups * MMA_ROWS)
     slots = max(-(-capacity // SLOTS) * SLOTS, config.tile)
-    keys, values = _sixteen_bits(k, key_width, slots), _sixteen_bits(v, value_width, slots)
-    queries = blocks.split(k.kind.rotate(q.astype(jnp.float32)).astype(keys.dtype))
+    keys, values = _sixteen_bits(call.k, key_width, slots), _sixteen_bits(v, value_width, slots)
+    queries = blocks.split(call.rotated_queries().astype(keys.dtype))
     queries = jnp.pad(queries, [(0, 0)] * 3 + [(0, key_width - queries.shape[-1])])
-    at = blocks.positions(positions)
+    at = blocks.positions(call.positions)
     own, reach = spans(at, capacity, window)
     counts, tiles = blocks.tiles(at, config.tile, capacity, window)
-    seen = jnp.any(as_mask(positions, capacity, window), axis=1).astype(jnp.int32)
-    logits = jnp.full((heads,), -jnp.inf) if sinks is None else sinks.astype(jnp.float32) * LOG2_E
-    logits = blocks.split(jnp.broadcast_to(logits, (1, tokens, heads)))[0]
+    seen = jnp.any(as_mask(call.positions, capacity, window), axis=1).astype(jnp.int32)
+    logits = blocks.split(jnp.broadcast_to(call.logits() * LOG2_E, (1, tokens, heads)))[0]
     seen = jnp.pad(seen, ((0, 0), (0, slots - capacity)))
-    call = pl.kernel(
-        partial(_body, shape=_Shape(config, columns, capacity, scale, soft_cap, interpret)),
+    kernel = pl.kernel(
+        partial(_body, shape=_Shape(config, columns, capacity, call.scale, call.soft_cap, interpret)),
         out_type=jax.ShapeDtypeStruct((*queries.shape[:3], value_width), jnp.float32),
         mesh=plgpu.Mesh(
             grid=(batch, kv_heads, value_width // columns, blocks.count),
@@ -377,20 +359,9 @@ def attend(
         name="cache_attention_prefill",
         **kernel_options(interpreted=interpret),
     )
-    out = call(queries, keys, values, counts, tiles, own, reach, seen, logits)
+    out = kernel(queries, keys, values, counts, tiles, own, reach, seen, logits)
     return v.kind.unrotate(blocks.merge(out)[..., : v.kind.stored_width(width)], width)
 
 
-TUNABLE = register(
-    Tunable(
-        operation="cache_attention",
-        impl="pallas_gpu_prefill",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"gpu"}),
-        shapes=model_shapes(T=512, S=8192),
-        example=full_cache,
-        run=partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None),
-    )
-)
+SHAPES = model_shapes(T=512, S=8192)
+TUNABLE = Tunable("cache_attention", "pallas_gpu_prefill", Config, heuristic, candidates, SHAPES, full_cache, attend)

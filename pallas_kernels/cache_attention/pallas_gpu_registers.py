@@ -15,7 +15,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.cache_attention.lanes import Lanes
 from pallas_kernels.kv_formats.blocks import BLOCK
-from pallas_kernels.kv_formats.format import FloatFormat
 from pallas_kernels.kv_formats.turbo import GROUP
 from pallas_kernels.mosaic_gpu import load
 
@@ -59,7 +58,7 @@ class Tile:
         if not group:
             return Tile(lanes, (width,), 0)
         parts = _more_than_one(width // group)
-        return Tile(lanes, (*parts, *((in_group // 8, 8) if lanes.bits == 3 else (in_group,))), len(parts))
+        return Tile(lanes, (*parts, *((in_group // 8, 8) if lanes.kind.bits == 3 else (in_group,))), len(parts))
 
     @property
     def order(self) -> np.ndarray:
@@ -73,7 +72,7 @@ class Tile:
     @property
     def three_bits(self) -> bool:
         """Whether bytes of high bits follow those of low bits."""
-        return bool(self.lanes.group) and self.lanes.bits == 3
+        return self.lanes.kind.bits == 3
 
     @property
     def split(self) -> tuple[tuple[int, ...], int] | None:
@@ -141,7 +140,7 @@ class Registers:
     def decode(self, refs: Mapping[str, Any], at: tuple[Any, ...]) -> list[Array]:
         """The planes of four vectors."""
         kind, codes = self.tile.lanes.kind, refs["codes"].at[at]
-        if isinstance(kind, FloatFormat):
+        if not kind.quantized:
             floats = self.load(codes)
             if kind.name == "bf16":
                 return [lax.bitcast_convert_type(floats.astype(jnp.int32) << 16, jnp.float32)]

@@ -4,8 +4,8 @@ The grid walks sequences and tiles of slots; a step has all KV heads of a tile, 
 cache, and decodes them one head at a time. Tiles that no row of the sequence sees are not read: their step names the
 block that is there already. Softmax is that of Milakov and Gimelshein, arXiv 1805.02867, which `xla_tiles` has as well.
 
-Products have float32 sums. Their operands are float32 for caches of f32 and f16, and bfloat16 for all others: codes are
-exact in it, while queries and weights are rounded as they are over a bf16 cache.
+Products have float32 sums. Their operands are float32 for caches of f32 and f16, and bfloat16 for all others: it holds
+integer codes exactly, while centroids, queries and weights are rounded.
 
 VMEM at the shapes of Qwen3.6-27B (G 4, N 256): two blocks of keys and values each, 4 MiB in bf16 and 8 MiB in f32 at
 tiles of 512; 256 over quantized caches, where decoded values, scores and weights take most of it.
@@ -27,14 +27,18 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.block_sizes import BlockSizes, multiple_of
 from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
-from pallas_kernels.cache_attention.lanes import Lanes, half, iota, lanes_of
+from pallas_kernels.cache_attention.heads import by_kv_head, by_token
+from pallas_kernels.cache_attention.lanes import Lanes, iota, lanes_of
 from pallas_kernels.cache_attention.softmax import capped
 from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
+from pallas_kernels.elementwise import float_of_half
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 MOST_QUERIES = 256
 """The most query rows times heads that share a KV head."""
@@ -43,18 +47,14 @@ LANES, SUBLANES = 128, 8
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """Block sizes.
 
     Attributes:
         tile: slots of a step; a multiple of 128. Caches no larger are one tile.
     """
 
-    tile: int
-
-    def __post_init__(self) -> None:
-        if self.tile < LANES or self.tile % LANES:
-            raise ValueError(f"tile is {self.tile}; accepted: multiples of {LANES}")
+    tile: int = multiple_of(LANES)
 
 
 BLOCK_BYTES = 4 << 20
@@ -175,7 +175,7 @@ class _Step:
 
 def _scales(ref: Mapping[str, Any], head: int, some: Array) -> Array | None:
     """[groups, tile] float32, zero for slots that no row sees."""
-    return jnp.where(some, half(ref["scales"][head].astype(jnp.int32)), 0) if "scales" in ref else None
+    return jnp.where(some, float_of_half(ref["scales"][head].astype(jnp.int32)), 0) if "scales" in ref else None
 
 
 def _body(
@@ -224,48 +224,27 @@ def _body(
                 out_ref[head, plane] = sums_ref[head, plane] / jnp.where(total == 0, 1.0, total)
 
 
-def attend(
-    q: Array,
-    k: KVStore,
-    v: KVStore,
-    positions: Array,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Array | None,
-    config: Config | None = None,
-    interpret: bool = False,
-) -> Array:
+def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing.
 
     B may be a multiple of the number of caches: then neighbouring ones are blocks of rows of one sequence.
     """
-    (batch, n_rows, heads, width), (sequences, capacity, kv_heads, _) = q.shape, k.shape
-    dims = {
-        "T": n_rows, "H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format,
-    }  # fmt: skip
-    tile = min(config_for(TUNABLE, dims, config).tile, capacity)
-    per_kv_head = heads // kv_heads
-    keys, values = lanes_of(k.kind, width), lanes_of(v.kind, width)
-    n_queries = n_rows * per_kv_head
+    (batch, n_rows, heads, width), (sequences, capacity, kv_heads, _) = call.q.shape, call.k.shape
+    tile = min(config_for(TUNABLE, call.sizes("T"), config).tile, capacity)
+    keys, values = lanes_of(call.k.kind, width), lanes_of(call.v.kind, width)
+    n_queries = n_rows * call.per_kv_head
     rows = -(-n_queries // SUBLANES) * SUBLANES
     tiles, blocks = pl.cdiv(capacity, tile), batch // sequences
-
-    def by_head(x: Array) -> Array:  # [B, T, H, ...] -> [B, G, R, ...]
-        x = x.reshape(batch, n_rows, kv_heads, per_kv_head, *x.shape[3:])
-        return jnp.moveaxis(x, 2, 1).reshape(batch, kv_heads, n_queries, *x.shape[4:])
 
     def padded(x: Array, axis: int, value: float) -> Array:
         widths = [(0, rows - n_queries if a == axis else 0) for a in range(x.ndim)]
         return jnp.pad(x, widths, constant_values=value)
 
-    queries = keys.spread_queries(padded(by_head(k.kind.rotate(q.astype(jnp.float32))), 2, 0))
-    query_spans = jnp.stack(spans(positions.astype(jnp.int32), capacity, window), axis=-1)
-    query_spans = padded(jnp.repeat(query_spans, per_kv_head, axis=1), 1, 0)
-    no_sinks = jnp.full((heads,), -jnp.inf, jnp.float32)
-    logits = jnp.broadcast_to(no_sinks if sinks is None else sinks.astype(jnp.float32), (batch, n_rows, heads))
-    read = _blocks_to_read(visible_tiles(positions, tile, capacity, window))
+    queries = keys.spread_queries(padded(by_kv_head(call.rotated_queries(), kv_heads), 2, 0))
+    query_spans = jnp.stack(spans(call.positions, capacity, call.window), axis=-1)
+    query_spans = padded(jnp.repeat(query_spans, call.per_kv_head, axis=1), 1, 0)
+    logits = by_kv_head(jnp.broadcast_to(call.logits(), (batch, n_rows, heads)), kv_heads)
+    read = _blocks_to_read(visible_tiles(call.positions, tile, capacity, call.window))
 
     def of_sequence(b, t, read_ref):
         return b, 0, 0
@@ -291,10 +270,10 @@ def attend(
             specs["scales"] = pl.BlockSpec((None, *arrays["scales"].shape[1:3], tile), scales_at)
         return arrays, specs
 
-    (k_arrays, k_specs), (v_arrays, v_specs) = of_store(k), of_store(v)
+    (k_arrays, k_specs), (v_arrays, v_specs) = of_store(call.k), of_store(call.v)
     sums_shape = (kv_heads, len(values.order), rows, values.lanes)
     out = pl.pallas_call(
-        partial(_body, step=_Step(keys, values, rows, tile, capacity, scale, soft_cap)),
+        partial(_body, step=_Step(keys, values, rows, tile, capacity, call.scale, call.soft_cap)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, tiles),
@@ -321,14 +300,13 @@ def attend(
         read,
         query_spans,
         jnp.swapaxes(query_spans, 1, 2),
-        padded(by_head(logits), 2, -jnp.inf)[..., None],
+        padded(logits, 2, -jnp.inf)[..., None],
         queries,
         k_arrays,
         v_arrays,
     )
     out = values.gather_values(out)[:, :, :n_queries]
-    out = jnp.moveaxis(out.reshape(batch, kv_heads, n_rows, per_kv_head, -1), 1, 2)
-    return v.kind.unrotate(out.reshape(batch, n_rows, heads, -1), width)
+    return call.v.kind.unrotate(by_token(out, n_rows), width)
 
 
 def _bits(x: Array) -> Array:
@@ -345,16 +323,5 @@ def _blocks_to_read(seen: Array) -> Array:
     return jnp.maximum(lax.cummax(jnp.where(seen, index, 0)), jnp.argmax(seen).astype(jnp.int32))
 
 
-TUNABLE = register(
-    Tunable(
-        operation="cache_attention",
-        impl="pallas_tpu",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"tpu"}),
-        shapes=model_shapes(T=4, S=32768),
-        example=full_cache,
-        run=jax.jit(partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None), static_argnames="config"),
-    )
-)
+SHAPES = model_shapes(T=4, S=32768)
+TUNABLE = Tunable("cache_attention", "pallas_tpu", Config, heuristic, candidates, SHAPES, full_cache, attend)

@@ -7,19 +7,19 @@ of values with a scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.block_sizes import BlockSizes, at_least_one, multiple_of
 from pallas_kernels.cache_attention import pallas_tpu
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.lanes import lanes_of
-from pallas_kernels.kv_formats import KVStore, format_named
+from pallas_kernels.kv_formats import format_named
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 QUERY_BYTES = 2 << 20
 """Bounds the queries of a block, of which VMEM has two."""
@@ -29,7 +29,7 @@ MOST_STEPS = 1 << 17
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """Block sizes.
 
     Attributes:
@@ -37,13 +37,8 @@ class Config:
         tile: slots of a step; see `pallas_tpu.Config`.
     """
 
-    rows: int
-    tile: int
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError(f"rows is {self.rows}; accepted: at least 1")
-        pallas_tpu.Config(self.tile)
+    rows: int = at_least_one()
+    tile: int = multiple_of(pallas_tpu.LANES)
 
 
 def candidates(dims: Dims) -> list[Config]:
@@ -71,27 +66,12 @@ def unfit(dims: Dims) -> str | None:
     return pallas_tpu.unfit({**dims, "T": 1})
 
 
-def attend(
-    q: Array,
-    k: KVStore,
-    v: KVStore,
-    positions: Array,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Array | None,
-    config: Config | None = None,
-    interpret: bool = False,
-) -> Array:
+def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    batch, n_rows, heads, width = q.shape
-    dims = {
-        "T": n_rows, "H": heads, "G": k.shape[2], "N": width, "S": k.shape[1], "k_type": k.format, "v_type": v.format,
-    }  # fmt: skip
-    config = config_for(TUNABLE, dims, config)
+    batch, n_rows, heads, width = call.q.shape
+    config = config_for(TUNABLE, call.sizes("T"), config)
     rows = min(config.rows, n_rows)
-    blocks, steps = -(-n_rows // rows), batch * -(-k.shape[1] // config.tile)
+    blocks, steps = -(-n_rows // rows), batch * -(-call.k.shape[1] // config.tile)
     calls = -(-blocks // max(1, MOST_STEPS // steps))
     blocks = -(-blocks // calls)  # of a sequence in a call
     missing = calls * blocks * rows - n_rows
@@ -102,28 +82,15 @@ def attend(
 
     def one_call(given: tuple[Array, Array]) -> Array:
         q, positions = given
-        return pallas_tpu.attend(
-            q, k, v, positions, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks,
-            config=pallas_tpu.Config(config.tile), interpret=interpret,
-        )  # fmt: skip
+        blocks = replace(call, q=q, positions=positions)
+        return pallas_tpu.attend(blocks, config=pallas_tpu.Config(config.tile), interpret=interpret)
 
-    queries = by_call(jnp.pad(q, ((0, 0), (0, missing), (0, 0), (0, 0))))
-    rows_at = by_call(jnp.pad(positions, ((0, 0), (0, missing)), constant_values=-1))
+    queries = by_call(jnp.pad(call.q, ((0, 0), (0, missing), (0, 0), (0, 0))))
+    rows_at = by_call(jnp.pad(call.positions, ((0, 0), (0, missing)), constant_values=-1))
     out = lax.map(one_call, (queries, rows_at)) if calls > 1 else one_call((queries[0], rows_at[0]))[None]
     out = jnp.moveaxis(out.reshape(calls, batch, blocks * rows, heads, width), 0, 1)
     return out.reshape(batch, -1, heads, width)[:, :n_rows]
 
 
-TUNABLE = register(
-    Tunable(
-        operation="cache_attention",
-        impl="pallas_tpu_prefill",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"tpu"}),
-        shapes=model_shapes(T=512, S=8192),
-        example=full_cache,
-        run=jax.jit(partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None), static_argnames="config"),
-    )
-)
+SHAPES = model_shapes(T=512, S=8192)
+TUNABLE = Tunable("cache_attention", "pallas_tpu_prefill", Config, heuristic, candidates, SHAPES, full_cache, attend)

@@ -22,3 +22,22 @@ def softmax(scores: Float[Array, "... S"], sinks: Float[Array, "..."] | None) ->
     highest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sinks))
     weights = jnp.exp(scores - highest)
     return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sinks - highest))
+
+
+def merged(
+    highest: Float[Array, "... R parts"],
+    total: Float[Array, "... R parts"],
+    sums: Float[Array, "... R parts N"],
+    sinks: Float[Array, "... R"],
+) -> Float[Array, "... R N"]:
+    """Weighted values of a cache from its parts' highest scores, totals of weights, and sums (flash-decoding).
+
+    A sink of -inf is none. The values have one axis: sums of products with seven axes or more come out wrong on CPUs in
+    jaxlib 0.10.2 and 0.11.0.
+    """
+    most = jnp.maximum(jnp.max(highest, axis=-1), sinks)
+    base = jnp.where(jnp.isneginf(most), 0, most)
+    share = jnp.exp(highest - base[..., None])
+    whole = jnp.sum(total * share, axis=-1) + jnp.exp(sinks - base)
+    share = share / jnp.where(whole == 0, 1, whole)[..., None]
+    return jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows

@@ -12,22 +12,23 @@ splitting factors: Henry, Tang and Heinecke, arXiv 1904.06376.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.heads import by_kv_head, by_token
+from pallas_kernels.cache_attention.softmax import merged
 from pallas_kernels.cache_attention.visibility import spans
 from pallas_kernels.kv_formats import KVStore
-from pallas_kernels.kv_formats.turbo import Turbo
 from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing, power_of_two
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 WIDEST = 512
 DEPTH = 64
@@ -39,7 +40,7 @@ PROGRAMS = 216
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """Block sizes.
 
     Attributes:
@@ -49,17 +50,10 @@ class Config:
         warps: 4 or 8.
     """
 
-    rows: int
-    slots: int
-    splits: int
-    warps: int
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("rows", (16, 32, 64)), ("slots", (16, 32, 64)), ("warps", (4, 8))):
-            if (size := getattr(self, name)) not in accepted:
-                raise ValueError(f"{name} is {size}; accepted: {', '.join(map(str, accepted))}")
-        if self.splits < 1:
-            raise ValueError(f"splits is {self.splits}; accepted: 1 and more")
+    rows: int = one_of(16, 32, 64)
+    slots: int = one_of(16, 32, 64)
+    splits: int = at_least_one()
+    warps: int = one_of(4, 8)
 
 
 def heuristic(dims: Dims) -> Config:
@@ -89,48 +83,34 @@ def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     return missing(interpreted=interpreted)
 
 
-def attend(
-    q: Array,
-    k: KVStore,
-    v: KVStore,
-    positions: Array,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Array | None,
-    config: Config | None = None,
-    interpret: bool = False,
-) -> Array:
+def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
     from pallas_kernels.cache_attention import triton_kernels
 
-    (batch, rows, heads, width), (_, capacity, kv_heads, _) = q.shape, k.shape
-    sizes = {"H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": k.format, "v_type": v.format}
-    config = config_for(TUNABLE, sizes, config)
-    per_kv_head = heads // kv_heads
-    count = rows * per_kv_head
-    keys, values = _meaning(k, "K"), _meaning(v, "V")
+    (batch, rows, heads, width), (_, capacity, kv_heads, _) = call.q.shape, call.k.shape
+    config = config_for(TUNABLE, call.sizes(), config)
+    count = rows * call.per_kv_head
+    keys, values = _meaning(call.k, "K"), _meaning(call.v, "V")
 
-    queries = by_kv_head(k.kind.rotate(q.astype(jnp.float32)) * scale, kv_heads)
+    queries = by_kv_head(call.rotated_queries() * call.scale, kv_heads)
     queries = jnp.pad(queries, [(0, 0)] * 3 + [(0, keys["K_PADDED"] - queries.shape[-1])])
-    own, reach = spans(positions, capacity, window)
+    own, reach = spans(call.positions, capacity, call.window)
     lead = batch, kv_heads, count, config.splits
     part = jax.ShapeDtypeStruct(lead, jnp.float32)
     highest, total, sums = launch(
         triton_kernels.partial_attention,
-        (bfloat16_parts(queries, 2), own, reach, *_arrays(k), *_arrays(v)),
+        (bfloat16_parts(queries, 2), own, reach, *_arrays(call.k), *_arrays(call.v)),
         (),
         (part, part, jax.ShapeDtypeStruct((*lead, values["V_STORED"]), jnp.float32)),
         grid=(batch * kv_heads, -(-count // config.rows), config.splits),
         warps=config.warps,
         interpret=interpret,
         T=rows,
-        HEADS=per_kv_head,
+        HEADS=call.per_kv_head,
         G=kv_heads,
         S=capacity,
-        WINDOW=window is not None,
-        SOFT_CAP=float(soft_cap or 0),
+        WINDOW=call.window is not None,
+        SOFT_CAP=float(call.soft_cap or 0),
         ROWS=config.rows,
         SLOTS=config.slots,
         DEPTH=min(keys["K_PADDED"], max(DEPTH, keys["K_GROUP"] if keys["K_SCALES"] else 0)),
@@ -139,14 +119,9 @@ def attend(
         **keys,
         **values,
     )
-    scores = highest + jnp.log(total)  # of a split as a whole
-    if sinks is not None:
-        sunk = by_kv_head(jnp.broadcast_to(sinks.astype(jnp.float32), (batch, rows, heads)), kv_heads)
-        scores = jnp.concatenate([scores, sunk[..., None]], axis=-1)
-    whole = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    share = jnp.exp(highest - jnp.where(jnp.isneginf(whole), 0, whole))
-    out = jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows
-    return v.kind.unrotate(by_token(out, rows), width)
+    logits = by_kv_head(jnp.broadcast_to(call.logits(), (batch, rows, heads)), kv_heads)
+    out = merged(highest, total, sums, logits)
+    return call.v.kind.unrotate(by_token(out, rows), width)
 
 
 def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
@@ -168,22 +143,9 @@ def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
 def _arrays(store: KVStore) -> tuple[Array, Array, Array]:
     """Codes, scales, and what the codes of a rotated format stand for."""
     codes = store.parts["codes"]
-    kind, table = store.kind, jnp.zeros(1, jnp.float32)
-    if isinstance(kind, Turbo):
-        table = jnp.asarray(kind.centroids(kind.group(store.width)))
-    return codes, store.parts.get("scales", codes), table
+    kind, n_codes = store.kind, 1 << store.kind.bits if store.kind.bits < 8 else 1
+    return codes, store.parts.get("scales", codes), kind.unscaled(jnp.arange(n_codes), kind.group(store.width))
 
 
-TUNABLE = register(
-    Tunable(
-        operation="cache_attention",
-        impl="triton",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"gpu"}),
-        shapes=model_shapes(S=32768),
-        example=lambda dims: full_cache({**dims, "T": 4}),
-        run=jax.jit(partial(attend, scale=0.1, window=None, soft_cap=None, sinks=None), static_argnames="config"),
-    )
-)
+SHAPES = model_shapes(S=32768)
+TUNABLE = Tunable("cache_attention", "triton", Config, heuristic, candidates, SHAPES, full_cache, attend)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.softmax import capped, softmax
 from pallas_kernels.cache_attention.visibility import as_mask
 from pallas_kernels.kv_formats import KVStore
@@ -19,19 +20,10 @@ FEW_QUERIES = 64
 """At most so many query rows times heads read the cache in place on a CPU; beyond, copies are cheaper."""
 
 
-def attend(
-    q: Array,
-    k: KVStore,
-    v: KVStore,
-    positions: Array,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None = None,
-    sinks: Array | None = None,
-) -> Array:
+def attend(call: Call) -> Array:
     """[B, T, H, N] float32. Queries and weights are rounded to the types of what they are multiplied with."""
-    return attend_masked(q, k, v, as_mask(positions, k.shape[1], window), scale=scale, soft_cap=soft_cap, sinks=sinks)
+    visible = as_mask(call.positions, call.k.shape[1], call.window)
+    return attend_masked(call.q, call.k, call.v, visible, scale=call.scale, soft_cap=call.soft_cap, sinks=call.sinks)
 
 
 def attend_masked(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -23,33 +21,16 @@ def unfit(dims: Dims) -> str | None:
     return f"W={dims['W']} is over {MAX_WIDTH}" if dims["W"] > MAX_WIDTH else None
 
 
-def convolve(inputs: Array, weight: Array, *, activation: str | None, dtype: DTypeLike) -> Array:
-    """`inputs` [B, W-1+T, C] with the window in front; returns [B, T, C]. Derivatives are those of `xla_shifted`."""
-    return _differentiable(activation, inputs.astype(jnp.float32), weight.astype(jnp.float32)).astype(dtype)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _differentiable(activation: str | None, inputs: Array, weight: Array) -> Array:
-    # A program that is lowered here for another platform has no native kernels there.
-    forms = {"cpu": _run, "default": _elsewhere}
-    forms = {platform: partial(form, activation) for platform, form in forms.items()}
-    return jax.lax.platform_dependent(inputs, weight, **forms)
-
-
-@_differentiable.defjvp
-def _derivative(activation: str | None, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    return jax.jvp(partial(_elsewhere, activation), primals, tangents)
-
-
-def _elsewhere(activation: str | None, inputs: Array, weight: Array) -> Array:
-    return xla_shifted.convolve(inputs, weight, activation=activation, dtype=jnp.float32)
-
-
-def _run(activation: str | None, inputs: Array, weight: Array) -> Array:
+def _run(inputs: Array, weight: Array, *, activation: str | None, dtype: DTypeLike) -> Array:
     (n_rows, n_inputs, n_channels), n_taps = inputs.shape, weight.shape[1]
     call = jax.ffi.ffi_call(
         native.target("specjax_causal_conv1d"),
         jax.ShapeDtypeStruct((n_rows, n_inputs - n_taps + 1, n_channels), jnp.float32),
         vmap_method="sequential",
     )
-    return call(inputs, weight, isa=native.instruction_set(), silu=activation == "silu")
+    given = (x.astype(jnp.float32) for x in (inputs, weight))
+    return call(*given, isa=native.instruction_set(), silu=activation == "silu").astype(dtype)
+
+
+convolve = native.on_cpu(_run, xla_shifted.convolve)
+"""`inputs` [B, W-1+T, C] with the window in front; returns [B, T, C]. Derivatives are those of `xla_shifted`."""

@@ -16,27 +16,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
+from pallas_kernels.block_sizes import BlockSizes, between, one_of
 from pallas_kernels.causal_conv1d.example import MODEL_SHAPES, example
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 MAX_WIDTH = 16
 MAX_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """per_thread: channels of a thread, 1, 2 or 4; tokens: that a program walks along, at most 64."""
 
-    per_thread: int
-    tokens: int
-
-    def __post_init__(self) -> None:
-        if self.per_thread not in (1, 2, 4):
-            raise ValueError(f"per_thread is {self.per_thread}; accepted: 1, 2, 4")
-        if not 1 <= self.tokens <= MAX_TOKENS:
-            raise ValueError(f"tokens is {self.tokens}; accepted: 1 to {MAX_TOKENS}")
+    per_thread: int = one_of(1, 2, 4)
+    tokens: int = between(1, MAX_TOKENS)
 
 
 def unfit(dims: Dims) -> str | None:
@@ -115,16 +110,13 @@ def convolve(
     )(inputs, weight.T.astype(jnp.float32))
 
 
-TUNABLE = register(
-    Tunable(
-        operation="causal_conv1d",
-        impl="pallas_gpu",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"gpu"}),
-        shapes=MODEL_SHAPES,
-        example=example,
-        run=partial(convolve, activation="silu", dtype=jnp.bfloat16),
-    )
+TUNABLE = Tunable(
+    "causal_conv1d",
+    "pallas_gpu",
+    Config,
+    heuristic,
+    candidates,
+    MODEL_SHAPES,
+    example,
+    partial(convolve, activation="silu", dtype=jnp.bfloat16),
 )

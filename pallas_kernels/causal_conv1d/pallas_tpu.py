@@ -17,9 +17,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from pallas_kernels.block_sizes import BlockSizes, multiple_of
 from pallas_kernels.causal_conv1d.example import MODEL_SHAPES, example
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 LANES = 128
 HALO = 16
@@ -31,17 +32,14 @@ output, and one.
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """tokens and channels of a block, multiples of 16 and of 128; at most 2^18 values."""
 
-    tokens: int
-    channels: int
+    tokens: int = multiple_of(HALO)
+    channels: int = multiple_of(LANES)
 
     def __post_init__(self) -> None:
-        if self.tokens < HALO or self.tokens % HALO:
-            raise ValueError(f"tokens is {self.tokens}; accepted: multiples of {HALO}")
-        if self.channels < LANES or self.channels % LANES:
-            raise ValueError(f"channels is {self.channels}; accepted: multiples of {LANES}")
+        super().__post_init__()
         if self.tokens * self.channels > VALUES:
             raise ValueError(f"tokens * channels is {self.tokens * self.channels}; accepted: up to {VALUES}")
 
@@ -126,16 +124,13 @@ def convolve(
     return out.astype(dtype)
 
 
-TUNABLE = register(
-    Tunable(
-        operation="causal_conv1d",
-        impl="pallas_tpu",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"tpu"}),
-        shapes=MODEL_SHAPES,
-        example=example,
-        run=partial(convolve, activation="silu", dtype=jnp.bfloat16),
-    )
+TUNABLE = Tunable(
+    "causal_conv1d",
+    "pallas_tpu",
+    Config,
+    heuristic,
+    candidates,
+    MODEL_SHAPES,
+    example,
+    partial(convolve, activation="silu", dtype=jnp.bfloat16),
 )

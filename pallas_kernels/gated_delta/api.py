@@ -12,29 +12,16 @@ says how. Inputs are float32, bfloat16 or float16, computed in float32; outputs 
 arguments do not fit.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.arguments import expect_array, expect_number
-from pallas_kernels.gated_delta.arguments import check_inputs, check_records, check_sizes, expect_counts, expect_state
+from pallas_kernels.gated_delta.arguments import check_records, check_sizes, check_tokens, expect_counts, expect_state
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.implementations import OPERATIONS
-
-
-class Records(NamedTuple):
-    """What `commit` needs to know of each verified token: its key, and g and u as they were applied to the state
-    (float32).
-    """
-
-    k: Float[Array, "B T Hk Dk"]
-    u: Float[Array, "B T Hv Dv"]
-    g: Float[Array, "B T Hv"]
+from pallas_kernels.gated_delta.tokens import Records, Tokens
 
 
 def prefill(
@@ -51,9 +38,7 @@ def prefill(
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Float[Array, "B Hv Dk Dv"]]:
     """Many tokens at once: outputs, and the state after each row's last valid token. Differentiable."""
-    run = _prepare("prefill", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
-    out, state = run(q, k, v, g, beta, state)
-    return out.astype(v.dtype), state
+    return _run("prefill", Tokens(q, k, v, g, beta), state, n_valid, head_map, scale, impl)
 
 
 def verify(
@@ -70,9 +55,8 @@ def verify(
     impl: str | None = None,
 ) -> tuple[Float[Array, "B T Hv Dv"], Records]:
     """A few tokens of which not all may stay: outputs, and the records from which `commit` makes the state."""
-    run = _prepare("verify", (q, k, v, g, beta), state, "B Hv Dk Dv", n_valid, head_map, scale, impl)
-    out, u = run(q, k, v, g, beta, state)
-    return out.astype(v.dtype), Records(k=k, u=u, g=g.astype(jnp.float32))
+    out, u = _run("verify", Tokens(q, k, v, g, beta), state, n_valid, head_map, scale, impl)
+    return out, Records(k=k, u=u, g=g.astype(jnp.float32))
 
 
 def commit(
@@ -87,12 +71,12 @@ def commit(
 
     A state that is donated to the program is updated in place.
     """
-    dims = check_records("gated_delta.commit", *records, head_map)
+    dims = check_records("gated_delta.commit", records, head_map)
     axes = "B Hv Dk Dv"
     expect_state("gated_delta.commit", "state", state, tuple(dims[axis] for axis in axes.split()), axes)
     expect_counts("gated_delta.commit", "n", n, dims["B"])
     run = dispatch.choose(OPERATIONS["commit"], impl, dims).run
-    return run(state, *records, n_valid=n.astype(jnp.int32), head_map=head_map)
+    return run(records, state, n.astype(jnp.int32), head_map=head_map)
 
 
 def verify_snapshots(
@@ -115,11 +99,7 @@ def verify_snapshots(
     the state s tokens back; other slots stay as they were. So a row with n_valid 0 keeps all its slots and is read
     through the same slot next time.
     """
-    expect_array("gated_delta.verify_snapshots", "slots", slots, "B M Hv Dk Dv", ("float32",))
-    run = _prepare("verify_snapshots", (q, k, v, g, beta), slots, "B M Hv Dk Dv", n_valid, head_map, scale, impl)
-    expect_counts("gated_delta.verify_snapshots", "slot", slot, slots.shape[0])
-    out, slots = run(q, k, v, g, beta, slots, slot.astype(jnp.int32))
-    return out.astype(v.dtype), slots
+    return _run("verify_snapshots", Tokens(q, k, v, g, beta), slots, n_valid, head_map, scale, impl, slot)
 
 
 def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
@@ -130,29 +110,31 @@ def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
     return dispatch.explain(OPERATIONS[operation], dims, platform)
 
 
-def _prepare(
+def _run(
     operation: str,
-    inputs: tuple[Array, Array, Array, Array, Array],
-    state: Array,
-    axes: str,
+    tokens: Tokens,
+    states: Array,
     n_valid: Array | None,
     head_map: HeadMap,
     scale: float | None,
     impl: str | None,
-) -> Callable[..., Any]:
-    """The first steps of every operation: check the arguments and choose an implementation. Returns it with its
-    options.
-
-    `axes` are those of `state`; with an axis M it is the slots.
-    """
-    full_name, state_name = f"gated_delta.{operation}", "state"
-    dims = check_inputs(full_name, *inputs, n_valid, head_map)
-    if "M" in axes:
-        dims["M"], state_name = state.shape[1], "slots"
-    expect_state(full_name, state_name, state, tuple(dims[axis] for axis in axes.split()), axes)
+    slot: Array | None = None,
+) -> tuple[Array, Array]:
+    """Check the arguments, choose an implementation and run it; `verify_snapshots` has slots for states."""
+    name = f"gated_delta.{operation}"
+    dims = check_tokens(name, tokens, n_valid, head_map)
+    states_name, axes = "state", "B Hv Dk Dv"
+    if operation == "verify_snapshots":
+        states_name, axes = "slots", "B M Hv Dk Dv"
+        expect_array(name, states_name, states, axes, ("float32",))
+        expect_counts(name, "slot", slot, dims["B"])
+        dims["M"] = states.shape[1]
+    expect_state(name, states_name, states, tuple(dims[axis] for axis in axes.split()), axes)
     if scale is not None:
-        expect_number(full_name, "scale", scale)
+        expect_number(name, "scale", scale)
     run = dispatch.choose(OPERATIONS[operation], impl, dims).run
-    options = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
     counts = jnp.full((dims["B"],), dims["T"]) if n_valid is None else n_valid
-    return partial(run, n_valid=counts.astype(jnp.int32), **options)
+    settings = {"head_map": head_map, "scale": dims["Dk"] ** -0.5 if scale is None else scale}
+    integers = (x.astype(jnp.int32) for x in (slot, counts) if x is not None)
+    out, second = run(tokens, states, *integers, **settings)
+    return out.astype(tokens.v.dtype), second

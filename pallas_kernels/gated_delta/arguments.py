@@ -8,12 +8,12 @@ from jax import Array
 
 from pallas_kernels.arguments import INTEGERS, expect_array, expect_dtype, expect_sizes
 from pallas_kernels.gated_delta.heads import HEAD_MAPS
+from pallas_kernels.gated_delta.tokens import Records, Tokens
 
 
-def check_inputs(
-    operation: str, q: Array, k: Array, v: Array, g: Array, beta: Array, n_valid: Array | None, head_map: str
-) -> dict[str, int]:
+def check_tokens(operation: str, tokens: Tokens, n_valid: Array | None, head_map: str) -> dict[str, int]:
     """The sizes by axis letter; ValueError where the arguments do not belong together."""
+    q, k, v, g, beta = tokens
     expect_array(operation, "q", q, "B T Hk Dk")
     expect_array(operation, "v", v, "B T Hv Dv")
     (b, t, hk, dk), (hv, dv) = q.shape, v.shape[2:]
@@ -27,8 +27,9 @@ def check_inputs(
     return sizes
 
 
-def check_records(operation: str, k: Array, u: Array, g: Array, head_map: str) -> dict[str, int]:
+def check_records(operation: str, records: Records, head_map: str) -> dict[str, int]:
     """The sizes by axis letter; ValueError where the records do not belong together."""
+    k, u, g = records
     expect_array(operation, "records.k", k, "B T Hk Dk")
     expect_array(operation, "records.u", u, "B T Hv Dv", ("float32",))
     (b, t, hk, dk), (hv, dv) = k.shape, u.shape[2:]
@@ -55,7 +56,7 @@ def check_head_map(operation: str, hk: int, hv: int, head_map: str) -> None:
         )
 
 
-def expect(operation: str, name: str, x: Array, shape: tuple[int, ...], axes: str) -> None:
+def expect(operation: str, name: str, x: Any, shape: tuple[int, ...], axes: str) -> None:
     """ValueError unless the argument is an array of the shape; `axes` names its axes."""
     if not hasattr(x, "shape"):
         raise ValueError(f"{operation}: {name} is of type {type(x).__name__}; accepted: an array [{axes}]")
@@ -70,7 +71,7 @@ def expect_state(operation: str, name: str, x: Array, shape: tuple[int, ...], ax
         raise ValueError(f"{operation}: {name} is {x.dtype}; recurrent state is float32")
 
 
-def expect_counts(operation: str, name: str, x: Array, n_rows: int) -> None:
+def expect_counts(operation: str, name: str, x: Any, n_rows: int) -> None:
     """ValueError unless the argument is an integer per row."""
     expect(operation, name, x, (n_rows,), "B")
     expect_dtype(operation, name, x, INTEGERS)

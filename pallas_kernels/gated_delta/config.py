@@ -4,12 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
+from pallas_kernels.gated_delta.tokens import Records, Tokens
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, register
+from pallas_kernels.tuning import Tunable
+
+Example = Callable[[Dims], tuple[Any, ...]]
+"""Makes arguments to time a kernel with."""
 
 SHAPES: tuple[Dims, ...] = tuple(
     {"Hk": 16, "Hv": hv, "Dk": 128, "Dv": 128}
@@ -28,10 +32,10 @@ _MOST_KEY_WIDTH = 1024
 
 
 @dataclass(frozen=True)
-class TpuConfig:
+class TpuConfig(BlockSizes):
     """`key_heads` of one grid step, each with all value heads that use it; divides Hk."""
 
-    key_heads: int
+    key_heads: int = at_least_one()
 
 
 def tpu_candidates(dims: Dims) -> list[TpuConfig]:
@@ -61,15 +65,11 @@ def tpu_heuristic(dims: Dims) -> TpuConfig:
 
 
 @dataclass(frozen=True)
-class TpuPrefillConfig:
+class TpuPrefillConfig(BlockSizes):
     """`chunk` tokens at a time, of `key_heads` in one grid step as in TpuConfig."""
 
-    key_heads: int
-    chunk: int
-
-    def __post_init__(self) -> None:
-        if self.chunk not in (32, 64, 128):
-            raise ValueError(f"chunk is {self.chunk}; accepted: 32, 64, 128")
+    key_heads: int = at_least_one()
+    chunk: int = one_of(32, 64, 128)
 
 
 def tpu_prefill_candidates(dims: Dims) -> list[TpuPrefillConfig]:
@@ -83,14 +83,10 @@ def tpu_prefill_heuristic(dims: Dims) -> TpuPrefillConfig:
 
 
 @dataclass(frozen=True)
-class GpuConfig:
+class GpuConfig(BlockSizes):
     """`columns` of a head's state that one warpgroup holds in registers; divides Dv."""
 
-    columns: int
-
-    def __post_init__(self) -> None:
-        if self.columns not in (32, 64, 128):
-            raise ValueError(f"columns is {self.columns}; accepted: 32, 64, 128")
+    columns: int = one_of(32, 64, 128)
 
 
 def gpu_candidates(dims: Dims) -> list[GpuConfig]:
@@ -104,55 +100,37 @@ def gpu_heuristic(dims: Dims) -> GpuConfig:
     return [config for config in gpu_candidates(dims) if config.columns <= 64][-1]
 
 
-def example_inputs(dims: Dims, n_tokens: int) -> tuple[Array, ...]:
-    """Arguments to time a kernel with: q, k, v, g, beta and the state of one row."""
+TIMED: dict[str, Any] = {"head_map": "tiled", "scale": 1.0}
+"""Settings of a call that is timed."""
+
+
+def example_tokens(dims: Dims, n_tokens: int = 4) -> tuple[Tokens, Array, Array]:
+    """Arguments to time a kernel with: tokens and the state of one row, and their number."""
     hk, hv, dk, dv = (dims[axis] for axis in ("Hk", "Hv", "Dk", "Dv"))
     keys, values = jnp.full((1, n_tokens, hk, dk), dk**-0.5), jnp.ones((1, n_tokens, hv, dv))
     scalars = jnp.full((1, n_tokens, hv), 0.5)
-    return keys, keys, values, -scalars, scalars, jnp.ones((1, hv, dk, dv))
+    return Tokens(keys, keys, values, -scalars, scalars), jnp.ones((1, hv, dk, dv)), jnp.array([n_tokens])
 
 
-def tpu_tunable(operation: str, example: Callable[[Dims], tuple[Any, ...]], run: Callable[..., Any]) -> Tunable:
-    """Registers a kernel that goes by TpuConfig."""
-    return register(
-        Tunable(
-            operation=f"gated_delta.{operation}",
-            impl="pallas_tpu",
-            Config=TpuConfig,
-            heuristic=tpu_heuristic,
-            candidates=tpu_candidates,
-            platforms=frozenset({"tpu"}),
-            shapes=SHAPES,
-            example=example,
-            run=jax.jit(run, static_argnames="config"),
-        )
-    )
+def example_records(dims: Dims) -> tuple[Records, Array, Array]:
+    """Records of four tokens, the state of one row, and their number."""
+    tokens, state, n_valid = example_tokens(dims)
+    return Records(tokens.k, tokens.v, tokens.g), state, n_valid
 
 
-def gpu_tunable(operation: str, example: Callable[[Dims], tuple[Any, ...]], run: Callable[..., Any]) -> Tunable:
-    """Registers a kernel that goes by GpuConfig."""
-    return register(
-        Tunable(
-            operation=f"gated_delta.{operation}",
-            impl="pallas_gpu",
-            Config=GpuConfig,
-            heuristic=gpu_heuristic,
-            candidates=gpu_candidates,
-            platforms=frozenset({"gpu"}),
-            shapes=SHAPES,
-            example=example,
-            run=jax.jit(run, static_argnames="config"),
-        )
-    )
+def example_slots(dims: Dims) -> tuple[Tokens, Array, Array, Array]:
+    """Four tokens, four slots, the slot to read, and the number of tokens."""
+    tokens, state, n_valid = example_tokens(dims)
+    return tokens, jnp.stack([state] * 4, axis=1), jnp.zeros((1,), jnp.int32), n_valid
 
 
-def example_records(dims: Dims) -> tuple[Array, ...]:
-    """State and four records, k, u and g."""
-    _, k, v, g, _, state = example_inputs(dims, 4)
-    return state, k, v, g
+def tpu_tunable(operation: str, example: Example, run: Callable[..., Any]) -> Tunable[TpuConfig]:
+    """A kernel that goes by TpuConfig."""
+    name = f"gated_delta.{operation}"
+    return Tunable(name, "pallas_tpu", TpuConfig, tpu_heuristic, tpu_candidates, SHAPES, example, run)
 
 
-def example_slots(dims: Dims) -> tuple[Array, ...]:
-    """Four tokens with four slots, and the slot to read."""
-    *inputs, state = example_inputs(dims, 4)
-    return *inputs, jnp.stack([state] * 4, axis=1), jnp.zeros((1,), jnp.int32)
+def gpu_tunable(operation: str, example: Example, run: Callable[..., Any]) -> Tunable[GpuConfig]:
+    """A kernel that goes by GpuConfig."""
+    name = f"gated_delta.{operation}"
+    return Tunable(name, "pallas_gpu", GpuConfig, gpu_heuristic, gpu_candidates, SHAPES, example, run)

@@ -21,7 +21,7 @@ from pallas_kernels.gated_delta import (
     xla_wy,
 )
 from pallas_kernels.gated_delta.config import tpu_unfit
-from pallas_kernels.gated_delta.padding import RECORDS, masked, zeroed
+from pallas_kernels.gated_delta.padding import masked, zeroed
 from pallas_kernels.mosaic_gpu import on_hopper
 
 
@@ -61,11 +61,11 @@ OPERATIONS: dict[str, Operation] = {
     "commit": operation(
         "gated_delta.commit",
         cpu_native=_on_cpu(cpu_native.commit),
-        xla_recurrent=Form(masked(xla_recurrent.commit, RECORDS)),
-        **kernel("pallas_tpu", zeroed(pallas_tpu_verify.commit, RECORDS), pallas_tpu_verify.unfit),
-        **kernel("pallas_gpu", zeroed(pallas_gpu_verify.commit, RECORDS), pallas_gpu_registers.unfit),
+        xla_recurrent=Form(masked(xla_recurrent.commit)),
+        **kernel("pallas_tpu", zeroed(pallas_tpu_verify.commit), pallas_tpu_verify.unfit),
+        **kernel("pallas_gpu", zeroed(pallas_gpu_verify.commit), pallas_gpu_registers.unfit),
         **_in_triton(triton_recurrence.commit),
-        reference=Form(zeroed(reference.commit, RECORDS)),
+        reference=Form(zeroed(reference.commit)),
     ),
     "verify_snapshots": operation(
         "gated_delta.verify_snapshots",

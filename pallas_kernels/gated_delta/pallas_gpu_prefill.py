@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.gated_delta.tokens import Tokens
 from pallas_kernels.gated_delta.xla_chunked import transform
 from pallas_kernels.mosaic_gpu import kernel_options, load
 from pallas_kernels.table import Dims
@@ -126,23 +127,13 @@ def _body(
 
 @partial(jax.jit, static_argnames=("head_map", "scale", "interpret"))  # references to GMEM exist under jit
 def prefill(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    state: Array,
-    *,
-    n_valid: Array,
-    head_map: HeadMap,
-    scale: float,
-    interpret: bool = False,
+    tokens: Tokens, state: Array, n_valid: Array, *, head_map: HeadMap, scale: float, interpret: bool = False
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the final state; padding rows of the inputs are zero."""
-    (n_rows, n_tokens, hv, dv), dk = v.shape, k.shape[-1]
+    (n_rows, n_tokens, hv, dv), dk = tokens.v.shape, tokens.k.shape[-1]
     extra = -dk % CHUNK  # rows of zeros change nothing
-    q, k = (jnp.pad(x, [(0, 0)] * 3 + [(0, extra)]) for x in (q, k))
-    chunks = transform(q, k, v, g, beta, head_map=head_map, chunk=CHUNK)
+    q, k = (jnp.pad(x, [(0, 0)] * 3 + [(0, extra)]) for x in (tokens.q, tokens.k))
+    chunks = transform(tokens._replace(q=q, k=k), head_map=head_map, chunk=CHUNK)
     operands = (
         chunks.u_of_state,
         scale * chunks.q_from_start,

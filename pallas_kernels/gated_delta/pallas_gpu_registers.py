@@ -5,14 +5,22 @@ is one access and sums over Dk stay inside a warp. All kernels do the same opera
 `commit` gives the state that verification had.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import interpreter, load
+from pallas_kernels.gated_delta.config import GpuConfig
+from pallas_kernels.gated_delta.heads import HeadMap, key_head
+from pallas_kernels.gated_delta.tokens import Records, Tokens
+from pallas_kernels.mosaic_gpu import interpreter, laid_out, load
 from pallas_kernels.table import Dims
 
 LANE_ROWS = 4
@@ -32,12 +40,30 @@ def unfit(dims: Dims) -> str | None:
     return None
 
 
+class Place(NamedTuple):
+    """What a program works on: a row, a value head with its key head, and columns of the state."""
+
+    row: Any
+    head: Any
+    key_head: Any
+    columns: Any
+
+
 @dataclass(frozen=True)
 class Registers:
-    """Loads and broadcasts of a tile of `columns` with register layouts, or without for the interpreter."""
+    """A tile of `columns` of each head's state: loads and broadcasts with register layouts, or without for the
+    interpreter, and kernels that have a program for each tile.
+    """
 
     columns: int
+    sizes: tuple[int, ...]
+    head_map: HeadMap
     interpreted: bool
+
+    @classmethod
+    def of(cls, given: Tokens | Records, config: GpuConfig, head_map: HeadMap, interpreted: bool) -> Registers:
+        """Those for tokens or records."""
+        return cls(config.columns, tuple(given.sizes.values()), head_map, interpreted)
 
     @property
     def state(self) -> Any:
@@ -45,22 +71,42 @@ class Registers:
         tiling = plgpu.Tiling(((LANE_ROWS, self.columns), (per_warp,), (per_warp // LANE_COLUMNS,)))
         return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
 
+    def kernel(self, name: str, body: Callable[..., None], n_rows: int, out_type: Any, **settings: Any) -> Any:
+        """`body(*refs, registers=self, **settings)` in a program for each row, value head and tile of columns."""
+        _, n_heads, _, width = self.sizes
+        return pl.kernel(
+            partial(body, registers=self, **settings),
+            out_type=out_type,
+            mesh=plgpu.Mesh(grid=(n_rows, n_heads, width // self.columns), grid_names=("row", "head", "tile")),
+            name=f"gated_delta_{name}",
+            # Explicit because the default differs between releases of jax.
+            compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+            interpret=interpreter() if self.interpreted else False,
+        )
+
+    def place(self) -> Place:
+        """What this program works on."""
+        row, head, tile = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("tile")
+        n_key_heads, n_value_heads, *_ = self.sizes
+        columns = pl.ds(tile * self.columns, self.columns)
+        return Place(row, head, key_head(head, n_key_heads, n_value_heads, self.head_map), columns)
+
     def load_state(self, ref: Any) -> Array:
         """Load a tile of the state, [Dk, columns], as float32."""
         return self._load(ref, self.state)
 
-    def load_row(self, ref: Any) -> Array:
-        """[columns], which varies along Dv, in float32."""
-        return self._load(ref, self.state.reduce(0))
+    def load_key(self, ref: Any, at: Place, t: Array) -> Array:
+        """[Dk] of a token spread over the columns, in float32."""
+        key = self._load(ref.at[at.row, t, at.key_head], self.state.reduce(1))
+        return self.spread(key, (ref.shape[-1], self.columns), 0)
 
-    def load_column(self, ref: Any) -> Array:
-        """[Dk] spread over the columns, in float32."""
-        return self.spread(self._load(ref, self.state.reduce(1)), (ref.shape[0], self.columns), 0)
+    def load_value(self, ref: Any, at: Place, t: Array) -> Array:
+        """[columns] of a token, which vary along Dv, in float32."""
+        return self._load(ref.at[at.row, t, at.head, at.columns], self.state.reduce(0))
 
     def spread(self, x: Array, shape: tuple[int, ...], axis: int) -> Array:
         """[n] -> [Dk, columns], x along `axis`."""
-        x = lax.broadcast_in_dim(x, shape, (axis,))
-        return x if self.interpreted else plgpu.layout_cast(x, self.state)
+        return laid_out(lax.broadcast_in_dim(x, shape, (axis,)), self.state, interpreted=self.interpreted)
 
     def _load(self, ref: Any, layout: Any) -> Array:
         return load(ref, layout, interpreted=self.interpreted).astype(jnp.float32)
@@ -73,20 +119,16 @@ class Registers:
         """The state with k, spread over the columns, times u [columns] added."""
         return state + k * self.spread(u, state.shape, 1)
 
-    def step(
-        self, state: Array, q: Array, k: Array, v: Array, factor: Array, beta: Array, scale: float
-    ) -> tuple[Array, Array, Array]:
-        """State, u and output of one token; q and k are spread over the columns, v is a row."""
+    def step(self, state: Array, tokens: Tokens, at: Place, t: Array, scale: float) -> tuple[Array, Array, Array]:
+        """State, u and output of a token; `tokens` are references, with exp(g) for g."""
+        q, k = self.load_key(tokens.q, at, t), self.load_key(tokens.k, at, t)
+        v, factor, beta = self.load_value(tokens.v, at, t), *(x[at.row, t, at.head] for x in tokens[3:])
         state = self.decay(state, factor)
         u = beta * (v - jnp.sum(state * k, axis=0))
         state = self.add(state, k, u)
         return state, u, scale * jnp.sum(state * q, axis=0)
 
 
-def kernel_options(registers: Registers) -> dict[str, Any]:
-    """What every kernel here gives to `pl.kernel`."""
-    return {
-        # Explicit because the default differs between releases of jax.
-        "compiler_params": plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        "interpret": interpreter() if registers.interpreted else False,
-    }
+def with_factors(tokens: Tokens) -> Tokens:
+    """With exp(g) for g, and beta, in float32."""
+    return tokens._replace(g=jnp.exp(tokens.g.astype(jnp.float32)), beta=tokens.beta.astype(jnp.float32))

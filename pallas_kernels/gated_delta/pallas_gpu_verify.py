@@ -5,9 +5,7 @@ tokens, and written by `commit` alone, in place. The WY form would need the stat
 rows or more, of which a verification fills a few. `commit` does not touch rows that keep no token.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,118 +13,68 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_delta.config import GpuConfig, example_inputs, example_records, gpu_tunable
-from pallas_kernels.gated_delta.heads import HeadMap, key_head
-from pallas_kernels.gated_delta.pallas_gpu_registers import Registers, kernel_options
+from pallas_kernels.gated_delta.config import TIMED, GpuConfig, example_records, example_tokens, gpu_tunable
+from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.gated_delta.padding import masked
+from pallas_kernels.gated_delta.pallas_gpu_registers import Registers, with_factors
+from pallas_kernels.gated_delta.tokens import Records, Tokens
 from pallas_kernels.tuning import config_for
 
 
 def _verify_body(
-    q_ref, k_ref, v_ref, factor_ref, beta_ref, state_ref, out_ref, u_ref,
-    *, key_head_of: Callable[[Any], Any], scale: float, registers: Registers,
-):  # fmt: skip
-    row, head, tile = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("tile")
-    key_head = key_head_of(head)
-    columns = pl.ds(tile * registers.columns, registers.columns)
+    q_ref, k_ref, v_ref, factor_ref, beta_ref, state_ref, out_ref, u_ref, *, scale: float, registers: Registers
+):
+    at, tokens = registers.place(), Tokens(q_ref, k_ref, v_ref, factor_ref, beta_ref)
 
     def token(t: Array, state: Array) -> Array:
-        q = registers.load_column(q_ref.at[row, t, key_head])
-        k = registers.load_column(k_ref.at[row, t, key_head])
-        v = registers.load_row(v_ref.at[row, t, head, columns])
-        factor, beta = factor_ref[row, t, head], beta_ref[row, t, head]
-        state, u, out = registers.step(state, q, k, v, factor, beta, scale)
-        u_ref[row, t, head, columns] = u
-        out_ref[row, t, head, columns] = out
+        state, u, out = registers.step(state, tokens, at, t, scale)
+        u_ref[at.row, t, at.head, at.columns] = u
+        out_ref[at.row, t, at.head, at.columns] = out
         return state
 
-    lax.fori_loop(0, q_ref.shape[1], token, registers.load_state(state_ref.at[row, head, :, columns]))
+    lax.fori_loop(0, q_ref.shape[1], token, registers.load_state(state_ref.at[at.row, at.head, :, at.columns]))
 
 
 @partial(jax.jit, static_argnames=("head_map", "scale", "interpret", "config"))
 def verify(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    state: Array,
-    *,
-    head_map: HeadMap,
-    scale: float,
-    interpret: bool = False,
+    tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float, interpret: bool = False,
     config: GpuConfig | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     """Outputs and u, both [B, T, Hv, Dv] in float32; padding rows of the inputs are zero."""
-    (hk, dk), (hv, dv) = k.shape[2:], v.shape[2:]
-    dims = {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
-    registers = Registers(config_for(VERIFY, dims, config).columns, interpret)
-    values = jax.ShapeDtypeStruct(v.shape, jnp.float32)
-    call = pl.kernel(
-        partial(
-            _verify_body,
-            key_head_of=lambda head: key_head(head, hk, hv, head_map),
-            scale=scale,
-            registers=registers,
-        ),
-        out_type=(values, values),
-        mesh=plgpu.Mesh(grid=(v.shape[0], hv, dv // registers.columns), grid_names=("row", "head", "tile")),
-        name="gated_delta_verify",
-        **kernel_options(registers),
+    registers = Registers.of(tokens, config_for(VERIFY, tokens.sizes, config), head_map, interpret)
+    values = jax.ShapeDtypeStruct(tokens.v.shape, jnp.float32)
+    out, u = registers.kernel("verify", _verify_body, len(tokens.v), (values, values), scale=scale)(
+        *with_factors(tokens), state
     )
-    out, u = call(q, k, v, jnp.exp(g.astype(jnp.float32)), beta.astype(jnp.float32), state)
     return out, u
 
 
-def _commit_body(
-    n_valid_ref, k_ref, u_ref, factor_ref, state_ref, *, key_head_of: Callable[[Any], Any], registers: Registers
-):
-    row, head, tile = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("tile")
-    key_head = key_head_of(head)
-    columns = pl.ds(tile * registers.columns, registers.columns)
-    n_valid = n_valid_ref[row]
+def _commit_body(n_valid_ref, k_ref, u_ref, factor_ref, state_ref, *, registers: Registers):
+    at = registers.place()
+    n_valid, place = n_valid_ref[at.row], (at.row, at.head, slice(None), at.columns)
 
     def token(t: Array, state: Array) -> Array:
-        k = registers.load_column(k_ref.at[row, t, key_head])
-        u = registers.load_row(u_ref.at[row, t, head, columns])
-        return registers.add(registers.decay(state, factor_ref[row, t, head]), k, u)
+        k, u = registers.load_key(k_ref, at, t), registers.load_value(u_ref, at, t)
+        return registers.add(registers.decay(state, factor_ref[at.row, t, at.head]), k, u)
 
     @pl.when(n_valid > 0)
     def _apply():
-        state = registers.load_state(state_ref.at[row, head, :, columns])
-        state_ref[row, head, :, columns] = lax.fori_loop(0, n_valid, token, state)
+        state_ref[place] = lax.fori_loop(0, n_valid, token, registers.load_state(state_ref.at[place]))
 
 
 @partial(jax.jit, static_argnames=("head_map", "interpret", "config"))  # references to GMEM exist under jit
 def commit(
-    state: Array,
-    k: Array,
-    u: Array,
-    g: Array,
-    *,
-    n_valid: Array,
-    head_map: HeadMap,
-    interpret: bool = False,
+    records: Records, state: Array, n_valid: Array, *, head_map: HeadMap, interpret: bool = False,
     config: GpuConfig | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """The state after the first n_valid[b] records, in the buffer of `state`; the other records are zero."""
-    (hk, dk), (hv, dv) = k.shape[2:], u.shape[2:]
-    dims = {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
-    registers = Registers(config_for(COMMIT, dims, config).columns, interpret)
-    call = pl.kernel(
-        partial(_commit_body, key_head_of=lambda head: key_head(head, hk, hv, head_map), registers=registers),
-        out_type=(),
-        mesh=plgpu.Mesh(grid=(u.shape[0], hv, dv // registers.columns), grid_names=("row", "head", "tile")),
-        name="gated_delta_commit",
-        **kernel_options(registers),
-    )
+    registers = Registers.of(records, config_for(COMMIT, records.sizes, config), head_map, interpret)
     state_ref = jax.new_ref(state, memory_space=plgpu.GMEM)
-    call(n_valid, k, u, jnp.exp(g), state_ref)
+    registers.kernel("commit", _commit_body, len(state), ())(
+        n_valid, records.k, records.u, jnp.exp(records.g), state_ref
+    )
     return state_ref[...]
 
 
-VERIFY = gpu_tunable("verify", partial(example_inputs, n_tokens=4), partial(verify, head_map="tiled", scale=1.0))
-COMMIT = gpu_tunable(
-    "commit",
-    example_records,
-    lambda *given, config: commit(*given, n_valid=jnp.array([4]), head_map="tiled", config=config),
-)
+VERIFY = gpu_tunable("verify", example_tokens, partial(masked(verify), **TIMED))
+COMMIT = gpu_tunable("commit", example_records, partial(commit, head_map="tiled"))

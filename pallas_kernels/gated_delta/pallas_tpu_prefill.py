@@ -19,15 +19,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.gated_delta.config import (
     SHAPES,
+    TIMED,
     TpuPrefillConfig,
-    example_inputs,
+    example_tokens,
     tpu_prefill_candidates,
     tpu_prefill_heuristic,
 )
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.pallas_tpu_heads import HeadBlocks
+from pallas_kernels.gated_delta.tokens import Tokens
 from pallas_kernels.gated_delta.triangular import doubling_inverse
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 SUBLANES = 16
 """Rows of a register of bfloat16, and so of the smallest chunk."""
@@ -85,22 +87,19 @@ def _body(
 
 
 def prefill(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
+    tokens: Tokens,
     state: Array,
-    *,
     n_valid: Array,
+    *,
     head_map: HeadMap,
     scale: float,
     interpret: bool = False,
     config: TpuPrefillConfig | None = None,
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the final state; padding rows of the inputs are zero."""
+    q, k, v, g, beta = tokens
     (n_rows, n_tokens, hk, dk), (hv, dv) = k.shape, v.shape[2:]
-    config = config_for(TUNABLE, {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}, config)
+    config = config_for(TUNABLE, tokens.sizes, config)
     heads = HeadBlocks(hk, hv // hk, head_map, config.key_heads)
     chunk = max(SUBLANES, min(config.chunk, 1 << (n_tokens - 1).bit_length()))
     n_chunks = -(-n_tokens // chunk)
@@ -154,20 +153,8 @@ def prefill(
     return out, state.reshape(n_rows, hv, dk, dv)
 
 
-def _timed(*given: Array, config: TpuPrefillConfig) -> tuple[Array, Array]:
-    return prefill(*given, n_valid=jnp.array([given[0].shape[1]]), head_map="tiled", scale=1.0, config=config)
-
-
-TUNABLE: Tunable[TpuPrefillConfig] = register(
-    Tunable(
-        operation="gated_delta.prefill",
-        impl="pallas_tpu",
-        Config=TpuPrefillConfig,
-        heuristic=tpu_prefill_heuristic,
-        candidates=tpu_prefill_candidates,
-        platforms=frozenset({"tpu"}),
-        shapes=SHAPES,
-        example=partial(example_inputs, n_tokens=1024),
-        run=jax.jit(_timed, static_argnames="config"),
-    )
-)
+EXAMPLE, RUN = partial(example_tokens, n_tokens=1024), partial(prefill, **TIMED)
+TUNABLE = Tunable(
+    "gated_delta.prefill", "pallas_tpu", TpuPrefillConfig, tpu_prefill_heuristic, tpu_prefill_candidates, SHAPES,
+    EXAMPLE, RUN,
+)  # fmt: skip

@@ -14,10 +14,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.gated_delta.config import TpuConfig, example_slots, tpu_tunable
+from pallas_kernels.gated_delta.config import TIMED, TpuConfig, example_slots, tpu_tunable
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
 from pallas_kernels.gated_delta.pallas_tpu_heads import HeadBlocks
 from pallas_kernels.gated_delta.pallas_tpu_recurrence import step
+from pallas_kernels.gated_delta.tokens import Tokens
 from pallas_kernels.tuning import config_for
 
 
@@ -40,24 +41,21 @@ def _body(
 
 
 def verify_snapshots(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
+    tokens: Tokens,
     slots: Array,
     slot: Array,
-    *,
     n_valid: Array,
+    *,
     head_map: HeadMap,
     scale: float,
     interpret: bool = False,
     config: TpuConfig | None = None,
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the slots; padding rows of the inputs are zero."""
+    q, k, v, g, beta = tokens
     n_rows, n_tokens, hk = k.shape[:3]
     n_slots, hv, dk, dv = slots.shape[1:]
-    key_heads = config_for(TUNABLE, {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}, config).key_heads
+    key_heads = config_for(TUNABLE, tokens.sizes, config).key_heads
     heads = hv // HeadBlocks(hk, hv // hk, head_map, key_heads).count
 
     def blocks(x: Array) -> Array:  # [B, T, Hv, ...] -> [B, blocks, T, heads, ...]
@@ -104,8 +102,4 @@ def verify_snapshots(
     return jnp.moveaxis(out, 1, 2).reshape(n_rows, n_tokens, hv, dv), slots
 
 
-TUNABLE = tpu_tunable(
-    "verify_snapshots",
-    example_slots,
-    lambda *given, config: verify_snapshots(*given, n_valid=jnp.array([4]), head_map="tiled", scale=1.0, config=config),
-)
+TUNABLE = tpu_tunable("verify_snapshots", example_slots, partial(verify_snapshots, **TIMED))

@@ -18,10 +18,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.gated_delta.config import TpuConfig, example_inputs, example_records, tpu_tunable, tpu_unfit
+from pallas_kernels.gated_delta.config import TIMED, TpuConfig, example_records, example_tokens, tpu_tunable, tpu_unfit
 from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.gated_delta.padding import masked
 from pallas_kernels.gated_delta.pallas_tpu_heads import HeadBlocks
 from pallas_kernels.gated_delta.pallas_tpu_recurrence import add, decay, step
+from pallas_kernels.gated_delta.tokens import Records, Tokens
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import config_for
 
@@ -61,11 +63,7 @@ def _verify_body(
 
 
 def verify(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
+    tokens: Tokens,
     state: Array,
     *,
     head_map: HeadMap,
@@ -74,9 +72,9 @@ def verify(
     config: TpuConfig | None = None,
 ) -> tuple[Array, Array]:
     """Outputs and u, both [B, T, Hv, Dv] in float32; padding rows of the inputs are zero."""
+    q, k, v, g, beta = tokens
     (n_rows, n_tokens, hk, dk), (hv, dv) = k.shape, v.shape[2:]
-    dims = {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
-    heads = HeadBlocks(hk, hv // hk, head_map, config_for(VERIFY, dims, config).key_heads)
+    heads = HeadBlocks(hk, hv // hk, head_map, config_for(VERIFY, tokens.sizes, config).key_heads)
 
     def place(b, h):
         return b, h
@@ -134,20 +132,17 @@ def _commit_body(n_ref, row_ref, block_ref, k_ref, u_ref, factor_ref, state_ref,
 
 
 def commit(
+    records: Records,
     state: Array,
-    k: Array,
-    u: Array,
-    g: Array,
-    *,
     n_valid: Array,
+    *,
     head_map: HeadMap,
     interpret: bool = False,
     config: TpuConfig | None = None,
 ) -> Array:
     """The state after the first n_valid[b] records, in the buffer of `state`; the other records are zero."""
-    (n_rows, n_tokens, hk, dk), (hv, dv) = k.shape, u.shape[2:]
-    dims = {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
-    heads = HeadBlocks(hk, hv // hk, head_map, config_for(COMMIT, dims, config).key_heads)
+    (n_rows, n_tokens, hk, dk), (hv, dv) = records.k.shape, records.u.shape[2:]
+    heads = HeadBlocks(hk, hv // hk, head_map, config_for(COMMIT, records.sizes, config).key_heads)
     # Rows without tokens stay at the last block of the row before them that has some, or at the first block to come.
     active = n_valid > 0
     before = lax.cummax(jnp.where(active, jnp.arange(n_rows), -1))
@@ -182,17 +177,13 @@ def commit(
         n_valid,
         row_of,
         block_of,
-        _heads_first(k),
-        heads.split(_heads_first(u)),
-        heads.split(_heads_first(jnp.exp(g))[:, :, None]),
+        _heads_first(records.k),
+        heads.split(_heads_first(records.u)),
+        heads.split(_heads_first(jnp.exp(records.g))[:, :, None]),
         split,
     )
     return committed.reshape(state.shape)
 
 
-VERIFY = tpu_tunable("verify", partial(example_inputs, n_tokens=4), partial(verify, head_map="tiled", scale=1.0))
-COMMIT = tpu_tunable(
-    "commit",
-    example_records,
-    lambda *given, config: commit(*given, n_valid=jnp.array([4]), head_map="tiled", config=config),
-)
+VERIFY = tpu_tunable("verify", example_tokens, partial(masked(verify), **TIMED))
+COMMIT = tpu_tunable("commit", example_records, partial(commit, head_map="tiled"))

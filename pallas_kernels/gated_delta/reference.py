@@ -8,28 +8,23 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.gated_delta.heads import HeadMap, key_head
+from pallas_kernels.gated_delta.tokens import Records, Tokens
+
+
+def _key_heads(given: Tokens | Records, head_map: HeadMap) -> Array:
+    hk, hv = given.sizes["Hk"], given.sizes["Hv"]
+    return jnp.array([key_head(j, hk, hv, head_map) for j in range(hv)])
 
 
 def recurrence(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    state: Array,
-    *,
-    n_valid: Array,
-    head_map: HeadMap,
-    scale: float,
+    tokens: Tokens, state: Array, n_valid: Array, *, head_map: HeadMap, scale: float
 ) -> tuple[Array, Array, list[Array]]:
     """Outputs and u, both [B, T, Hv, Dv], and the state after each token. Rows t >= n_valid[b] change nothing."""
-    n_tokens, n_key_heads = k.shape[1:3]
-    n_value_heads = v.shape[2]
-    heads = jnp.array([key_head(j, n_key_heads, n_value_heads, head_map) for j in range(n_value_heads)])
-    q, k = q[:, :, heads], k[:, :, heads]
+    heads = _key_heads(tokens, head_map)
+    tokens = tokens._replace(q=tokens.q[:, :, heads], k=tokens.k[:, :, heads])
     outputs, updates, states = [], [], []
-    for t in range(n_tokens):
-        q_t, k_t, v_t, g_t, beta_t = (x[:, t].astype(state.dtype) for x in (q, k, v, g, beta))
+    for t in range(tokens.k.shape[1]):
+        q_t, k_t, v_t, g_t, beta_t = (x[:, t].astype(state.dtype) for x in tokens)
         decayed = state * jnp.exp(g_t)[:, :, None, None]
         u_t = beta_t[:, :, None] * (v_t - jnp.sum(decayed * k_t[:, :, :, None], axis=2))
         new = decayed + k_t[:, :, :, None] * u_t[:, :, None, :]
@@ -42,43 +37,20 @@ def recurrence(
     return jnp.stack(outputs, axis=1), jnp.stack(updates, axis=1), states
 
 
-def prefill(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    state: Array,
-    *,
-    n_valid: Array,
-    head_map: HeadMap,
-    scale: float,
-) -> tuple[Array, Array]:
+def prefill(tokens: Tokens, state: Array, n_valid: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, Array]:
     """Outputs and the final state."""
-    out, _, states = recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)
+    out, _, states = recurrence(tokens, state, n_valid, head_map=head_map, scale=scale)
     return out, states[-1]
 
 
-def verify(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    state: Array,
-    *,
-    n_valid: Array,
-    head_map: HeadMap,
-    scale: float,
-) -> tuple[Array, Array]:
+def verify(tokens: Tokens, state: Array, n_valid: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, Array]:
     """The outputs, and the corrections u that `commit` needs."""
-    return recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)[:2]
+    return recurrence(tokens, state, n_valid, head_map=head_map, scale=scale)[:2]
 
 
-def commit(state: Array, k: Array, u: Array, g: Array, *, n_valid: Array, head_map: HeadMap) -> Array:
+def commit(records: Records, state: Array, n_valid: Array, *, head_map: HeadMap) -> Array:
     """The state after the first n_valid records."""
-    n_key_heads, n_value_heads = k.shape[2], u.shape[2]
-    heads = jnp.array([key_head(j, n_key_heads, n_value_heads, head_map) for j in range(n_value_heads)])
+    (k, u, g), heads = records, _key_heads(records, head_map)
     k = k[:, :, heads].astype(state.dtype)
     for t in range(k.shape[1]):
         new = state * jnp.exp(g[:, t])[:, :, None, None] + k[:, t, :, :, None] * u[:, t, :, None, :]
@@ -87,22 +59,12 @@ def commit(state: Array, k: Array, u: Array, g: Array, *, n_valid: Array, head_m
 
 
 def verify_snapshots(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    slots: Array,
-    slot: Array,
-    *,
-    n_valid: Array,
-    head_map: HeadMap,
-    scale: float,
+    tokens: Tokens, slots: Array, slot: Array, n_valid: Array, *, head_map: HeadMap, scale: float
 ) -> tuple[Array, Array]:
     """Outputs and the slots with the newest min(n_valid, M) states written."""
     slots = jnp.asarray(slots)
     state = slots[jnp.arange(slots.shape[0]), slot]
-    out, _, states = recurrence(q, k, v, g, beta, state, n_valid=n_valid, head_map=head_map, scale=scale)
+    out, _, states = recurrence(tokens, state, n_valid, head_map=head_map, scale=scale)
     for t, state in enumerate(states):
         for s in range(slots.shape[1]):
             belongs = (n_valid - 1 - t == s)[:, None, None, None]

@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.gated_delta.config import SHAPES, example_inputs, example_records, example_slots
+from pallas_kernels.block_sizes import BlockSizes, one_of
+from pallas_kernels.gated_delta.config import SHAPES, TIMED, Example, example_records, example_slots, example_tokens
 from pallas_kernels.gated_delta.heads import HeadMap
+from pallas_kernels.gated_delta.tokens import Records, Tokens
 from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import launch, missing, power_of_two
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 MOST_VALUES = 128
 """The most values of the state that a thread has in registers."""
@@ -31,7 +33,7 @@ MAX_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """What a program takes.
 
     Attributes:
@@ -39,13 +41,8 @@ class Config:
         warps: 1, 2 or 4.
     """
 
-    columns: int
-    warps: int
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("columns", (8, 16, 32, 64)), ("warps", (1, 2, 4))):
-            if (size := getattr(self, name)) not in accepted:
-                raise ValueError(f"{name} is {size}; accepted: {', '.join(map(str, accepted))}")
+    columns: int = one_of(8, 16, 32, 64)
+    warps: int = one_of(1, 2, 4)
 
 
 def heuristic(dims: Dims) -> Config:
@@ -71,10 +68,10 @@ def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     return missing(interpreted=interpreted)
 
 
-def _sizes(k: Array, values: Array, head_map: HeadMap, tunable: Tunable[Config], config: Config | None) -> Any:
+def _sizes(given: Tokens | Records, head_map: HeadMap, tunable: Tunable[Config], config: Config | None) -> Any:
     """Grid, warps and constants of a kernel."""
-    (batch, rows, hk, dk), (hv, dv) = k.shape, values.shape[2:]
-    config = config_for(tunable, {"Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}, config)
+    (batch, rows), (hk, hv, dk, dv) = given.k.shape[:2], given.sizes.values()
+    config = config_for(tunable, given.sizes, config)
     return {
         "grid": (batch * hv, -(-dv // config.columns)), "warps": config.warps,
         "T": rows, "HK": hk, "HV": hv, "DK": dk, "DV": dv, "GROUPED": head_map == "grouped",
@@ -83,14 +80,10 @@ def _sizes(k: Array, values: Array, head_map: HeadMap, tunable: Tunable[Config],
 
 
 def verify(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
+    tokens: Tokens,
     state: Array,
-    *,
     n_valid: Array,
+    *,
     head_map: HeadMap,
     scale: float,
     interpret: bool = False,
@@ -99,20 +92,18 @@ def verify(
     """Outputs and u, both [B, T, Hv, Dv] in float32."""
     from pallas_kernels.gated_delta import triton_kernels
 
-    values = jax.ShapeDtypeStruct(v.shape, jnp.float32)
-    sizes = _sizes(k, v, head_map, VERIFY, config)
-    inputs = (q, k, v, g, beta, state, n_valid)
+    values = jax.ShapeDtypeStruct(tokens.v.shape, jnp.float32)
+    sizes = _sizes(tokens, head_map, VERIFY, config)
+    inputs = (*tokens, state, n_valid)
     out, u = launch(triton_kernels.verify, inputs, (), (values, values), SCALE=scale, interpret=interpret, **sizes)
     return out, u
 
 
 def commit(
+    records: Records,
     state: Array,
-    k: Array,
-    u: Array,
-    g: Array,
-    *,
     n_valid: Array,
+    *,
     head_map: HeadMap,
     interpret: bool = False,
     config: Config | None = None,
@@ -120,21 +111,17 @@ def commit(
     """The state after the first n_valid[b] records, in the buffer of `state`."""
     from pallas_kernels.gated_delta import triton_kernels
 
-    sizes = _sizes(k, u, head_map, COMMIT, config)
-    (state,) = launch(triton_kernels.commit, (k, u, g, n_valid), (state,), (), interpret=interpret, **sizes)
+    sizes = _sizes(records, head_map, COMMIT, config)
+    (state,) = launch(triton_kernels.commit, (*records, n_valid), (state,), (), interpret=interpret, **sizes)
     return state
 
 
 def verify_snapshots(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
+    tokens: Tokens,
     slots: Array,
     slot: Array,
-    *,
     n_valid: Array,
+    *,
     head_map: HeadMap,
     scale: float,
     interpret: bool = False,
@@ -143,33 +130,17 @@ def verify_snapshots(
     """Outputs in float32, and the slots in their buffer."""
     from pallas_kernels.gated_delta import triton_kernels
 
-    values = jax.ShapeDtypeStruct(v.shape, jnp.float32)
-    sizes = _sizes(k, v, head_map, SNAPSHOTS, config) | {"M": slots.shape[1], "SCALE": scale}
-    inputs = (q, k, v, g, beta, slot.astype(jnp.int32), n_valid)
+    values = jax.ShapeDtypeStruct(tokens.v.shape, jnp.float32)
+    sizes = _sizes(tokens, head_map, SNAPSHOTS, config) | {"M": slots.shape[1], "SCALE": scale}
+    inputs = (*tokens, slot.astype(jnp.int32), n_valid)
     slots, out = launch(triton_kernels.verify_snapshots, inputs, (slots,), (values,), interpret=interpret, **sizes)
     return out, slots
 
 
-def _tunable(operation: str, example: Callable[[Dims], tuple[Any, ...]], run: Callable[..., Any]) -> Tunable[Config]:
-    return register(
-        Tunable(
-            operation=f"gated_delta.{operation}",
-            impl="triton",
-            Config=Config,
-            heuristic=heuristic,
-            candidates=candidates,
-            platforms=frozenset({"gpu"}),
-            shapes=SHAPES,
-            example=example,
-            run=jax.jit(run, static_argnames="config"),
-        )
-    )
+def _tunable(operation: str, example: Example, run: Callable[..., Any]) -> Tunable[Config]:
+    return Tunable(f"gated_delta.{operation}", "triton", Config, heuristic, candidates, SHAPES, example, run)
 
 
-def _of_four(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    return lambda *given, config: run(*given, n_valid=jnp.array([4]), head_map="tiled", config=config, **options)
-
-
-VERIFY = _tunable("verify", partial(example_inputs, n_tokens=4), _of_four(verify, scale=1.0))
-COMMIT = _tunable("commit", example_records, _of_four(commit))
-SNAPSHOTS = _tunable("verify_snapshots", example_slots, _of_four(verify_snapshots, scale=1.0))
+VERIFY = _tunable("verify", example_tokens, partial(verify, **TIMED))
+COMMIT = _tunable("commit", example_records, partial(commit, head_map="tiled"))
+SNAPSHOTS = _tunable("verify_snapshots", example_slots, partial(verify_snapshots, **TIMED))

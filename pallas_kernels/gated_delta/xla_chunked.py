@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
+from pallas_kernels.gated_delta.tokens import Tokens
 from pallas_kernels.gated_delta.triangular import decay_ratios, solve_unit_lower
 
 CHUNK = 64
@@ -42,10 +43,9 @@ class Chunks(NamedTuple):
 
 
 @jax.default_matmul_precision("highest")  # the state adds up what products round
-def transform(q: Array, k: Array, v: Array, g: Array, beta: Array, *, head_map: HeadMap, chunk: int) -> Chunks:
+def transform(tokens: Tokens, *, head_map: HeadMap, chunk: int) -> Chunks:
     """Of [B, T, ...] in float32, the last chunk filled up with zeros. All chunks at once."""
-    n_rows, n_tokens = k.shape[:2]
-    hv, dv = v.shape[2:]
+    n_rows, n_tokens, hv, dv = tokens.v.shape
     n_chunks = -(-n_tokens // chunk)
 
     def chunked(x: Array) -> Array:  # [B, T, H, ...] -> [B, H, chunks, chunk, ...]
@@ -56,7 +56,7 @@ def transform(q: Array, k: Array, v: Array, g: Array, beta: Array, *, head_map: 
     def with_keys(x: Array) -> Array:  # products per key head, decay per value head
         return decay * per_value_head(jnp.einsum("bhntk,bhnik->bhnti", x, k), hv, head_map, 1)
 
-    q, k, v, g, beta = (chunked(x) for x in (q, k, v, g, beta))
+    q, k, v, g, beta = map(chunked, tokens)
     log_decay = jnp.cumsum(g, axis=-1)
     decay = decay_ratios(log_decay)
     from_start, to_end = jnp.exp(log_decay)[..., None], decay[..., -1, :, None]
@@ -75,13 +75,11 @@ def transform(q: Array, k: Array, v: Array, g: Array, beta: Array, *, head_map: 
 
 
 @jax.default_matmul_precision("highest")  # the state adds up what products round
-def prefill(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
-) -> tuple[Array, Array]:
+def prefill(tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, Array]:
     """Outputs in float32 and the final state. All chunks' inner work is batched; only the chunk states form a chain."""
-    n_rows, n_tokens, hv, dv = v.shape
+    n_rows, n_tokens, hv, dv = tokens.v.shape
     chunk = min(CHUNK, 1 << (n_tokens - 1).bit_length())
-    chunks = transform(q, k, v, g, beta, head_map=head_map, chunk=chunk)
+    chunks = transform(tokens, head_map=head_map, chunk=chunk)
 
     def next_chunk(state: Array, xs: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         u_alone, u_of_state, k_to_end, chunk_decay = xs

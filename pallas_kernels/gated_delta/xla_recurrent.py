@@ -9,10 +9,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
+from pallas_kernels.gated_delta.tokens import Records, Tokens
 
 
 def _time_major(*arrays: Array) -> tuple[Array, ...]:
     return tuple(jnp.moveaxis(x, 1, 0) for x in arrays)
+
+
+def _per_value_head(tokens: Tokens, head_map: HeadMap) -> Tokens:
+    q, k = (per_value_head(x, tokens.v.shape[2], head_map, 2) for x in (tokens.q, tokens.k))
+    return tokens._replace(q=q, k=k)
 
 
 def _decayed(state: Array, g: Array) -> Array:
@@ -31,65 +37,47 @@ def _step(state: Array, xs: tuple[Array, ...], scale: float) -> tuple[Array, tup
     return state, (scale * jnp.einsum("bhk,bhkv->bhv", q, state), u)
 
 
-def verify(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
-) -> tuple[Array, Array]:
+def verify(tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, Array]:
     """Outputs and u, both [B, T, Hv, Dv] in float32."""
-    _, (out, u) = _scan(q, k, v, g, beta, state, head_map=head_map, scale=scale)
+    _, (out, u) = _scan(tokens, state, head_map=head_map, scale=scale)
     return out, u
 
 
-def prefill(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
-) -> tuple[Array, Array]:
+def prefill(tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, Array]:
     """Outputs in float32 and the final state."""
-    state, (out, _) = _scan(q, k, v, g, beta, state, head_map=head_map, scale=scale)
+    state, (out, _) = _scan(tokens, state, head_map=head_map, scale=scale)
     return out, state
 
 
 @jax.default_matmul_precision("highest")  # the state adds up what products round
-def _scan(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
-) -> tuple[Array, tuple[Array, Array]]:
-    q, k = (per_value_head(x, v.shape[2], head_map, 2) for x in (q, k))
-    state, outputs = lax.scan(lambda state, xs: _step(state, xs, scale), state, _time_major(q, k, v, g, beta))
+def _scan(tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, tuple[Array, Array]]:
+    given = _time_major(*_per_value_head(tokens, head_map))
+    state, outputs = lax.scan(lambda state, xs: _step(state, xs, scale), state, given)
     out, u = (jnp.moveaxis(x, 0, 1) for x in outputs)
     return state, (out, u)
 
 
-def commit(state: Array, k: Array, u: Array, g: Array, *, head_map: HeadMap) -> Array:
+def commit(records: Records, state: Array, *, head_map: HeadMap) -> Array:
     """The state with all records applied; a record of zeros changes nothing."""
-    k = per_value_head(k.astype(jnp.float32), u.shape[2], head_map, 2)
+    k = per_value_head(records.k.astype(jnp.float32), records.u.shape[2], head_map, 2)
 
     def step(state: Array, xs: tuple[Array, ...]) -> tuple[Array, None]:
         k, u, g = xs
         return _updated(_decayed(state, g), k, u), None
 
-    return lax.scan(step, state, _time_major(k, u, g))[0]
+    return lax.scan(step, state, _time_major(k, records.u, records.g))[0]
 
 
 @jax.default_matmul_precision("highest")  # the state adds up what products round
 def verify_snapshots(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    slots: Array,
-    slot: Array,
-    *,
-    n_valid: Array,
-    head_map: HeadMap,
-    scale: float,
+    tokens: Tokens, slots: Array, slot: Array, n_valid: Array, *, head_map: HeadMap, scale: float
 ) -> tuple[Array, Array]:
     """Outputs in float32 and the slots.
 
     Every row is shifted to end with its last valid token, so that step t of the scan belongs to the same slot in all
     rows and a state is written once, where it stays.
     """
-    n_rows, n_tokens = k.shape[:2]
-    n_slots = slots.shape[1]
-    q, k = (per_value_head(x, v.shape[2], head_map, 2) for x in (q, k))
+    (n_rows, n_tokens), n_slots = tokens.k.shape[:2], slots.shape[1]
     rows = jnp.arange(n_rows)[:, None]
     source = jnp.arange(n_tokens) - (n_tokens - n_valid)[:, None]
 
@@ -108,7 +96,7 @@ def verify_snapshots(
 
     ages = jnp.arange(n_tokens - 1, -1, -1)
     carry = (slots[jnp.arange(n_rows), slot], slots)
-    (_, slots), out = lax.scan(step, carry, (ages, *_time_major(*(shifted(x) for x in (q, k, v, g, beta)))))
+    (_, slots), out = lax.scan(step, carry, (ages, *_time_major(*map(shifted, _per_value_head(tokens, head_map)))))
     unshifted = jnp.minimum(jnp.arange(n_tokens) + (n_tokens - n_valid)[:, None], n_tokens - 1)
     out = jnp.where((jnp.arange(n_tokens) < n_valid[:, None])[..., None, None], out[unshifted, rows], 0)
     return out, slots

@@ -5,16 +5,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
+from pallas_kernels.gated_delta.tokens import Tokens
 from pallas_kernels.gated_delta.triangular import decay_ratios, solve_unit_lower
 
 
 @jax.default_matmul_precision("highest")  # the state adds up what products round
-def verify(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, *, head_map: HeadMap, scale: float
-) -> tuple[Array, Array]:
+def verify(tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, Array]:
     """Outputs and u, both [B, T, Hv, Dv] in float32."""
-    n_tokens, hv = v.shape[1:3]
-    q, k, v, g, beta = (jnp.moveaxis(x.astype(jnp.float32), 1, 2) for x in (q, k, v, g, beta))  # [B, H, T, ...]
+    n_tokens, hv = tokens.v.shape[1:3]
+    q, k, v, g, beta = (jnp.moveaxis(x.astype(jnp.float32), 1, 2) for x in tokens)  # [B, H, T, ...]
     log_decay = jnp.cumsum(g, axis=-1)
     decay, from_start = decay_ratios(log_decay), jnp.exp(log_decay)[..., None]
     beta = beta[..., None]

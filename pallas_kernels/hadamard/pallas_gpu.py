@@ -16,10 +16,11 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.block_sizes import BlockSizes, power_of_two
 from pallas_kernels.hadamard.butterflies import butterflies
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 MAX_WIDTH = 4096
 MAX_BLOCK = 128
@@ -28,14 +29,10 @@ ONE_EACH = plgpu.Layout.WG_STRIDED((WARPGROUP,), vec_size=1)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """block: values of a vector in registers at a time, a power of two of at most 128; two passes where N is more."""
 
-    block: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
-            raise ValueError(f"block is {self.block}; accepted: powers of two up to {MAX_BLOCK}")
+    block: int = power_of_two(MAX_BLOCK)
 
 
 def unfit(dims: Dims) -> str | None:
@@ -107,16 +104,13 @@ def _example(dims: Dims) -> tuple[Array]:
     return (jax.random.normal(jax.random.key(0), (dims["rows"], dims["N"])),)
 
 
-TUNABLE = register(
-    Tunable(
-        operation="hadamard",
-        impl="pallas_gpu",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"gpu"}),
-        shapes=tuple({"N": width, "rows": rows} for width in (64, 128, 256, 512) for rows in (32, 8192)),
-        example=_example,
-        run=partial(transform, before=None, after=None),
-    )
+TUNABLE = Tunable(
+    "hadamard",
+    "pallas_gpu",
+    Config,
+    heuristic,
+    candidates,
+    tuple({"N": width, "rows": rows} for width in (64, 128, 256, 512) for rows in (32, 8192)),
+    _example,
+    partial(transform, before=None, after=None),
 )

@@ -17,10 +17,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.block_sizes import BlockSizes, multiple_of
 from pallas_kernels.hadamard.butterflies import butterflies
 from pallas_kernels.hadamard.reference import matrix
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 LANES = 128
 MAX_WIDTH = 4096
@@ -29,14 +30,10 @@ VALUES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """rows: vectors in a block; a multiple of 16, the height of a tile of bfloat16."""
 
-    rows: int
-
-    def __post_init__(self) -> None:
-        if self.rows < 16 or self.rows % 16:
-            raise ValueError(f"rows is {self.rows}; accepted: multiples of 16")
+    rows: int = multiple_of(16)
 
 
 def unfit(dims: Dims) -> str | None:
@@ -106,16 +103,13 @@ def _example(dims: Dims) -> tuple[Array]:
     return (jax.random.normal(jax.random.key(0), (dims["rows"], dims["N"])),)
 
 
-TUNABLE = register(
-    Tunable(
-        operation="hadamard",
-        impl="pallas_tpu",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"tpu"}),
-        shapes=tuple({"N": width, "rows": rows} for width in (64, 128, 256, 512) for rows in (32, 8192)),
-        example=_example,
-        run=partial(transform, before=None, after=None),
-    )
+TUNABLE = Tunable(
+    "hadamard",
+    "pallas_tpu",
+    Config,
+    heuristic,
+    candidates,
+    tuple({"N": width, "rows": rows} for width in (64, 128, 256, 512) for rows in (32, 8192)),
+    _example,
+    partial(transform, before=None, after=None),
 )

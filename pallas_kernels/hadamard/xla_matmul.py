@@ -14,23 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pallas_kernels.block_sizes import BlockSizes, power_of_two
 from pallas_kernels.hadamard.reference import matrix
-from pallas_kernels.table import ANYWHERE, Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.table import Dims
+from pallas_kernels.tuning import Tunable, config_for
 
 UNIT = 128
 """Width of the matrix units of TPUs, and of the groups that KV caches rotate."""
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """block: width of the inner factor, a power of two; all of N where that is less."""
 
-    block: int
-
-    def __post_init__(self) -> None:
-        if self.block < 1 or self.block & (self.block - 1):
-            raise ValueError(f"block is {self.block}; accepted: powers of two")
+    block: int = power_of_two()
 
 
 def heuristic(dims: Dims) -> Config:
@@ -63,16 +60,13 @@ def _example(dims: Dims) -> tuple[Array]:
     return (jax.random.normal(jax.random.key(0), (1024, dims["N"])),)
 
 
-TUNABLE = register(
-    Tunable(
-        operation="hadamard",
-        impl="xla_matmul",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=ANYWHERE,
-        shapes=tuple({"N": width} for width in (64, 128, 256, 512)),
-        example=_example,
-        run=partial(transform, before=None, after=None),
-    )
+TUNABLE = Tunable(
+    "hadamard",
+    "xla_matmul",
+    Config,
+    heuristic,
+    candidates,
+    tuple({"N": width} for width in (64, 128, 256, 512)),
+    _example,
+    partial(transform, before=None, after=None),
 )

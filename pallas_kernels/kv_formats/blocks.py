@@ -10,18 +10,12 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Float16
+from jaxtyping import Float
 
-from pallas_kernels.kv_formats.format import KVFormat, Parts
+from pallas_kernels.kv_formats.format import KVFormat, Parts, to_half
 from pallas_kernels.kv_formats.packing import pack, unpack
 
 BLOCK = 32
-
-
-def to_half(scale: Float[Array, "..."]) -> Float16[Array, "..."]:
-    """Round to the nearest finite float16; larger values become the largest one."""
-    limit = jnp.float32(jnp.finfo(jnp.float16).max)
-    return jnp.clip(scale, -limit, limit).astype(jnp.float16)
 
 
 def _inverse(scale: Array) -> Array:
@@ -30,20 +24,10 @@ def _inverse(scale: Array) -> Array:
 
 @dataclass(frozen=True)
 class BlockFormat(KVFormat):
-    """What the two formats have in common.
+    """What the two formats have in common."""
 
-    Attributes:
-        bits: of a code.
-    """
-
-    bits: int
-
-    def stored_width(self, width: int) -> int:
-        """The width, filled up to whole blocks."""
-        return -(-width // BLOCK) * BLOCK
-
-    def num_bytes(self, width: int) -> int:
-        return self.stored_width(width) // BLOCK * (BLOCK * self.bits // 8 + 2)
+    def group(self, width: int) -> int:
+        return BLOCK
 
     def _blocks(self, x: Float[Array, "... N"]) -> Float[Array, "... N/32 32"]:
         x = self.rotate(x).astype(jnp.float32)
@@ -65,6 +49,11 @@ class Q8(BlockFormat):
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
         return parts["codes"].astype(jnp.float32) * jnp.repeat(parts["scales"].astype(jnp.float32), BLOCK, axis=-1)
 
+    def unscaled(self, codes: Array, group: int) -> Float[Array, "..."]:
+        # Without the shifts Mosaic turns bytes into floats in one operation, in which its compiler for v6e (libtpu
+        # 0.0.42) fails where vectors do not fill 128 lanes.
+        return (codes << 24 >> 24).astype(jnp.float32)
+
 
 @dataclass(frozen=True)
 class Q4(BlockFormat):
@@ -83,6 +72,9 @@ class Q4(BlockFormat):
         packed = parts["codes"].reshape(*parts["codes"].shape[:-1], -1, BLOCK // 2)
         codes = lax.bitcast_convert_type((unpack(packed, 4) ^ 8), jnp.int8).astype(jnp.float32) - 8
         return (codes * parts["scales"].astype(jnp.float32)[..., None]).reshape(*packed.shape[:-2], -1)
+
+    def unscaled(self, codes: Array, group: int) -> Float[Array, "..."]:
+        return ((codes ^ 8) - 8).astype(jnp.float32)
 
 
 Q8_0 = Q8("q8_0", 8)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, Float16
+
+from pallas_kernels.elementwise import float_of_half
 
 Parts = dict[str, Array]
 """The arrays of some vectors: "codes" [..., *], and "scales" [..., groups] float16 where groups of values have one.
@@ -16,7 +19,7 @@ All bits zero stand for a vector of zeros."""
 
 
 @dataclass(frozen=True)
-class KVFormat:
+class KVFormat(ABC):
     """A way to keep vectors [..., N].
 
     What is kept may be a rotation of the vector, padded with zeros. Scores of rotated queries with rotated keys are
@@ -25,22 +28,30 @@ class KVFormat:
 
     Attributes:
         name: as users write it.
+        bits: of a value, without its share of a scale.
     """
 
     name: str
+    bits: int
+
+    def group(self, width: int) -> int:
+        """How many values share a scale in vectors of a width; 0 where there are no scales."""
+        return 0
 
     @property
     def quantized(self) -> bool:
         """Whether entries are codes instead of floats."""
-        return True
+        return self.group(1) > 0
 
     def stored_width(self, width: int) -> int:
-        """Values kept of a vector of N."""
-        return width
+        """Values kept of a vector of N: whole groups."""
+        group = self.group(width) or 1
+        return -(-width // group) * group
 
     def num_bytes(self, width: int) -> int:
         """Bytes kept of a vector of N."""
-        raise TypeError(f"{type(self).__name__} does not say what it takes")
+        stored, group = self.stored_width(width), self.group(width)
+        return stored * self.bits // 8 + (2 * stored // group if group else 0)
 
     def bits_per_value(self, width: int) -> float:
         """Bits kept per value of a vector of N, scales and padding included."""
@@ -54,18 +65,33 @@ class KVFormat:
         """Undo `rotate` on values that were decoded."""
         return x[..., :width]
 
+    @abstractmethod
     def encode(self, x: Float[Array, "... N"]) -> Parts:
         """What is kept of vectors."""
-        raise TypeError(f"{type(self).__name__} does not say how it encodes")
 
+    @abstractmethod
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
         """Rotated vectors, float32, of what was kept."""
-        raise TypeError(f"{type(self).__name__} does not say how it decodes")
+
+    @abstractmethod
+    def unscaled(self, codes: Array, group: int) -> Float[Array, "..."]:
+        """What single codes stand for before they are scaled, in float32, as kernels compute it.
+
+        Args:
+            codes: of f32 the floats; of other formats int32, codes or the bits of floats. Signed bytes may be unsigned.
+            group: how many values share a scale.
+        """
 
 
 def pad(x: Float[Array, "... N"], width: int) -> Float[Array, "... width"]:
     """Zeros after the last value."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]) if width > x.shape[-1] else x
+
+
+def to_half(scale: Float[Array, "..."]) -> Float16[Array, "..."]:
+    """Round to the nearest finite float16; larger values become the largest one."""
+    limit = jnp.float32(jnp.finfo(jnp.float16).max)
+    return jnp.clip(scale, -limit, limit).astype(jnp.float16)
 
 
 @dataclass(frozen=True)
@@ -81,13 +107,6 @@ class FloatFormat(KVFormat):
     dtype: DTypeLike
     storage: DTypeLike
 
-    @property
-    def quantized(self) -> bool:
-        return False
-
-    def num_bytes(self, width: int) -> int:
-        return jnp.dtype(self.dtype).itemsize * width
-
     def encode(self, x: Float[Array, "... N"]) -> Parts:
         """Round the values to the format's floating-point type."""
         return {"codes": lax.bitcast_convert_type(x.astype(self.dtype), jnp.dtype(self.storage))}
@@ -100,7 +119,12 @@ class FloatFormat(KVFormat):
         """Convert the stored values to float32."""
         return self.floats(parts).astype(jnp.float32)
 
+    def unscaled(self, codes: Array, group: int) -> Float[Array, "..."]:
+        if self.bits == 32:
+            return codes
+        return lax.bitcast_convert_type(codes << 16, jnp.float32) if self is BF16 else float_of_half(codes)
 
-F32 = FloatFormat("f32", jnp.float32, jnp.float32)
-F16 = FloatFormat("f16", jnp.float16, jnp.float16)
-BF16 = FloatFormat("bf16", jnp.bfloat16, jnp.uint16)
+
+F32 = FloatFormat("f32", 32, jnp.float32, jnp.float32)
+F16 = FloatFormat("f16", 16, jnp.float16, jnp.float16)
+BF16 = FloatFormat("bf16", 16, jnp.bfloat16, jnp.uint16)

@@ -41,8 +41,10 @@ def quant_matmul(
         ValueError: shapes or dtypes that do not fit together, an unknown `act`, or an implementation that does not fit.
     """
     check("quant_matmul", x, {"weight": weight}, index, act)
-    run = dispatch.choose(QUANT_MATMUL, impl, dims_of(x, weight)).run
-    return run(x, weight, act or weight.act, index).astype(x.dtype if dtype is None else dtype)
+    run, dtype = dispatch.choose(QUANT_MATMUL, impl, dims_of(x, weight)).run, x.dtype if dtype is None else dtype
+    if x.size == 0:
+        return jnp.zeros((*x.shape[:-1], weight.rows), dtype)
+    return run(x, weight, act or weight.act, index).astype(dtype)
 
 
 def check(name: str, x: Array, weights: Mapping[str, QTensor], index: Array | None, act: Activations | None) -> None:

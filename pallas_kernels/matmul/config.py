@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pallas_kernels.block_sizes import BlockSizes, at_least_one, multiple_of, one_of
 from pallas_kernels.matmul.formats import BlockFormat
 from pallas_kernels.matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS
 from pallas_kernels.table import Dims
@@ -13,7 +14,7 @@ VMEM_BUDGET = 12 << 20
 
 
 @dataclass(frozen=True)
-class TpuConfig:
+class TpuConfig(BlockSizes):
     """Blocks of a grid step.
 
     Attributes:
@@ -22,15 +23,9 @@ class TpuConfig:
         depth: columns of the matrix; a multiple of 256 that divides the padded width.
     """
 
-    rows: int
-    columns: int
-    depth: int
-
-    def __post_init__(self) -> None:
-        for name, unit in (("rows", 8), ("columns", LANES), ("depth", CHUNK)):
-            size = getattr(self, name)
-            if size < unit or size % unit:
-                raise ValueError(f"TpuConfig: {name} is {size}; accepted: multiples of {unit}")
+    rows: int = multiple_of(8)
+    columns: int = multiple_of(LANES)
+    depth: int = multiple_of(CHUNK)
 
 
 def tpu_heuristic(dims: Dims) -> TpuConfig:
@@ -80,7 +75,7 @@ def _vmem(kind: BlockFormat, config: TpuConfig, chunks: int) -> int:
 
 
 @dataclass(frozen=True)
-class GpuConfig:
+class GpuConfig(BlockSizes):
     """What a program of one warpgroup takes.
 
     Attributes:
@@ -89,16 +84,9 @@ class GpuConfig:
         unroll: bytes of a plane and column that are loaded before the next ones: 4, 8 or 16.
     """
 
-    columns: int
-    splits: int
-    unroll: int
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("columns", (128, 256, 512)), ("unroll", (4, 8, 16))):
-            if (size := getattr(self, name)) not in accepted:
-                raise ValueError(f"GpuConfig: {name} is {size}; accepted: {', '.join(map(str, accepted))}")
-        if self.splits < 1:
-            raise ValueError(f"GpuConfig: splits is {self.splits}; accepted: 1 and more")
+    columns: int = one_of(128, 256, 512)
+    splits: int = at_least_one()
+    unroll: int = one_of(4, 8, 16)
 
 
 PROGRAMS = 1024

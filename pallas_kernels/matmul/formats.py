@@ -1,8 +1,9 @@
 """Block formats of quantized matrices: how many bytes hold how many values, and what the bytes mean.
 
 A row of a matrix is a sequence of blocks. A format is described once, by where its codes and scales lie in the bytes of
-a block and by what they mean; `decode` and the layouts "panels16" and "planes" come from that. A value is what its code
-stands for, in the arithmetic of one of these rules:
+a block and by what they mean. All that reads or writes blocks goes by the description: `decode` and `assemble`, the
+layouts "panels16" and "planes", the native kernels (`pallas_kernels.native_tables`) and the encoders of `checkpoints`.
+A value is what its code stands for, in the arithmetic of one of these rules:
 
 | scales | a block has | value of a code c |
 | --- | --- | --- |
@@ -17,19 +18,22 @@ Sources: ggml `src/ggml-common.h` (layouts, the IQ4 codebook) and `src/ggml-quan
 formats as in the public TurboQuant forks of llama.cpp. Scales are little-endian float16.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float, Int8, Shaped, UInt8
+from jaxtyping import Float, Shaped, UInt8, UInt16
+
+from pallas_kernels.centroids import LLOYD_MAX, symmetric
+from pallas_kernels.hadamard.reference import matrix
+from pallas_kernels.matmul.bits import Bits, Integers
 
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 TQ3_CENTROIDS = (-1.996684, -1.291398, -0.740341, -0.247508, 0.230106, 0.725222, 1.277503, 1.988943)
-_TQ4_POSITIVE = (0.128395, 0.388048, 0.656759, 0.942340, 1.256231, 1.618046, 2.069017, 2.732590)
-TQ4_CENTROIDS = (*(-c for c in reversed(_TQ4_POSITIVE)), *_TQ4_POSITIVE)
+TQ4_CENTROIDS = symmetric(LLOYD_MAX[4])
 TQ_SIGNS = tuple(1 if sign == "+" else -1 for sign in "+-+-++-+--+-++-+--+-+--+-++-+--+")
 """The signs of the rotation of a block of 32 in the TQ formats."""
 
@@ -43,26 +47,31 @@ class BlockFormat:
 
     Attributes:
         name: as in GGUF.
-        values, num_bytes: of a block.
-        codes: the integers of a block, one byte each, without what its scales make of them.
-        planes: widths of the planes of bits in which the layouts keep codes, low bits first.
+        num_bytes: of a block.
+        codes: of its values, without what the scales make of them.
         scales: see the module.
-        offset: what is subtracted from a code.
-        table: what codes stand for, where that is not the code itself.
+        table: what codes stand for, where that is not the code itself less the offset.
         first_half: the byte at which the float16 numbers begin.
-        byte_scales: the scales of a block, and minima if there are any, where they are bytes or fewer bits.
+        byte_scales: the scales, and minima if there are any, where they are bytes or fewer bits.
     """
 
     name: str
-    values: int
     num_bytes: int
-    codes: Callable[[UInt8[Array, "... bytes"]], UInt8[Array, "... values"]]
-    planes: tuple[int, ...]
+    codes: Integers
     scales: Scales
-    offset: int = 0
     table: tuple[float, ...] | None = None
     first_half: int = 0
-    byte_scales: Callable[[UInt8[Array, "... bytes"]], tuple[Array, ...]] | None = None
+    byte_scales: tuple[Integers, ...] = ()
+
+    @property
+    def values(self) -> int:
+        """How many values a block has."""
+        return self.codes.count
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Widths of the planes of bits in which the layouts keep codes, low bits first: powers of two."""
+        return tuple(width for width in (8, 4, 2, 1) if self.codes.width & width)
 
     @property
     def affine(self) -> bool:
@@ -79,11 +88,30 @@ class BlockFormat:
         """How many values share a scale."""
         return 16 if self.scales in ("halves", "super_signed_halves") else 32
 
+    def half_bits(self, block: UInt8[Array, "... bytes"]) -> UInt16[Array, "... halves"]:
+        """The bits of the float16 numbers of blocks."""
+        pairs = block[..., self.first_half : self.first_half + 2 * self.halves]
+        return lax.bitcast_convert_type(pairs.reshape(*block.shape[:-1], self.halves, 2), jnp.uint16)
+
     def decode(self, block: UInt8[Array, "... bytes"]) -> Float[Array, "... values"]:
         """The values of blocks, in float32."""
-        scales = () if self.byte_scales is None else self.byte_scales(block)
-        halves = [_half(block, self.first_half + 2 * i) for i in range(self.halves)]
-        return self.scaled(self.codes(block), jnp.concatenate(halves, axis=-1), scales)
+        halves = lax.bitcast_convert_type(self.half_bits(block), jnp.float16).astype(jnp.float32)
+        return self.scaled(self.codes.read(block), halves, [scales.values(block) for scales in self.byte_scales])
+
+    def assemble(
+        self,
+        codes: UInt8[np.ndarray, "... values"],
+        halves: Float[np.ndarray, "... halves"],
+        byte_scales: Sequence[Shaped[np.ndarray, "... scales"]] = (),
+    ) -> UInt8[np.ndarray, "... bytes"]:
+        """The bytes of blocks; undoes what `decode` reads. Byte scales are given less their offsets."""
+        block = np.zeros((*codes.shape[:-1], self.num_bytes), np.uint8)
+        self.codes.write(codes, block)
+        stored = np.ascontiguousarray(halves, "<f2").view(np.uint8)
+        block[..., self.first_half : self.first_half + 2 * self.halves] = stored
+        for scales, values in zip(self.byte_scales, byte_scales, strict=True):
+            scales.write(np.asarray(values, np.int32) + scales.offset, block)
+        return block
 
     def scaled(
         self,
@@ -93,7 +121,7 @@ class BlockFormat:
     ) -> Float[Array, "... values"]:
         """The values of the codes of blocks, in float32."""
         if self.table is None:
-            values = _float(codes) - self.offset
+            values = codes.astype(jnp.float32) - self.codes.offset
         else:
             values = jnp.take(jnp.array(self.table, jnp.float32), codes.astype(jnp.int32), axis=0, mode="clip")
         groups = values.reshape(*halves.shape[:-1], -1, self.per_scale)
@@ -103,7 +131,7 @@ class BlockFormat:
             )
         factors = [halves[..., i : i + 1] for i in range(self.halves)]
         if byte_scales:
-            factors = [half * _float(scale) for half, scale in zip(factors, byte_scales, strict=True)]
+            factors = [half * scale.astype(jnp.float32) for half, scale in zip(factors, byte_scales, strict=True)]
         groups = factors[0][..., None] * groups
         if self.affine:  # minima in bytes are taken away, float16 ones are added
             bias = factors[1][..., None]
@@ -126,136 +154,42 @@ class BlockFormat:
         return width // self.values * self.num_bytes
 
 
-def hadamard(order: int) -> np.ndarray:
-    """The Hadamard matrix in natural (Sylvester) order, entries +-1; `order` is a power of two."""
-    matrix = np.ones((1, 1), np.float32)
-    while len(matrix) < order:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix
-
-
 def tq_rotation() -> np.ndarray:
     """[32, 32], orthogonal: `rotated @ tq_rotation()` are the values of a block of a TQ format."""
-    return hadamard(32) * np.array(TQ_SIGNS, np.float32) / np.float32(np.sqrt(32))
+    return matrix(32) * np.array(TQ_SIGNS, np.float32) / np.float32(np.sqrt(32))
 
 
-def _half(block: Array, at: int) -> Array:
-    """The float16 at byte `at`, as float32 with a last axis of length 1."""
-    return lax.bitcast_convert_type(block[..., at : at + 2], jnp.float16).astype(jnp.float32)[..., None]
-
-
-def _halves(packed: Array) -> Array:
-    """Low nibbles, then high nibbles."""
-    return jnp.concatenate([packed & 15, packed >> 4], axis=-1)
-
-
-def _bits(packed: Array, width: int) -> Array:
-    """Fields of `width` bits, low bits of each byte first: [..., n] -> [..., n * 8 / width]."""
-    shifts = jnp.arange(0, 8, width, dtype=jnp.uint8)
-    fields = (packed[..., None] >> shifts) & ((1 << width) - 1)
-    return fields.reshape(*packed.shape[:-1], -1)
-
-
-def _planes(packed: Array, width: int, count: int) -> Array:
-    """`count` planes of fields of `width` bits, low bits first: [..., n] -> [..., count, n]."""
-    shifts = jnp.arange(0, width * count, width, dtype=jnp.uint8)[:, None]
-    return (packed[..., None, :] >> shifts) & ((1 << width) - 1)
-
-
-def _float(codes: Array) -> Array:
-    return codes.astype(jnp.float32)
-
-
-def _q8_0_codes(block: Array) -> Array:
-    return block[..., 2:] ^ 128
-
-
-def _q4_0_codes(block: Array) -> Array:
-    return _halves(block[..., 2:])
-
-
-def _q4_1_codes(block: Array) -> Array:
-    return _halves(block[..., 4:])
-
-
-def _q5_0_codes(block: Array) -> Array:
-    return _halves(block[..., 6:]) | _bits(block[..., 2:6], 1) << 4
-
-
-def _q5_1_codes(block: Array) -> Array:
-    return _halves(block[..., 8:]) | _bits(block[..., 4:8], 1) << 4
-
-
-def _k_scales(block: UInt8[Array, "... bytes"]) -> tuple[UInt8[Array, "... 8"], UInt8[Array, "... 8"]]:
-    """The eight 6-bit scales and the eight 6-bit minima of a block of Q4_K or Q5_K."""
-    first, second, third = block[..., 4:8], block[..., 8:12], block[..., 12:16]
-    scales = jnp.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
-    minima = jnp.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
-    return scales, minima
-
-
-def _q4_k_codes(block: Array) -> Array:
-    lead = block.shape[:-1]
-    return _planes(block[..., 16:].reshape(*lead, 4, 32), 4, 2).reshape(*lead, 256)
-
-
-def _q5_k_codes(block: Array) -> Array:
-    lead = block.shape[:-1]
-    low = _planes(block[..., 48:].reshape(*lead, 4, 32), 4, 2).reshape(*lead, 8, 32)
-    return (low | _planes(block[..., 16:48], 1, 8) << 4).reshape(*lead, 256)
-
-
-def _q6_k_codes(block: Array) -> Array:
-    lead = block.shape[:-1]
-    low = _planes(block[..., :128].reshape(*lead, 2, 64), 4, 2).reshape(*lead, 2, 128)
-    high = _planes(block[..., 128:192].reshape(*lead, 2, 32), 2, 4).reshape(*lead, 2, 128)
-    return (low | high << 4).reshape(*lead, 256)
-
-
-def _q6_k_scales(block: UInt8[Array, "... bytes"]) -> tuple[Int8[Array, "... 16"]]:
-    return (lax.bitcast_convert_type(block[..., 192:208], jnp.int8),)
-
-
-def _iq4_xs_codes(block: Array) -> Array:
-    lead = block.shape[:-1]
-    return _halves(block[..., 8:].reshape(*lead, 8, 16)).reshape(*lead, 256)
-
-
-def _iq4_xs_scales(block: UInt8[Array, "... bytes"]) -> tuple[Int8[Array, "... 8"]]:
-    return ((_bits(block[..., 4:8], 4) | _bits(block[..., 2:4], 2) << 4).astype(jnp.int8) - 32,)
-
-
-def _tq3_1s_codes(block: Array) -> Array:
-    bits = _bits(block[..., 4:], 1).reshape(*block.shape[:-1], 32, 3)
-    return bits[..., 0] | bits[..., 1] << 1 | bits[..., 2] << 2
-
-
-def _tq4_1s_codes(block: Array) -> Array:
-    return _bits(block[..., 4:], 4)
-
+_K_SCALES = Integers(8, (Bits(4, 6, 4, count=4), Bits(12, 4, 4, first=4), Bits(4, 2, 4, to=4, first=4, shift=6)))
+_K_MINIMA = Integers(
+    8, (Bits(8, 6, 4, count=4), Bits(12, 4, 4, first=4, shift=4), Bits(8, 2, 4, to=4, first=4, shift=6))
+)
+_Q6_SCALES = Integers(16, (Bits(192, 8, 16, signed=True),), offset=128)
+_IQ4_SCALES = Integers(8, (Bits(4, 4), Bits(2, 2, to=4)), offset=32)
 
 FORMATS = {
     format.name: format
     for format in (
-        BlockFormat("Q8_0", 32, 34, _q8_0_codes, (8,), "one", offset=128),
-        BlockFormat("Q4_0", 32, 18, _q4_0_codes, (4,), "one", offset=8),
-        BlockFormat("Q4_1", 32, 20, _q4_1_codes, (4,), "affine"),
-        BlockFormat("Q5_0", 32, 22, _q5_0_codes, (4, 1), "one", offset=16),
-        BlockFormat("Q5_1", 32, 24, _q5_1_codes, (4, 1), "affine"),
-        BlockFormat("Q4_K", 256, 144, _q4_k_codes, (4,), "super_affine", byte_scales=_k_scales),
-        BlockFormat("Q5_K", 256, 176, _q5_k_codes, (4, 1), "super_affine", byte_scales=_k_scales),
+        BlockFormat("Q8_0", 34, Integers(32, (Bits(2, 8, 32, signed=True),), offset=128), "one"),
+        BlockFormat("Q4_0", 18, Integers(32, (Bits(2, 4, 16),), offset=8), "one"),
+        BlockFormat("Q4_1", 20, Integers(32, (Bits(4, 4, 16),)), "affine"),
+        BlockFormat("Q5_0", 22, Integers(32, (Bits(6, 4, 16), Bits(2, 1, to=4)), offset=16), "one"),
+        BlockFormat("Q5_1", 24, Integers(32, (Bits(8, 4, 16), Bits(4, 1, to=4))), "affine"),
+        BlockFormat("Q4_K", 144, Integers(256, (Bits(16, 4, 32),)), "super_affine", byte_scales=(_K_SCALES, _K_MINIMA)),
         BlockFormat(
-            *("Q6_K", 256, 210, _q6_k_codes, (4, 2), "super_signed_halves"),
-            offset=32,
+            *("Q5_K", 176, Integers(256, (Bits(48, 4, 32), Bits(16, 1, 32, to=4))), "super_affine"),
+            byte_scales=(_K_SCALES, _K_MINIMA),
+        ),
+        BlockFormat(
+            *("Q6_K", 210, Integers(256, (Bits(0, 4, 64), Bits(128, 2, 32, to=4)), offset=32), "super_signed_halves"),
             first_half=208,
-            byte_scales=_q6_k_scales,
+            byte_scales=(_Q6_SCALES,),
         ),
-        BlockFormat("IQ4_NL", 32, 18, _q4_0_codes, (4,), "one", table=IQ4_CODEBOOK),
+        BlockFormat("IQ4_NL", 18, Integers(32, (Bits(2, 4, 16),)), "one", IQ4_CODEBOOK),
         BlockFormat(
-            "IQ4_XS", 256, 136, _iq4_xs_codes, (4,), "super_signed", table=IQ4_CODEBOOK, byte_scales=_iq4_xs_scales
+            "IQ4_XS", 136, Integers(256, (Bits(8, 4, 16),)), "super_signed", IQ4_CODEBOOK, byte_scales=(_IQ4_SCALES,)
         ),
-        BlockFormat("TQ3_1S", 32, 16, _tq3_1s_codes, (2, 1), "halves", table=TQ3_CENTROIDS),
-        BlockFormat("TQ4_1S", 32, 20, _tq4_1s_codes, (4,), "halves", table=TQ4_CENTROIDS),
+        BlockFormat("TQ3_1S", 16, Integers(32, (Bits(4, 3, word=3),)), "halves", TQ3_CENTROIDS),
+        BlockFormat("TQ4_1S", 20, Integers(32, (Bits(4, 4),)), "halves", TQ4_CENTROIDS),
     )
 }
 """Formats that are computed with directly, by name."""

@@ -16,6 +16,7 @@ from pallas_kernels.matmul import (
     triton_planes,
     xla_dequant,
 )
+from pallas_kernels.matmul.operands import wrong_layout
 from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.mosaic_gpu import on_hopper
 
@@ -56,13 +57,8 @@ QUANT_MATMUL = operation(
     cpu_native=Form(_natively, cpu_native.unfit),
     xla_dequant=Form(_by_xla),
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
-    **kernel("pallas_gpu", pallas_gpu_prefill.by_rows, pallas_gpu_prefill.unfit_by_rows, pallas_gpu_prefill.unfit),
-    **kernel(
-        "pallas_gpu_prefill",
-        pallas_gpu_prefill.quant_matmul,
-        on_hopper(pallas_gpu_prefill.unfit),
-        pallas_gpu_prefill.unfit,
-    ),
+    **kernel("pallas_gpu", pallas_gpu_prefill.by_rows, pallas_gpu_prefill.unfit_by_rows, wrong_layout),
+    **kernel("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(wrong_layout), wrong_layout),
     **kernel("triton", triton_planes.quant_matmul, triton_planes.unfit, partial(triton_planes.unfit, interpreted=True)),
     reference=Form(_block_by_block(reference.quant_matmul)),
 )

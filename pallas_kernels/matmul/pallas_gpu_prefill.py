@@ -9,7 +9,6 @@ to bfloat16. What is computed for a row of x does not depend on the rows beside 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,23 +20,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
+from pallas_kernels.block_sizes import BlockSizes, one_of
 from pallas_kernels.matmul import pallas_gpu
 from pallas_kernels.matmul.config import FEW_ROWS
-from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.formats import BlockFormat
+from pallas_kernels.matmul.operands import Operands, example, model_shapes, num_rows, wrong_layout
 from pallas_kernels.matmul.planes import (
     CHUNK,
-    GROUP,
     LANES,
-    PLANE_FORMATS,
-    PLANES,
     code_values,
-    pack,
+    floats,
     plane_names,
+    scale_and_bias,
 )
-from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, on_hopper, tiled_memory
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 DEPTH = 64
 """Columns of the matrix that are decoded, and multiplied, together."""
@@ -49,7 +48,7 @@ REGISTERS = {1: (240, 240), 2: (208, 88)}
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """The tile of a program, which has 128 columns of the result. It does not change a result.
 
     Attributes:
@@ -57,13 +56,8 @@ class Config:
         rows: of each: 64 or 128.
     """
 
-    warpgroups: int
-    rows: int
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("warpgroups", tuple(REGISTERS)), ("rows", (MMA_ROWS, 2 * MMA_ROWS))):
-            if (size := getattr(self, name)) not in accepted:
-                raise ValueError(f"Config: {name} is {size}; accepted: {', '.join(map(str, accepted))}")
+    warpgroups: int = one_of(*REGISTERS)
+    rows: int = one_of(MMA_ROWS, 2 * MMA_ROWS)
 
     @property
     def tile(self) -> int:
@@ -92,14 +86,9 @@ def heuristic(dims: Dims) -> Config:
     return max((config for config in fitting if config.tile == tile), key=lambda config: config.warpgroups)
 
 
-def unfit(dims: Dims) -> str | None:
-    """Why the kernel cannot serve a call."""
-    return None if dims["layout"] == PLANES else f"reads the layout {PLANES!r}, see `prepare`"
-
-
 def unfit_by_rows(dims: Dims) -> str | None:
     """Why `by_rows` cannot serve a call."""
-    return unfit(dims) if dims["M"] <= FEW_ROWS else on_hopper(unfit)(dims)
+    return wrong_layout(dims) if dims["M"] <= FEW_ROWS else on_hopper(wrong_layout)(dims)
 
 
 class _Given(NamedTuple):
@@ -175,13 +164,9 @@ def _decode(
             source = part.at[matrix, pl.ds(chunk * target.shape[0], target.shape[0]), columns]
             plgpu.copy_gmem_to_smem(source, target, shared.packed_here.at[buffer])
 
-    def floats(name: str, buffer: Array, row: int) -> Array:
-        part = load(shared.packed[name].at[buffer, row], layout.reduce(0), interpreted=interpreted)
-        return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
-
-    def scaled(name: str, buffer: Array, row: int) -> Array:
-        numbers, above = floats(name, buffer, row), f"super_{name}"
-        return numbers * floats(above, buffer, 0) if above in shared.packed else numbers
+    def read(buffer: Array, group: int, name: str) -> Array:
+        row = 0 if name.startswith("super_") else group
+        return floats(load(shared.packed[name].at[buffer, row], layout.reduce(0), interpreted=interpreted))
 
     def spread(x: Array, count: int) -> Array:
         return laid_out(lax.broadcast_in_dim(x, (count, LANES), (1,)), layout, interpreted=interpreted)
@@ -194,12 +179,9 @@ def _decode(
             plane = load(shared.packed[name].at[buffer, pl.ds(first, count)], layout, interpreted=interpreted)
             codes.append((plane.astype(jnp.int32) >> field * bits & (1 << bits) - 1) << shift)
             shift += bits
-        scale = spread(scaled("scales", buffer, start // count), count)
-        values = code_values(kind, functools.reduce(jnp.bitwise_or, codes)) * scale
-        if "minima" not in shared.packed:
-            return values
-        sign = -1 if "super_minima" in shared.packed else 1
-        return values + spread(sign * scaled("minima", buffer, start // GROUP), count)
+        scale, bias = scale_and_bias(shared.packed, functools.partial(read, buffer, start // count))
+        values = code_values(kind, functools.reduce(jnp.bitwise_or, codes)) * spread(scale, count)
+        return values if bias is None else values + spread(bias, count)
 
     def step(chunk: Array, nothing: None) -> None:
         buffer = lax.rem(chunk, 2)
@@ -265,30 +247,24 @@ def quant_matmul(
     With an index, x is [B, M, K] and the weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # for kernels of integers
-    blocks = (x.reshape(1, -1, weight.width) if index is None else x).astype(jnp.bfloat16)
-    n_blocks, n_rows, _ = blocks.shape
-    if blocks.size == 0:
-        return jnp.zeros((*x.shape[:-1], weight.rows))
-    kind = PLANE_FORMATS[weight.format]
-    parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}
-    n_matrices, plane_rows, lanes = parts["plane0"].shape
-    width = plane_rows // (32 * kind.planes[0]) * CHUNK
+    given = Operands.of(x, weight, index, jnp.bfloat16)
+    n_blocks, n_rows, _ = given.blocks.shape
     config = config_for(TUNABLE, {"M": n_rows, "N": weight.rows, "K": weight.width, "format": weight.format}, config)
-    blocks = jnp.pad(blocks, ((0, 0), (0, -n_rows % config.tile), (0, width - weight.width)))
-    numbers = jnp.zeros(1, jnp.int32) if index is None else jnp.minimum(index, n_matrices - 1).astype(jnp.int32)
+    blocks = jnp.pad(given.blocks, ((0, 0), (0, -n_rows % config.tile), (0, 0)))
+    body = functools.partial(_body, kind=given.kind, names=tuple(given.parts), config=config)
     out = pl.kernel(
-        functools.partial(_body, kind=kind, names=tuple(parts), config=config, interpreted=interpret),
-        out_type=jax.ShapeDtypeStruct((*blocks.shape[:2], lanes), jnp.float32),
+        functools.partial(body, interpreted=interpret),
+        out_type=jax.ShapeDtypeStruct((*blocks.shape[:2], given.lanes), jnp.float32),
         mesh=plgpu.Mesh(
-            grid=(n_blocks, lanes // LANES, blocks.shape[1] // config.tile),
+            grid=(n_blocks, given.lanes // LANES, blocks.shape[1] // config.tile),
             grid_names=("block", "column", "row"),
             num_threads=config.warpgroups + 1,
             thread_name="warpgroup",
         ),
         name="quant_matmul_prefill",
         **kernel_options(interpreted=interpret),
-    )(numbers, blocks, *parts.values())
-    return out[:, :n_rows, : weight.rows].reshape(*x.shape[:-1], weight.rows)
+    )(given.numbers, blocks, *given.parts.values())
+    return given.result(out)
 
 
 def by_rows(
@@ -300,30 +276,9 @@ def by_rows(
     interpret: bool = False,
 ) -> Float[Array, "... N"]:
     """x @ weight.T in float32: up to 16 rows (of a block) on CUDA cores, nothing rounded; more on tensor cores."""
-    rows = math.prod(x.shape[:-1]) if index is None else x.shape[1]
-    run = pallas_gpu.quant_matmul if rows <= FEW_ROWS else quant_matmul
+    run = pallas_gpu.quant_matmul if num_rows(x, index) <= FEW_ROWS else quant_matmul
     return run(x, weight, act, index, interpret=interpret)
 
 
-def _example(dims: Dims) -> tuple[Array, QTensor]:
-    blocks = jnp.ones((dims["N"], FORMATS[dims["format"]].row_bytes(dims["K"])), jnp.uint8)
-    return jnp.ones((dims["M"], dims["K"]), jnp.bfloat16), pack(from_blocks(blocks, dims["format"]))
-
-
-TUNABLE = register(
-    Tunable(
-        operation="matmul.packed",
-        impl="pallas_gpu_prefill",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"gpu"}),
-        shapes=tuple(
-            {"M": 512, "N": n, "K": k, "format": format}
-            for format in ("Q8_0", "Q4_K")
-            for n, k in ((17408, 5120), (5120, 17408))
-        ),
-        example=_example,
-        run=functools.partial(quant_matmul, act="a16"),
-    )
-)
+SHAPES, RUN = model_shapes(512), functools.partial(quant_matmul, act="a16")
+TUNABLE = Tunable("matmul.packed", "pallas_gpu_prefill", Config, heuristic, candidates, SHAPES, example, RUN)

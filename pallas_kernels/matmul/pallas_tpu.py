@@ -14,7 +14,6 @@ block sizes, as long as the form is the same.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,30 +24,28 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
+from pallas_kernels.elementwise import float_of_half
 from pallas_kernels.matmul.config import FEW_ROWS, TpuConfig, tpu_candidates, tpu_heuristic
-from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.formats import BlockFormat
+from pallas_kernels.matmul.operands import Operands, example, model_shapes, num_rows, wrong_layout
 from pallas_kernels.matmul.planes import (
     CHUNK,
     GROUP,
     LANES,
-    PLANE_FORMATS,
-    PLANES,
     chunk_codes,
     code_values,
-    float_of_half,
-    pack,
     plane_names,
+    scale_and_bias,
 )
-from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.table import Dims
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 
 def unfit(dims: Dims) -> str | None:
     """Why the kernel cannot serve a call."""
-    if dims["layout"] != PLANES:
-        return f"reads the layout {PLANES!r}, see `prepare`"
-    return None if tpu_candidates(dims) else f"K={dims['K']} leaves no blocks that fit into VMEM"
+    fits = None if tpu_candidates(dims) else f"K={dims['K']} leaves no blocks that fit into VMEM"
+    return wrong_layout(dims) or fits
 
 
 def _floats(part: Array) -> Array:
@@ -100,12 +97,6 @@ def _body(index_ref, x_ref, *refs: Any, kind: BlockFormat, few: bool, names: Seq
     def _start():
         out_ref[...] = jnp.zeros_like(out_ref)
 
-    def chunk_of(name: str, chunk: Array, group: int) -> Array:
-        rows = CHUNK // group
-        numbers = floats[name][pl.ds(pl.multiple_of(chunk * rows, rows), rows), :]
-        above = f"super_{name}"
-        return numbers * floats[above][pl.ds(tile * n_chunks + chunk, 1), :] if above in floats else numbers
-
     def add_chunk(chunk: Array, total: Array) -> Array:
         bytes_of = [
             parts[name][pl.ds(pl.multiple_of(chunk * 32 * bits, 32 * bits), 32 * bits), :].astype(jnp.int32)
@@ -113,11 +104,14 @@ def _body(index_ref, x_ref, *refs: Any, kind: BlockFormat, few: bool, names: Seq
         ]
         values = code_values(kind, chunk_codes(kind, bytes_of))
         x = x_ref[:, pl.ds(pl.multiple_of(chunk * CHUNK, CHUNK), CHUNK)]
-        scale = chunk_of("scales", chunk, kind.per_scale)
-        bias = None
-        if "minima" in floats:
-            bias = chunk_of("minima", chunk, GROUP)
-            bias = -bias if "super_minima" in floats else bias
+        groups = CHUNK // kind.per_scale
+
+        def read(name: str) -> Array:
+            if name.startswith("super_"):
+                return floats[name][pl.ds(tile * n_chunks + chunk, 1), :]
+            return floats[name][pl.ds(pl.multiple_of(chunk * groups, groups), groups), :]
+
+        scale, bias = scale_and_bias(floats, read)
         if not few:
             values = values.reshape(len(scale), -1, values.shape[-1]) * scale[:, None]
             values = values if bias is None else values + bias[:, None]
@@ -152,25 +146,21 @@ def quant_matmul(
     With an index, x is [B, M, K] and the weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # for kernels of integers
-    n_rows = math.prod(x.shape[:-1]) if index is None else x.shape[1]
-    return _multiply(x, weight, index, config_for(TUNABLE, _sizes(n_rows, weight), config), interpret)
+    sizes = {"M": num_rows(x, index), "N": weight.rows, "K": weight.width, "format": weight.format}
+    return _multiply(x, weight, index, config_for(TUNABLE, sizes, config), interpret)
 
 
 # A function of the program, which matrices of one shape share: the kernel is built once for all layers that are alike.
 @functools.partial(jax.jit, static_argnames=("config", "interpret"))
 def _multiply(x: Array, weight: QTensor, index: Array | None, config: TpuConfig, interpret: bool) -> Array:
-    blocks = (x.reshape(1, -1, weight.width) if index is None else x).astype(jnp.float32)
-    n_blocks, n_rows, _ = blocks.shape
-    kind, few = PLANE_FORMATS[weight.format], n_rows <= FEW_ROWS
-    parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}
-    n_matrices, plane_rows, lanes = parts["plane0"].shape
-    depth = plane_rows * 8 // kind.planes[0]
+    given = Operands.of(x, weight, index, jnp.float32)
+    (n_blocks, n_rows, depth), parts, lanes = given.blocks.shape, given.parts, given.lanes
+    few = n_rows <= FEW_ROWS
     if depth % config.depth:
         raise ValueError(f"quant_matmul: config.depth is {config.depth}; accepted: divisors of {depth}")
     # Rows become whole tiles; all tiles of a block take its number.
-    tiles = max(1, -(-n_rows // config.rows))
-    blocks = jnp.pad(blocks, ((0, 0), (0, tiles * config.rows - n_rows), (0, depth - weight.width))).reshape(-1, depth)
-    numbers = jnp.zeros(1, jnp.int32) if index is None else jnp.minimum(index, n_matrices - 1).astype(jnp.int32)
+    tiles = -(-n_rows // config.rows)
+    blocks = jnp.pad(given.blocks, ((0, 0), (0, tiles * config.rows - n_rows), (0, 0))).reshape(-1, depth)
     scaling = [name for name in parts if not name.startswith("plane")]
 
     def tile_rows(name: str) -> int:  # of super scales there are too few for tiles
@@ -189,7 +179,7 @@ def _multiply(x: Array, weight: QTensor, index: Array | None, config: TpuConfig,
         block = (config.depth // CHUNK, config.rows, CHUNK // GROUP)
         inputs["sums"] = _group_sums(blocks), pl.BlockSpec(block, lambda b, n, k, index: (k, b, 0))
     out = pl.pallas_call(
-        functools.partial(_body, kind=kind, few=few, names=tuple(inputs), scaling=scaling),
+        functools.partial(_body, kind=given.kind, few=few, names=tuple(inputs), scaling=scaling),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(n_blocks * tiles, -(-lanes // config.columns), depth // config.depth),
@@ -204,35 +194,9 @@ def _multiply(x: Array, weight: QTensor, index: Array | None, config: TpuConfig,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=pltpu.InterpretParams() if interpret else False,
         name="quant_matmul",
-    )(jnp.repeat(numbers, tiles), blocks, *(array for array, _ in inputs.values()))
-    out = out.reshape(n_blocks, tiles * config.rows, lanes)[:, :n_rows, : weight.rows]
-    return out.reshape(*x.shape[:-1], weight.rows)
+    )(jnp.repeat(given.numbers, tiles), blocks, *(array for array, _ in inputs.values()))
+    return given.result(out.reshape(n_blocks, tiles * config.rows, lanes))
 
 
-def _sizes(n_rows: int, weight: QTensor) -> Dims:
-    return {"M": n_rows, "N": weight.rows, "K": weight.width, "format": weight.format}
-
-
-def _example(dims: Dims) -> tuple[Array, QTensor]:
-    blocks = jnp.ones((dims["N"], FORMATS[dims["format"]].row_bytes(dims["K"])), jnp.uint8)
-    return jnp.ones((dims["M"], dims["K"])), pack(from_blocks(blocks, dims["format"]))
-
-
-TUNABLE = register(
-    Tunable(
-        operation="matmul.packed",
-        impl="pallas_tpu",
-        Config=TpuConfig,
-        heuristic=tpu_heuristic,
-        candidates=tpu_candidates,
-        platforms=frozenset({"tpu"}),
-        shapes=tuple(
-            {"M": rows, "N": n, "K": k, "format": format}
-            for format in ("Q8_0", "Q4_K")
-            for n, k in ((17408, 5120), (5120, 17408))
-            for rows in (1, 4, 16, 512)
-        ),
-        example=_example,
-        run=functools.partial(quant_matmul, act="a16"),
-    )
-)
+SHAPES, RUN = model_shapes(1, 4, 16, 512), functools.partial(quant_matmul, act="a16")
+TUNABLE = Tunable("matmul.packed", "pallas_tpu", TpuConfig, tpu_heuristic, tpu_candidates, SHAPES, example, RUN)

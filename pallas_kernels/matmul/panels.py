@@ -28,8 +28,7 @@ _VECTOR = 64  # bytes: 16 rows of 4 columns
 def panel_bytes(format: str, width: int) -> tuple[int, int]:
     """Bytes of the codes and of the scales of a panel of `width` columns."""
     kind = FORMATS[format]
-    scales = 0 if kind.byte_scales is None else kind.values // kind.per_scale * (1 + kind.affine)
-    per_block = LANES * (2 * kind.halves + scales)
+    per_block = LANES * (2 * kind.halves + sum(scales.count for scales in kind.byte_scales))
     return width // GROUP * sum(kind.planes) * _VECTOR, width // kind.values * per_block
 
 
@@ -95,7 +94,7 @@ def _values(tensor: QTensor, quads: Array, floats: Array, subs: Array) -> Array:
     kind, lead = tensor.block_format, quads.shape[:-2]
     codes = _codes(kind, quads.reshape(*lead, -1, sum(kind.planes), 4)).reshape(*floats.shape[:-1], kind.values)
     scales: tuple[Array, ...] = ()
-    if kind.byte_scales is not None:
+    if kind.byte_scales:
         scales = (subs[..., ::2], subs[..., 1::2]) if kind.affine else (lax.bitcast_convert_type(subs, jnp.int8),)
     return kind.scaled(codes, floats, scales).reshape(*lead, tensor.width)
 

@@ -19,7 +19,7 @@ as in files, except that the 6-bit scales of Q4_K, Q5_K and IQ4_XS take bytes: o
 d and m are the super scale and the super minimum. Products of scales and codes are exact in float32 in every format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, Shaped, UInt8
 
+from pallas_kernels.elementwise import look_up
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
 
@@ -44,11 +45,6 @@ PLANE_FORMATS = {name: kind for name, kind in FORMATS.items() if kind.scales != 
 def plane_names(kind: BlockFormat) -> tuple[str, ...]:
     """Names of the parts that hold codes, low bits first."""
     return tuple(f"plane{i}" for i in range(len(kind.planes)))
-
-
-def scale_names(kind: BlockFormat) -> tuple[str, ...]:
-    """Names of the parts that hold what values are scaled with and, in some formats, what is added."""
-    return ("scales", "minima") if kind.affine else ("scales",)
 
 
 def pack(tensor: QTensor) -> QTensor:
@@ -81,20 +77,17 @@ def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Arra
         return jnp.pad(rows, ((0, -(-width // CHUNK) * CHUNK // columns - len(rows)), (0, -rows.shape[1] % LANES)))
 
     parts, shift = {}, 0
-    codes = part(kind.codes(blocks), 1).reshape(-1, CHUNK, -(-blocks.shape[0] // LANES) * LANES)
+    codes = part(kind.codes.read(blocks), 1).reshape(-1, CHUNK, -(-blocks.shape[0] // LANES) * LANES)
     for name, bits in zip(plane_names(kind), kind.planes, strict=True):
         fields = (codes >> shift & (1 << bits) - 1).reshape(len(codes), 8 // bits, 32 * bits, -1)
         plane = sum((fields[:, i] << bits * i for i in range(8 // bits)), jnp.zeros((), jnp.uint8))
         parts[name] = plane.reshape(-1, plane.shape[-1])
         shift += bits
-    byte_scales = () if kind.byte_scales is None else kind.byte_scales(blocks)
-    for i, name in enumerate(scale_names(kind)):
-        first = kind.first_half + 2 * i
-        half = part(lax.bitcast_convert_type(blocks[..., first : first + 2], jnp.uint16), kind.values)
-        if byte_scales:
-            parts[name], parts[f"super_{name}"] = part(byte_scales[i], kind.per_scale), half
-        else:
-            parts[name] = half
+    halves = kind.half_bits(blocks)
+    for i, name in enumerate(("scales", "minima")[: kind.halves]):
+        parts[f"super_{name}" if kind.byte_scales else name] = part(halves[..., i], kind.values)
+        if kind.byte_scales:
+            parts[name] = part(kind.byte_scales[i].values(blocks), kind.per_scale)
     return parts
 
 
@@ -105,7 +98,12 @@ def decode(tensor: QTensor) -> Array:
     *lead, _, lanes = planes[0].shape
     chunks = [plane.reshape(*lead, -1, 32 * bits, lanes) for plane, bits in zip(planes, kind.planes, strict=True)]
     values = code_values(kind, chunk_codes(kind, chunks))
-    scale, bias = _scales(parts)
+
+    def read(name: str) -> Array:  # one for each group
+        numbers, groups = floats(parts[name]), parts[name.removeprefix("super_")].shape[-2]
+        return jnp.repeat(numbers, groups // numbers.shape[-2], axis=-2)
+
+    scale, bias = scale_and_bias(parts, read)
     groups = values.reshape(*scale.shape[:-1], kind.per_scale, lanes) * scale[..., None, :]
     if bias is not None:
         groups = groups + bias[..., None, :]
@@ -137,24 +135,27 @@ def take_from_tiles(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Sha
     return lax.map(column, chosen).T
 
 
-def _scales(parts: dict[str, Array]) -> tuple[Array, Array | None]:
-    """What values are multiplied with and what is added, [..., groups, N'] float32."""
+def floats(part: Shaped[Array, "..."]) -> Float[Array, "..."]:
+    """Scales as they lie in planes, halves as their bits or small integers, in float32."""
+    return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
 
-    def floats(name: str) -> Array:
-        part = parts[name]
-        return (lax.bitcast_convert_type(part, jnp.float16) if part.dtype == jnp.uint16 else part).astype(jnp.float32)
 
-    def scaled(name: str) -> Array:
-        numbers = floats(name)
-        if f"super_{name}" not in parts:
-            return numbers
-        above = floats(f"super_{name}")
-        return jnp.repeat(above, numbers.shape[-2] // above.shape[-2], axis=-2) * numbers
+def scale_and_bias(
+    parts: Collection[str], read: Callable[[str], Float[Array, "..."]]
+) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+    """What codes are multiplied with, and what is added to the products where that is something.
 
-    scale = scaled("scales")
+    Args:
+        parts: their names.
+        read: gives those numbers of a part that belong to the codes at hand.
+    """
+
+    def whole(name: str) -> Array:
+        return read(name) * read(f"super_{name}") if f"super_{name}" in parts else read(name)
+
     if "minima" not in parts:
-        return scale, None
-    return scale, -scaled("minima") if "super_minima" in parts else scaled("minima")
+        return whole("scales"), None
+    return whole("scales"), -whole("minima") if "super_minima" in parts else whole("minima")
 
 
 def chunk_codes(kind: BlockFormat, planes: Sequence[Shaped[Array, "... bytes N"]]) -> Int[Array, "... 256 N"]:
@@ -170,24 +171,5 @@ def chunk_codes(kind: BlockFormat, planes: Sequence[Shaped[Array, "... bytes N"]
 def code_values(kind: BlockFormat, codes: Int[Array, "..."]) -> Float[Array, "..."]:
     """The integers that codes stand for before they are scaled, as float32. bfloat16 can hold all of them too."""
     if kind.table is None:
-        return codes.astype(jnp.float32) - kind.offset
-    # Halving a table by each bit of the code takes as many selections as it has entries: kernels have no gather.
-    table: list[Array | float] = list(kind.table)
-    bit = 0
-    while len(table) > 1:
-        odd = codes >> bit & 1 != 0
-        table = [jnp.where(odd, high, low) for low, high in zip(table[::2], table[1::2], strict=True)]
-        bit += 1
-    return jnp.asarray(table[0], jnp.float32)
-
-
-def float_of_half(bits: Int[Array, "..."]) -> Float[Array, "..."]:
-    """float16 numbers from their bits in int32, in integer arithmetic; exact, subnormal numbers included."""
-    exponent_bias = (127 - 15) << 23
-    magnitude = (bits & 0x7FFF) << 13
-    exponent = magnitude & 0x7C00 << 13
-    smallest = lax.bitcast_convert_type(magnitude + (exponent_bias + (1 << 23)), jnp.float32) - 2.0**-14
-    special = jnp.where(exponent == 0x7C00 << 13, exponent_bias, 0)
-    normal = lax.bitcast_convert_type(magnitude + exponent_bias + special, jnp.float32)
-    unsigned = lax.bitcast_convert_type(jnp.where(exponent == 0, smallest, normal), jnp.int32)
-    return lax.bitcast_convert_type(unsigned | (bits & 0x8000) << 16, jnp.float32)
+        return codes.astype(jnp.float32) - kind.codes.offset
+    return look_up(kind.table, codes)

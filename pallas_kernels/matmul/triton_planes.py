@@ -19,13 +19,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.matmul.config import FEW_ROWS
-from pallas_kernels.matmul.formats import FORMATS, BlockFormat
-from pallas_kernels.matmul.planes import CHUNK, GROUP, PLANE_FORMATS, PLANES, pack
-from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
+from pallas_kernels.matmul.formats import BlockFormat
+from pallas_kernels.matmul.operands import Operands, example, model_shapes, wrong_layout
+from pallas_kernels.matmul.planes import CHUNK, GROUP
+from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import bfloat16_parts, launch, missing
-from pallas_kernels.tuning import Tunable, config_for, register
+from pallas_kernels.tuning import Tunable, config_for
 
 PIECES = {"bfloat16": 1, "float16": 2, "float32": 3}
 """Numbers of bfloat16 that add up to any number of a type, see `bfloat16_parts`."""
@@ -34,7 +36,7 @@ PROGRAMS = 432
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(BlockSizes):
     """What a program takes.
 
     Attributes:
@@ -44,17 +46,10 @@ class Config:
         stages: chunks that are loaded ahead, and the one at hand: 1 to 4.
     """
 
-    columns: int
-    splits: int
-    warps: int
-    stages: int
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("columns", (32, 64, 128)), ("warps", (2, 4, 8)), ("stages", (1, 2, 3, 4))):
-            if (size := getattr(self, name)) not in accepted:
-                raise ValueError(f"{name} is {size}; accepted: {', '.join(map(str, accepted))}")
-        if self.splits < 1:
-            raise ValueError(f"splits is {self.splits}; accepted: 1 and more")
+    columns: int = one_of(32, 64, 128)
+    splits: int = at_least_one()
+    warps: int = one_of(2, 4, 8)
+    stages: int = one_of(1, 2, 3, 4)
 
 
 def heuristic(dims: Dims) -> Config:
@@ -83,11 +78,8 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why the kernel cannot serve a call, or None."""
-    if dims["layout"] != PLANES:
-        return f"reads the layout {PLANES!r}, see `prepare`"
-    if dims["M"] > FEW_ROWS:
-        return f"M={dims['M']} is over {FEW_ROWS}"
-    return missing(interpreted=interpreted)
+    too_many = f"M={dims['M']} is over {FEW_ROWS}" if dims["M"] > FEW_ROWS else None
+    return wrong_layout(dims) or too_many or missing(interpreted=interpreted)
 
 
 def quant_matmul(
@@ -104,28 +96,20 @@ def quant_matmul(
     With an index, x is [B, M, K] and the weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # for kernels of integers
-    blocks = x.reshape(1, -1, weight.width) if index is None else x
-    n_blocks, n_rows, _ = blocks.shape
-    if blocks.size == 0:
-        return jnp.zeros((*x.shape[:-1], weight.rows))
     from pallas_kernels.matmul import triton_kernels
 
-    kind = PLANE_FORMATS[weight.format]
-    parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}
-    n_matrices, plane_rows, lanes = parts["plane0"].shape
-    chunks = plane_rows // (32 * kind.planes[0])
+    dtype = x.dtype if x.dtype.name in PIECES else jnp.dtype(jnp.float32)
+    given = Operands.of(x, weight, index, dtype)
+    (n_blocks, n_rows, _), chunks, lanes = given.blocks.shape, given.chunks, given.lanes
     config = config_for(TUNABLE, {"N": weight.rows, "K": weight.width, "format": weight.format}, config)
     if chunks % config.splits:
         raise ValueError(f"quant_matmul: config is {config}; accepted: splits that divide {chunks}")
-    blocks = blocks if blocks.dtype.name in PIECES else blocks.astype(jnp.float32)
-    blocks = jnp.pad(blocks, ((0, 0), (0, 0), (0, chunks * CHUNK - weight.width)))
-    numbers = jnp.zeros(1, jnp.int32) if index is None else jnp.minimum(index, n_matrices - 1).astype(jnp.int32)
-    x_pieces = jnp.moveaxis(bfloat16_parts(blocks, PIECES[blocks.dtype.name]), 0, 1)
-    sums = blocks.astype(jnp.float32).reshape(n_blocks, n_rows, -1, GROUP).sum(axis=-1)
-    arrays = [parts.get(name, parts["plane0"]) for name in PARTS]
+    x_pieces = jnp.moveaxis(bfloat16_parts(given.blocks, PIECES[dtype.name]), 0, 1)
+    sums = given.blocks.astype(jnp.float32).reshape(n_blocks, n_rows, -1, GROUP).sum(axis=-1)
+    arrays = [given.parts.get(name, given.parts["plane0"]) for name in PARTS]
     (shares,) = launch(
         triton_kernels.product,
-        (numbers, x_pieces, sums, *arrays),
+        (given.numbers, x_pieces, sums, *arrays),
         (),
         (jax.ShapeDtypeStruct((config.splits, n_blocks, n_rows, lanes), jnp.float32),),
         grid=(-(-lanes // config.columns), n_blocks, config.splits),
@@ -134,16 +118,15 @@ def quant_matmul(
         interpret=interpret,
         ROWS=n_rows,
         PADDED=FEW_ROWS,
-        PIECES=PIECES[blocks.dtype.name],
+        PIECES=PIECES[dtype.name],
         CHUNKS=chunks,
         LANES=lanes,
         SPLITS=config.splits,
         COLUMNS=config.columns,
         WIDEN=interpret,
-        **_meaning(kind, parts),
+        **_meaning(given.kind, given.parts),
     )
-    out = functools.reduce(jnp.add, [shares[i] for i in range(config.splits)])
-    return out[..., : weight.rows].reshape(*x.shape[:-1], weight.rows)
+    return given.added(shares)
 
 
 PARTS = ("plane0", "plane1", "scales", "super_scales", "minima", "super_minima")
@@ -158,29 +141,11 @@ def _meaning(kind: BlockFormat, parts: dict[str, Any]) -> dict[str, Any]:
         "GROUP": kind.per_scale,
         "SUPER": "super_scales" in parts,
         "MINIMA": "minima" in parts,
-        "OFFSET": kind.offset,
+        "OFFSET": kind.codes.offset,
         "CODEBOOK": kind.table is not None,
         **{f"TABLE{i}": int(four) for i, four in enumerate(table.view("<i4"))},
     }
 
 
-def _example(dims: Dims) -> tuple[Array, QTensor]:
-    blocks = jnp.ones((dims["N"], FORMATS[dims["format"]].row_bytes(dims["K"])), jnp.uint8)
-    return jnp.ones((4, dims["K"]), jnp.bfloat16), pack(from_blocks(blocks, dims["format"]))
-
-
-TUNABLE = register(
-    Tunable(
-        operation="matmul.packed",
-        impl="triton",
-        Config=Config,
-        heuristic=heuristic,
-        candidates=candidates,
-        platforms=frozenset({"gpu"}),
-        shapes=tuple(
-            {"N": n, "K": k, "format": format} for format in ("Q8_0", "Q4_K") for n, k in ((17408, 5120), (5120, 17408))
-        ),
-        example=_example,
-        run=jax.jit(functools.partial(quant_matmul, act="a16"), static_argnames="config"),
-    )
-)
+SHAPES, RUN = model_shapes(), functools.partial(quant_matmul, act="a16")
+TUNABLE = Tunable("matmul.packed", "triton", Config, heuristic, candidates, SHAPES, example, RUN)

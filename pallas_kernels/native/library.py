@@ -1,5 +1,8 @@
 """The shared library of native CPU kernels: built with the package, loaded at first use, absent without harm.
 
+One that was built from other sources than those beside it, as after an update of a checkout, is not used, and a warning
+says so.
+
 It has kernels for several instruction sets; the processor, or SPECJAX_CPU_ISA, decides among them.
 """
 
@@ -7,6 +10,7 @@ import ctypes
 import os
 import platform
 import re
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +34,10 @@ def _load() -> ctypes.CDLL | str:
     except (OSError, AttributeError) as error:
         return f"{_PATH.name} does not load: {error}; {_AGAIN}"
     if sources.digest() not in (None, library.specjax_sources().decode()):
-        return f"{_PATH.name} was built from other sources than these; {_AGAIN}"
+        checkout = Path(__file__).parents[2]
+        stale = f"{_PATH.name} was built from other sources than these; run `pip install -e .` in {checkout}"
+        warnings.warn(f"native kernels are passed over: {stale}", RuntimeWarning, stacklevel=2)
+        return stale
     built, here = (library.specjax_ffi_major(), library.specjax_ffi_minor()), _interface()
     if built[0] != here[0] or built > here:
         return f"{_PATH.name} was built for XLA's FFI {built}, which this jaxlib has in {here}; {_AGAIN}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +19,6 @@ def unfit(dims: Dims) -> str | None:
     return native.reason()
 
 
-def normalize(x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float) -> Array:
-    """The same as `xla_reduce.normalize`, with the derivatives of that form."""
-    return _differentiable(scale, epsilon, x, weight, gate)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _differentiable(scale: float, epsilon: float, *arrays: Array | None) -> Array:
-    # A program that is lowered here for another platform has no native kernels there.
-    forms = {"cpu": _run, "default": xla_reduce.normalize}
-    forms = {platform: partial(form, scale=scale, epsilon=epsilon) for platform, form in forms.items()}
-    return jax.lax.platform_dependent(*arrays, **forms)
-
-
-@_differentiable.defjvp
-def _derivative(scale: float, epsilon: float, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    return jax.jvp(partial(xla_reduce.normalize, scale=scale, epsilon=epsilon), primals, tangents)
-
-
 def _run(x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float) -> Array:
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     nothing = jnp.zeros(0, jnp.float32)
@@ -49,3 +30,7 @@ def _run(x: Array, weight: Array | None, gate: Array | None, *, scale: float, ep
     settings = {"scale": np.float32(scale), "epsilon": np.float32(epsilon), "isa": native.instruction_set()}
     weight, gate = (nothing if array is None else array for array in (weight, gate))
     return call(rows, weight, gate.reshape(rows.shape) if gate.size else gate, **settings).reshape(x.shape)
+
+
+normalize = native.on_cpu(_run, xla_reduce.normalize)
+"""The same as `xla_reduce.normalize`, with the derivatives of that form."""

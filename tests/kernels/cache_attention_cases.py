@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import softmax
 
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.kv_formats import FORMATS, KVStore
 
 SCALE = 0.2
@@ -17,28 +18,57 @@ SCALE = 0.2
 
 def law(
     q: np.ndarray,
-    k: KVStore,
-    v: KVStore,
+    keys: np.ndarray,
+    values: np.ndarray,
     positions: np.ndarray,
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
-    scale: float = SCALE,
 ) -> np.ndarray:
     """By the definition of a cache: the latest position before the row's that falls into a slot stands there."""
-    keys, values = (np.asarray(store.values(), np.float64) for store in (k, v))
-    out, per_kv_head, slots = np.zeros(q.shape), q.shape[2] // k.shape[2], k.shape[1]
+    q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
+    out = np.zeros((*q.shape[:3], values.shape[-1]))
+    per_kv_head, slots = q.shape[2] // keys.shape[2], keys.shape[1]
     for b, t, h in np.ndindex(q.shape[:3]):
         first = 0 if window is None else max(0, positions[b, t] - window + 1)
         seen = np.arange(first, positions[b, t] + 1) % slots
         if len(seen):
-            scores = keys[b, seen, h // per_kv_head] @ q[b, t, h].astype(np.float64) * scale
+            scores = keys[b, seen, h // per_kv_head] @ q[b, t, h] * SCALE
             if soft_cap is not None:
                 scores = soft_cap * np.tanh(scores / soft_cap)
             if sinks is not None:
                 scores = np.append(scores, sinks[h])
             out[b, t, h] = softmax(scores)[: len(seen)] @ values[b, seen, h // per_kv_head]
     return out
+
+
+def rounded_weights(impl: str, kind: str) -> str | None:
+    """The type to which weights that meet values of a kind are rounded, and queries that meet keys; or None."""
+    if impl == "xla_floats":
+        return {"f16": "float16", "bf16": "bfloat16"}.get(kind)
+    if impl.startswith("pallas_tpu"):
+        return None if kind in ("f32", "f16") else "bfloat16"
+    if impl.startswith("pallas_gpu_prefill"):
+        return "float16" if kind == "f16" else "bfloat16"
+    return None
+
+
+def rounded(x: jax.Array, name: str | None) -> jax.Array:
+    """Numbers as a type holds them, in float32."""
+    return x if name is None else x.astype(name).astype(jnp.float32)
+
+
+def entries(impl: str, store: KVStore) -> jax.Array:
+    """Rotated vectors of a cache as an implementation multiplies them.
+
+    Tensor cores get them in 16 bits; TPUs their codes, or the centroids of these, and scale the products.
+    """
+    values, name = store.rotated(), rounded_weights(impl, store.format)
+    if impl.startswith("pallas_tpu") and "scales" in store.parts:
+        scales = store.parts["scales"].astype(jnp.float32)
+        scales = jnp.repeat(jnp.where(scales == 0, 1, scales), values.shape[-1] // scales.shape[-1], axis=-1)
+        return rounded(values / scales, name) * scales
+    return values if impl == "xla_floats" else rounded(values, name)
 
 
 @dataclass(frozen=True)
@@ -78,6 +108,10 @@ class Case:
         )
         return k, v
 
+    def call(self, caches: tuple[KVStore, KVStore] | None = None) -> Call:
+        """What implementations take; with other caches where these are given."""
+        return Call(self.q, *(caches or self.caches), self.rows, SCALE, **self.options)  # type: ignore[arg-type]
+
     @cached_property
     def options(self) -> dict[str, object]:
         """What `attend` takes by name."""
@@ -96,7 +130,21 @@ class Case:
     @cached_property
     def want(self) -> np.ndarray:
         """The law's."""
-        return law(self.q, *self.caches, self.rows, **self.options)  # type: ignore[arg-type]
+        keys, values = (np.asarray(store.values()) for store in self.caches)
+        return law(self.q, keys, values, self.rows, **self.options)  # type: ignore[arg-type]
+
+    def wanted_from(self, impl: str) -> np.ndarray:
+        """The law's for queries, keys and values that are rounded as an implementation rounds them: once rotated.
+
+        How far a rounded score is off grows with the score; rounding is no error of a kernel that is made for it.
+        """
+        (k, v), of_queries = self.caches, rounded_weights(impl, self.k_type)
+        if of_queries is None and rounded_weights(impl, self.v_type) is None:
+            return self.want
+        q = rounded(k.kind.rotate(jnp.asarray(self.q)), of_queries)
+        given = (np.asarray(x) for x in (q, entries(impl, k), entries(impl, v)))
+        out = law(*given, self.rows, **self.options)  # type: ignore[arg-type, call-arg]
+        return np.asarray(v.kind.unrotate(jnp.asarray(out), self.width))
 
     @cached_property
     def seen(self) -> np.ndarray:

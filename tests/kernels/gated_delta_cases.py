@@ -10,6 +10,7 @@ from lowering import here
 
 from pallas_kernels.gated_delta import reference
 from pallas_kernels.gated_delta.implementations import OPERATIONS
+from pallas_kernels.gated_delta.tokens import Tokens
 
 B, HK, HV, DK, DV = 2, 2, 4, 16, 64  # the Hopper kernel works on 64 columns
 LONGEST = 130
@@ -29,6 +30,11 @@ class Inputs(NamedTuple):
     g: np.ndarray
     beta: np.ndarray
     state: np.ndarray
+
+    @property
+    def tokens(self) -> Tokens:
+        """All but the state."""
+        return Tokens(*self[:5])
 
     def first(self, n_tokens: int) -> "Inputs":
         return Inputs(*(x[:, :n_tokens] for x in self[:5]), self.state)
@@ -66,9 +72,9 @@ def law(profile: str = "model", dtype: str = "float32", head_map: str = "tiled",
     """Of LONGEST tokens; the recurrence is causal, so a shorter call has a prefix of it."""
     inputs = draw(profile, dtype, n_rows)
     with jax.enable_x64(True):
-        arrays = (jnp.asarray(x, jnp.float64) for x in inputs)
+        inputs = Inputs(*(jnp.asarray(x, jnp.float64) for x in inputs))
         n_valid = jnp.full((n_rows,), LONGEST)
-        out, u, states = reference.recurrence(*arrays, n_valid=n_valid, head_map=head_map, scale=DK**-0.5)
+        out, u, states = reference.recurrence(inputs.tokens, inputs.state, n_valid, head_map=head_map, scale=DK**-0.5)
         return Law(np.asarray(out), np.asarray(u), [np.asarray(s) for s in states])
 
 

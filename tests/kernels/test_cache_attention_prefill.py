@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cache_attention_cases import CASES, SCALE, Case
+from cache_attention_cases import CASES, Case
 from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered
 from test_cache_attention import EXACT, ROUNDED
 from tiny_models import relative_rms
@@ -19,27 +19,22 @@ from pallas_kernels import cache_attention, mosaic_gpu, using
 from pallas_kernels.cache_attention import pallas_gpu_prefill as on_gpu
 from pallas_kernels.cache_attention import pallas_tpu_prefill as on_tpu
 from pallas_kernels.cache_attention.blocks import whole_tiles
+from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.visibility import as_mask
 from pallas_kernels.kv_formats import KVStore
 
 
 def test_blocks_of_rows_that_do_not_divide_them() -> None:
     case = CASES["a prompt and one that goes on"]
-    run = partial(
-        on_tpu.attend,
-        scale=SCALE,
-        interpret=True,
-        config=on_tpu.Config(16, 128),
-        **case.options,
-    )
-    assert relative_rms(jax.jit(run)(case.q, *case.poisoned(), case.rows), case.want) < EXACT
+    run = partial(on_tpu.attend, interpret=True, config=on_tpu.Config(16, 128))
+    assert relative_rms(jax.jit(run)(case.call(case.poisoned())), case.want) < EXACT
 
 
 def test_more_steps_than_scalar_memory_has_room_for_take_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_tpu, "MOST_STEPS", 8)  # two blocks of each sequence
     case = CASES["a prompt and one that goes on"]
-    run = partial(on_tpu.attend, scale=SCALE, interpret=True, config=on_tpu.Config(8, 128), **case.options)
-    assert relative_rms(jax.jit(run)(case.q, *case.poisoned(), case.rows), case.want) < EXACT
+    run = partial(on_tpu.attend, interpret=True, config=on_tpu.Config(8, 128))
+    assert relative_rms(jax.jit(run)(case.call(case.poisoned())), case.want) < EXACT
 
 
 @pytest.mark.parametrize("config", [on_gpu.Config(1, 64, 1), on_gpu.Config(2, 64, 3)])
@@ -51,8 +46,8 @@ def test_the_warpgroups_of_the_gpu_kernel_wait_for_each_other(
 
     monkeypatch.setattr(mosaic_gpu, "interpreter", lambda: InterpretGPUParams(detect_races=True))
     case = Case("bf16", "bf16", (tuple(range(300, 330)),), 340, kv_heads=1)
-    run = partial(on_gpu.attend, scale=SCALE, interpret=True, config=config, **case.options)
-    assert relative_rms(np.asarray(jax.jit(run)(case.q, *case.poisoned(), case.rows)), case.want) < ROUNDED
+    got = jax.jit(partial(on_gpu.attend, interpret=True, config=config))(case.call(case.poisoned()))
+    assert relative_rms(got, case.wanted_from("pallas_gpu_prefill")) < ROUNDED["bfloat16"]
     assert not gpu_callbacks.get_races().races_found
 
 
@@ -93,7 +88,7 @@ def test_what_tensor_cores_do_not_have_is_refused() -> None:
         ValueError,
         match=r"config is Config\(warpgroups=2, tile=128, buffers=2\); accepted: what fits into 227 KiB: Config",
     ):
-        on_gpu.attend(case.q, *case.caches, case.rows, scale=1.0, config=config, **case.options)
+        on_gpu.attend(case.call(), config=config)
 
 
 def test_explain_takes_sizes() -> None:
@@ -134,7 +129,10 @@ def test_block_sizes_of_the_gpu_kernel_lower(width: int) -> None:
     dims = {"T": 512, "H": 4, "G": 2, "N": width, "S": 300, "k_type": "f16", "v_type": "f16"}
     assert on_gpu.heuristic(dims) in on_gpu.candidates(dims)
     for config in (config for config in on_gpu.candidates(dims) if config.buffers < 3):
-        run = partial(on_gpu.attend, scale=0.1, window=None, soft_cap=30.0, sinks=jnp.zeros(4), config=config)
+
+        def run(*given: Any, config: on_gpu.Config = config) -> jax.Array:
+            return on_gpu.attend(Call(*given, scale=0.1, soft_cap=30.0, sinks=jnp.zeros(4)), config=config)
+
         assert len(kernel_calls(lowered(run, "cuda", *given), "cuda")) == 1
 
 

@@ -4,43 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from causal_conv1d_cases import CASES, ROUNDING, B, C, Case, W, error, runnable
 
 from pallas_kernels import explain
 from pallas_kernels.causal_conv1d import causal_conv1d, pallas_gpu, pallas_tpu, window_at
-from pallas_kernels.causal_conv1d.implementations import CAUSAL_CONV1D
-from pallas_kernels.causal_conv1d.reference import convolve
 
-B, C, W = 2, 128, 4
-NAMES = [i.name for i in CAUSAL_CONV1D.implementations if i.platforms or "interpret" in i.name or i.name == "reference"]
-ROUNDING = {"float32": 1e-6, "bfloat16": 2e-3, "float16": 3e-4}
-"""Relative root mean square error: that of rounding the outputs."""
+NAMES = runnable()
 
 
-def draw(n_tokens, dtype="float32"):
-    rng = np.random.default_rng(n_tokens)
-    x, weight, window = (
-        np.asarray(jnp.asarray(rng.standard_normal(shape), dtype))
-        for shape in ((B, n_tokens, C), (C, W), (B, W - 1, C))
-    )
-    return x, weight.astype(np.float32), window
+def draw(n_tokens):
+    return Case(n_tokens).arguments
 
 
-def law(x, weight, window, activation):
-    with jax.enable_x64(True):
-        inputs = jnp.concatenate([window, x], axis=1).astype(jnp.float64)
-        options = {"activation": activation, "dtype": jnp.float64}
-        return np.asarray(convolve(inputs, jnp.asarray(weight, jnp.float64), **options))
-
-
-def error(got, expected):
-    """Relative root mean square."""
-    return np.sqrt(np.mean((np.asarray(got, np.float64) - expected) ** 2) / np.mean(expected**2))
-
-
-@pytest.mark.parametrize(
-    ("impl", "shape"), [*((name, (0, 3, C)) for name in NAMES), (None, (B, 0, C)), ("reference", (B, 0, C))]
-)
-def test_no_rows_and_no_tokens_are_nothing(impl, shape):
+def check_nothing_comes_of(shape, impl):
     window = np.ones((shape[0], W - 1, C), np.float32)
     out, inputs = causal_conv1d(np.ones(shape, np.float32), np.ones((C, W), np.float32), window, impl=impl)
     assert out.shape == shape
@@ -48,16 +24,23 @@ def test_no_rows_and_no_tokens_are_nothing(impl, shape):
 
 
 @pytest.mark.parametrize("impl", NAMES)
-@pytest.mark.parametrize(
-    ("n_tokens", "dtype", "activation"),
-    [(1, "float32", "silu"), (3, "bfloat16", None), (9, "float16", "silu"), (9, "float32", None)],
-)
-def test_convolution_equals_the_law(impl, n_tokens, dtype, activation):
-    x, weight, window = draw(n_tokens, dtype)
-    out, inputs = causal_conv1d(x, weight, window, activation=activation, impl=impl)
-    assert out.dtype == dtype
-    assert error(out, law(x, weight, window, activation)) < ROUNDING[dtype]
-    np.testing.assert_array_equal(inputs, np.concatenate([window, x], axis=1))
+def test_no_rows_are_nothing(impl):
+    check_nothing_comes_of((0, 3, C), impl)
+
+
+@pytest.mark.parametrize("impl", [None, "reference"])
+def test_no_tokens_are_nothing(impl):
+    check_nothing_comes_of((B, 0, C), impl)
+
+
+@pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_implementation_follows_the_law(name, impl):
+    case = CASES[name]
+    out, inputs = case.run(impl)
+    assert out.dtype == case.dtype
+    assert error(out, case.want) < ROUNDING[case.dtype]
+    np.testing.assert_array_equal(inputs, case.inputs)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +52,9 @@ def test_convolution_equals_the_law(impl, n_tokens, dtype, activation):
 )
 def test_blocks_of_tokens_meet_without_a_seam(kernel, config, n_tokens):
     """The last block is not a whole one; a thread takes no more channels than there are."""
-    x, weight, window = draw(n_tokens)
-    inputs = jnp.concatenate([window, x], axis=1)
-    options = {"activation": "silu", "dtype": jnp.float32, "interpret": True}
-    got = kernel.convolve(inputs, jnp.asarray(weight), config=config, **options)
-    assert error(got, law(x, weight, window, "silu")) < ROUNDING["float32"]
+    case, options = Case(n_tokens), {"activation": "silu", "dtype": jnp.float32, "interpret": True}
+    got = kernel.convolve(jnp.asarray(case.inputs), jnp.asarray(case.arguments[1]), config=config, **options)
+    assert error(got, case.want) < ROUNDING["float32"]
 
 
 @pytest.mark.parametrize("impl", NAMES)
@@ -82,7 +63,7 @@ def test_what_comes_later_is_not_seen(impl):
     poisoned = x.copy()
     poisoned[0, 2:], poisoned[1, :] = np.nan, np.nan
     out, _ = causal_conv1d(poisoned, weight, window, impl=impl)
-    assert error(out[0, :2], law(x, weight, window, "silu")[0, :2]) < ROUNDING["float32"]
+    assert error(out[0, :2], Case(9).want[0, :2]) < ROUNDING["float32"]
     assert np.isnan(np.asarray(out)[1]).all()
 
 

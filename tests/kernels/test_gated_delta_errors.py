@@ -1,5 +1,7 @@
 """Bad arguments are named, with what was got and what is accepted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gated_delta_cases import DK, DV, HK, HV, draw
@@ -123,14 +125,16 @@ def test_blocks_of_states_are_counted_in_whole_tiles_of_vmem():
 
 
 @pytest.mark.parametrize("operation", ["prefill", "verify", "verify_snapshots", "commit"])
-@pytest.mark.parametrize("key_heads", [0, 3])
-def test_a_configuration_that_would_leave_heads_out_is_refused(operation, key_heads):
+def test_a_configuration_that_would_leave_heads_out_is_refused(operation):
     """A file of winners may hold one."""
     inputs = draw().first(2)
-    slots = (SLOTS, np.array([0, 0])) if operation == "verify_snapshots" else (inputs.state,)
-    arguments = (*inputs[:5], *slots) if operation != "commit" else (inputs.state, inputs.k, inputs.v, inputs.g)
+    records = gated_delta.Records(inputs.k, inputs.v, inputs.g)
+    states = (SLOTS, np.array([0, 0])) if operation == "verify_snapshots" else (inputs.state,)
+    given = (records if operation == "commit" else inputs.tokens, *states)
+    counts = () if operation == "verify" else (np.array([2, 2]),)
     scale = {} if operation == "commit" else {"scale": 1.0}
-    counts = {} if operation == "verify" else {"n_valid": np.array([2, 2])}
-    config = TpuPrefillConfig(key_heads, 64) if operation == "prefill" else TpuConfig(key_heads)
-    with pytest.raises(ValueError, match=rf"config.key_heads is {key_heads}; accepted: divisors of Hk = 2"):
-        KERNELS[operation](*arguments, head_map="tiled", interpret=True, config=config, **scale, **counts)
+    config = TpuPrefillConfig(3, 64) if operation == "prefill" else TpuConfig(3)
+    with pytest.raises(ValueError, match=r"config.key_heads is 3; accepted: divisors of Hk = 2"):
+        KERNELS[operation](*given, *counts, head_map="tiled", interpret=True, config=config, **scale)
+    with pytest.raises(ValueError, match="key_heads is 0; accepted: at least 1"):
+        replace(config, key_heads=0)

@@ -10,6 +10,7 @@ from gated_delta_cases import DK, draw, rms_error
 
 from pallas_kernels import gated_delta
 from pallas_kernels.gated_delta import reference, xla_chunked
+from pallas_kernels.gated_delta.tokens import Tokens
 from pallas_kernels.gated_delta.triangular import solve_unit_lower
 
 NAMES = ("q", "k", "v", "g", "beta", "state")
@@ -29,9 +30,11 @@ def gradients(function, inputs):
 
 def law_gradients(inputs, head_map, n_tokens):
     with jax.enable_x64(True):
-        function = functools.partial(
-            reference.prefill, n_valid=jnp.full((2,), n_tokens), head_map=head_map, scale=DK**-0.5
-        )
+
+        def function(*inputs):
+            counts = jnp.full((2,), n_tokens)
+            return reference.prefill(Tokens(*inputs[:5]), inputs[5], counts, head_map=head_map, scale=DK**-0.5)
+
         truth = jax.grad(functools.partial(loss, function))(tuple(jnp.asarray(x, jnp.float64) for x in inputs))
         return [np.asarray(x) for x in truth]
 

@@ -11,6 +11,7 @@ from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered, needs
 from pallas_kernels import gated_delta, triton_launch
 from pallas_kernels.gated_delta import triton_recurrence
 from pallas_kernels.gated_delta.implementations import OPERATIONS
+from pallas_kernels.gated_delta.tokens import Tokens
 
 QWEN3_6_27B = {"hk": 16, "hv": 48, "width": 128}
 SMALL = {"hk": 2, "hv": 6, "width": 64}
@@ -91,9 +92,8 @@ def test_every_candidate_in_triton_fits_into_registers(config, tmp_path):
     *given, counts = arguments("verify_snapshots", 4, **QWEN3_6_27B, dtype=jnp.bfloat16)
 
     def run(*given):
-        *inputs, n_valid = given
         options = {"head_map": "tiled", "scale": 0.1, "config": config}
-        return triton_recurrence.verify_snapshots(*inputs, n_valid=n_valid, **options)
+        return triton_recurrence.verify_snapshots(Tokens(*given[:5]), *given[5:], **options)
 
     (only,) = triton_calls(lowered(run, "cuda", *given, counts))
     assert assembled(only, tmp_path).spilled == 0

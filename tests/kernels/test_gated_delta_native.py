@@ -19,12 +19,12 @@ OPTIONS = {"head_map": "tiled", "scale": 0.25}
 
 def run(operation: str, inputs: Inputs, n_valid: list[int]) -> tuple[np.ndarray, np.ndarray]:
     function = jax.jit(partial(getattr(cpu_native, operation), **OPTIONS))
-    return tuple(map(np.asarray, function(*inputs, n_valid=np.array(n_valid, np.int32))))
+    return tuple(map(np.asarray, function(inputs.tokens, inputs.state, np.array(n_valid, np.int32))))
 
 
 def committed(inputs: Inputs, u: np.ndarray, n: list[int]) -> np.ndarray:
     commit = jax.jit(partial(cpu_native.commit, head_map="tiled"))
-    return np.asarray(commit(inputs.state, inputs.k, u, inputs.g, n_valid=np.array(n, np.int32)))
+    return np.asarray(commit(gated_delta.Records(inputs.k, u, inputs.g), inputs.state, np.array(n, np.int32)))
 
 
 @pytest.mark.usefixtures("isa")
@@ -54,7 +54,8 @@ def test_widths_that_fill_no_vector_or_tile(key_width: int, value_width: int) ->
     inputs, n_valid = Inputs(q, k, v, g, beta, state), [5, 0, 3]
     poisoned = Inputs(*(np.where(_valid(x, n_valid), x, np.nan) for x in inputs[:5]), state)
     out, last = run("prefill", poisoned, n_valid)
-    want, want_last = reference.prefill(*map(jnp.asarray, inputs), n_valid=jnp.array(n_valid), **OPTIONS)
+    given = jax.tree.map(jnp.asarray, (inputs.tokens, state, np.array(n_valid)))
+    want, want_last = reference.prefill(*given, **OPTIONS)
     assert rms_error(out, np.asarray(want)) < ROUNDING["float32"]
     assert rms_error(last, np.asarray(want_last)) < ROUNDING["float32"]
     np.testing.assert_array_equal(last[1], state[1])
@@ -79,11 +80,11 @@ def test_snapshots_are_the_states_of_shorter_prefills_bit_for_bit(n_slots: int, 
         n_valid = (np.array([0, 2, 6], np.int32) + round_number) % 7
         slot = (np.arange(3) + round_number) % n_slots
         start = slots[np.arange(3), slot]
-        out, new = map(np.asarray, snapshots(*inputs[:5], slots, slot, n_valid=n_valid))
-        np.testing.assert_array_equal(out, verify(*inputs[:5], start, n_valid=n_valid)[0])
+        out, new = map(np.asarray, snapshots(inputs.tokens, slots, slot, n_valid))
+        np.testing.assert_array_equal(out, verify(inputs.tokens, start, n_valid)[0])
         expected = slots.copy()
         for tokens in range(1, 7):
-            _, states = prefill(*inputs[:5], start, n_valid=np.full(3, tokens, np.int32))
+            _, states = prefill(inputs.tokens, start, np.full(3, tokens, np.int32))
             for row in range(3):
                 if 0 <= (age := n_valid[row] - tokens) < n_slots:
                     expected[row, age] = states[row]
@@ -98,8 +99,10 @@ def _valid(x: np.ndarray, n_valid: list[int]) -> np.ndarray:
 def test_the_state_given_stays_as_it_was_where_it_is_needed_again() -> None:
     inputs = draw().first(3)
     state = jnp.asarray(inputs.state)
-    once = partial(cpu_native.prefill, n_valid=jnp.array([3, 3], jnp.int32), **OPTIONS)
-    first, second = jax.jit(lambda state: (once(*inputs[:5], state)[1], once(*inputs[:5], state)[1]))(state)
+    tokens, counts = inputs.tokens, jnp.array([3, 3], jnp.int32)
+    first, second = jax.jit(lambda state: [cpu_native.prefill(tokens, state, counts, **OPTIONS)[1] for _ in range(2)])(
+        state
+    )
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(state, inputs.state)
 

@@ -61,9 +61,9 @@ def test_rows_that_keep_no_token_stay_as_they_are_between_others():
     run = jax.jit(commit)
     for n in ([0, 0, 0], [0, 0, 2], [2, 0, 1], [0, 2, 0]):
         kept = np.arange(2) < np.array(n)[:, None]
-        records = [x * kept.reshape(3, 2, *[1] * (x.ndim - 2)) for x in (inputs.k, inputs.v, inputs.g)]
-        got = run(inputs.state, *records, n_valid=np.array(n))
-        expected = reference.commit(jnp.asarray(inputs.state), *records, n_valid=np.array(n), head_map="tiled")
+        parts = (x * kept.reshape(3, 2, *[1] * (x.ndim - 2)) for x in (inputs.k, inputs.v, inputs.g))
+        given = gated_delta.Records(*parts), jnp.asarray(inputs.state), np.array(n)
+        got, expected = run(*given), reference.commit(*given, head_map="tiled")
         for row in range(3):
             if n[row]:
                 assert rms_error(got[row], expected[row]) < ROUNDING["float32"]

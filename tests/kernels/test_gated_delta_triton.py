@@ -5,54 +5,51 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from gated_delta_cases import ROUNDING, rms_error
+from gated_delta_cases import ROUNDING, Inputs, rms_error
 from lowering import lowered, needs_jax_triton, needs_triton, triton_calls
 
 from pallas_kernels import gated_delta, triton_launch
-from pallas_kernels.gated_delta import reference, triton_recurrence
+from pallas_kernels.gated_delta import Records, reference, triton_recurrence
 from pallas_kernels.gated_delta.triton_recurrence import Config, candidates, heuristic, unfit
 
 B, T, HK, HV, DK, DV = 2, 3, 1, 3, 24, 40
 N_VALID = np.array([3, 1])
 
 
-def inputs() -> list[np.ndarray]:
+def inputs() -> Inputs:
     rng = np.random.default_rng(3)
     q, k, v, state = (rng.normal(size=(B, *of)) for of in ((T, HK, DK), (T, HK, DK), (T, HV, DV), (HV, DK, DV)))
     g, beta = -np.exp(rng.normal(size=(B, T, HV))), rng.uniform(size=(B, T, HV))
-    return [x.astype(np.float32) for x in (q / DK, k / DK**0.5, v, g, beta, state)]
+    return Inputs(*(x.astype(np.float32) for x in (q / DK, k / DK**0.5, v, g, beta, state)))
 
 
 @needs_triton
 @pytest.mark.parametrize("config", [Config(8, 1), Config(16, 1), Config(64, 4)], ids=str)
 def test_any_width_in_any_blocks(config: Config) -> None:
-    given, options = inputs(), {"n_valid": N_VALID, "head_map": "grouped"}
+    drawn, options = inputs(), {"head_map": "grouped"}
+    given = drawn.tokens, drawn.state, N_VALID
     out, u = jax.jit(partial(triton_recurrence.verify, scale=0.5, interpret=True, config=config, **options))(*given)
     want_out, want_u = reference.verify(*given, scale=0.5, **options)
     assert rms_error(out, want_out) < ROUNDING["float32"]
     assert rms_error(u, want_u) < ROUNDING["float32"]
-    *_, state = given
-    new = triton_recurrence.commit(state, given[1], u, given[3], interpret=True, config=config, **options)
-    want = reference.commit(jax.numpy.asarray(state), given[1], want_u, given[3], **options)
+    records, state = Records(drawn.k, u, drawn.g), jax.numpy.asarray(drawn.state)
+    new = triton_recurrence.commit(records, state, N_VALID, interpret=True, config=config, **options)
+    want = reference.commit(records._replace(u=want_u), state, N_VALID, **options)
     assert rms_error(new, want) < ROUNDING["float32"]
 
 
 @needs_triton
 def test_counts_and_slots_out_of_range_are_the_nearest_in_range() -> None:
-    *tokens, state = inputs()
-    slots, scale = np.stack([state, 2 * state], axis=1), 0.5
-    far, near = ({"n_valid": np.array(n), "head_map": "grouped"} for n in ([T + 2, -1], [T, 0]))
-    for got, want in zip(
-        triton_recurrence.verify(*tokens, state, scale=scale, interpret=True, **far),
-        triton_recurrence.verify(*tokens, state, scale=scale, interpret=True, **near),
-        strict=True,
-    ):
+    tokens, state = inputs().tokens, inputs().state
+    slots, options = np.stack([state, 2 * state], axis=1), {"head_map": "grouped", "interpret": True}
+    far, near = np.array([T + 2, -1]), np.array([T, 0])
+    verify = partial(triton_recurrence.verify, tokens, state, scale=0.5, **options)
+    for got, want in zip(verify(far), verify(near), strict=True):
         np.testing.assert_array_equal(got, want)
-    records = tokens[1], tokens[2], tokens[3]
-    new = triton_recurrence.commit(state, *records, interpret=True, **far)
-    np.testing.assert_array_equal(new, triton_recurrence.commit(state, *records, interpret=True, **near))
-    run = partial(triton_recurrence.verify_snapshots, *tokens, slots, scale=scale, interpret=True)
-    for got, want in zip(run(np.array([9, -1]), **far), run(np.array([1, 0]), **near), strict=True):
+    commit = partial(triton_recurrence.commit, Records(tokens.k, tokens.v, tokens.g), state, **options)
+    np.testing.assert_array_equal(commit(far), commit(near))
+    run = partial(triton_recurrence.verify_snapshots, tokens, slots, scale=0.5, **options)
+    for got, want in zip(run(np.array([9, -1]), far), run(np.array([1, 0]), near), strict=True):
         np.testing.assert_array_equal(got, want)
 
 

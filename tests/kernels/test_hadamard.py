@@ -5,57 +5,22 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hadamard_cases import BOUND, CASES, draw, fitting, law, runnable
 from tiny_models import relative_rms
 
 from pallas_kernels import explain
 from pallas_kernels.hadamard import pallas_gpu, pallas_tpu, walsh_hadamard, xla_matmul
-from pallas_kernels.hadamard.implementations import HADAMARD
-
-NAMES = [i.name for i in HADAMARD.implementations if i.platforms or "interpret" in i.name or i.name == "reference"]
-BOUND = 1e-6
-"""Relative root mean square error in float32; bfloat16 and float16 are exact in it."""
 
 
-def definition(x: np.ndarray, before: object = 1, after: object = 1) -> np.ndarray:
-    """In float64, from the entries."""
-    width = x.shape[-1]
-    signs = [[(-1) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
-    return after * np.einsum("...n,mn->...m", before * x.astype(np.float64), np.array(signs)) / np.sqrt(width)
-
-
-def draw(*shape: int) -> np.ndarray:
-    return np.random.default_rng(shape[-1]).normal(size=shape).astype(np.float32)
-
-
-def heavy(impl: str, width: int) -> bool:
-    """The interpreter of Mosaic GPU runs one operation after the other on 128 threads: half a minute for these."""
-    return impl == "pallas_gpu_interpret" and width in (64, 128)
-
-
-CASES = [
-    pytest.param(name, width, marks=pytest.mark.slow if heavy(name, width) else ())
-    for name in NAMES
-    for width in (1, 2, 64, 128, 256)
-]
-
-
-@pytest.mark.parametrize(("impl", "width"), CASES)
-def test_forms_are_the_definition(impl: str, width: int) -> None:
-    x = draw(3, 2, width)
-    assert relative_rms(walsh_hadamard(jnp.asarray(x), impl=impl), definition(x)) < BOUND
-
-
-@pytest.mark.parametrize("impl", NAMES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_factors_are_applied_before_and_after(impl: str, dtype: str) -> None:
-    x = jnp.asarray(draw(5, 16), dtype)
-    before, after = draw(2, 16)
-    got = walsh_hadamard(x, before=jnp.asarray(before), after=jnp.asarray(after), impl=impl)
+@pytest.mark.parametrize(("name", "impl"), fitting())
+def test_every_implementation_follows_the_law(name: str, impl: str) -> None:
+    case = CASES[name]
+    got = case.run(impl)
     assert got.dtype == jnp.float32
-    assert relative_rms(got, definition(np.asarray(x, np.float32), before, after)) < BOUND
+    assert relative_rms(got, case.want) < BOUND
 
 
-@pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize("impl", runnable())
 def test_a_vector_of_nan_stays_alone(impl: str) -> None:
     """Also where the rows are more than a block, or than the threads of a warpgroup."""
     x = draw(130, 16)
@@ -64,10 +29,10 @@ def test_a_vector_of_nan_stays_alone(impl: str) -> None:
     got = np.asarray(walsh_hadamard(jnp.asarray(poisoned), impl=impl))
     assert np.isnan(got[[1, 129]]).all()
     rest = [row for row in range(130) if row not in (1, 129)]
-    assert relative_rms(got[rest], definition(x[rest])) < BOUND
+    assert relative_rms(got[rest], law(x[rest])) < BOUND
 
 
-@pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize("impl", runnable())
 def test_it_is_its_own_inverse(impl: str) -> None:
     x = draw(5, 16)
     twice = walsh_hadamard(walsh_hadamard(jnp.asarray(x), impl=impl), impl=impl)
@@ -86,7 +51,7 @@ def test_other_block_sizes_change_nothing(transform, config) -> None:
     """Two factors where the rule takes one; blocks that do not divide the rows."""
     x = draw(40, 32)
     interpret = {} if transform is xla_matmul.transform else {"interpret": True}
-    assert relative_rms(transform(jnp.asarray(x), None, None, config=config, **interpret), definition(x)) < BOUND
+    assert relative_rms(transform(jnp.asarray(x), None, None, config=config, **interpret), law(x)) < BOUND
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,27 @@ def test_a_library_for_a_later_xla_is_done_without(monkeypatch: pytest.MonkeyPat
         library._load.cache_clear()
 
 
+def test_a_library_of_other_sources_is_announced_once_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = from_blocks(jnp.asarray(random_blocks("Q4_0", 20, 4)), "Q4_0"), jnp.ones((2, 128))
+    digests: list[str] = []
+    monkeypatch.setattr(library.sources, "digest", lambda: digests.append("") or "later")
+    library._load.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"passed over: libspecjax.so was built .* run `pip install -e .` in /"):
+            assert not native.available()
+        assert re.search("cpu_native +passed over: libspecjax.so was built from other sources", explain(x, weight))
+        assert prepare(weight) is weight
+        assert len(digests) == 1
+    finally:
+        library._load.cache_clear()
+
+
+def test_sources_that_are_not_there_have_no_digest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An installed package has none, and nothing is compared."""
+    monkeypatch.setattr(library.sources, "SOURCES", tmp_path / "csrc")
+    assert library.sources.digest() is None
+
+
 STRESS = """
 import jax, jax.numpy as jnp, numpy as np
 from pallas_kernels.matmul import from_blocks, prepare, quant_matmul

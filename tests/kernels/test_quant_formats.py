@@ -1,17 +1,19 @@
 """Packed bytes mean what ggml says they mean, and products with them are products with those values."""
 
+from pathlib import Path
+
 import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import native_tables
 from pallas_kernels.matmul import (
     FORMATS,
     dequantize,
     explain,
     from_blocks,
-    native_tables,
     quant_matmul,
     take_rows,
 )
@@ -26,12 +28,7 @@ def random_blocks(name: str, rows: int, blocks: int, seed: int = 0) -> np.ndarra
     data = rng.integers(0, 256, (rows, blocks, kind.num_bytes), np.uint8)
     scales = rng.uniform(2**-8, 2**-2, (rows, blocks, 2)).astype(np.float16) * rng.choice([-1, 1], (rows, blocks, 2))
     as_bytes = scales.astype(np.float16).view(np.uint8)
-    if name == "Q6_K":
-        data[..., 208:] = as_bytes[..., :2]
-    elif name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "TQ3_1S", "TQ4_1S"):
-        data[..., :4] = as_bytes
-    else:
-        data[..., :2] = as_bytes[..., :2]
+    data[..., kind.first_half :][..., : 2 * kind.halves] = as_bytes[..., : 2 * kind.halves]
     return data.reshape(rows, -1)
 
 
@@ -136,6 +133,16 @@ def test_what_does_not_fit_is_an_error() -> None:
     assert "format=Q8_0" in explain(jnp.zeros((2, 64)), weight)
 
 
-def test_the_tables_of_the_native_kernels_are_those_of_the_formats() -> None:
-    """After a change of a format: `python -m pallas_kernels.matmul.native_tables`."""
-    assert native_tables.HEADER.read_text(encoding="utf-8") == native_tables.header()
+@pytest.mark.parametrize("name", FORMATS)
+def test_blocks_are_assembled_from_what_is_read_of_them(name: str) -> None:
+    kind, blocks = FORMATS[name], random_blocks(name, 3, 4).reshape(3, 4, -1)
+    given = jnp.asarray(blocks)
+    halves = np.asarray(kind.half_bits(given)).view(np.float16)
+    scales = [np.asarray(scales.values(given)) for scales in kind.byte_scales]
+    np.testing.assert_array_equal(kind.assemble(np.asarray(kind.codes.read(given)), halves, scales), blocks)
+
+
+@pytest.mark.parametrize("path", native_tables.headers(), ids=lambda path: path.parent.name)
+def test_the_tables_of_the_native_kernels_are_those_of_the_formats(path: Path) -> None:
+    """After a change of a format: `python -m pallas_kernels.native_tables`."""
+    assert path.read_text(encoding="utf-8") == native_tables.headers()[path]

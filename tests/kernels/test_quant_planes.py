@@ -7,8 +7,9 @@ import pytest
 from test_quant_formats import random_blocks
 
 from pallas_kernels import using
+from pallas_kernels.elementwise import float_of_half
 from pallas_kernels.matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, take_rows
-from pallas_kernels.matmul.planes import PLANE_FORMATS, float_of_half, pack, take_from_tiles
+from pallas_kernels.matmul.planes import PLANE_FORMATS, pack, take_from_tiles
 
 N = 37
 BITS = {

@@ -8,39 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowering import here, needs_native
+from rms_norm_cases import CASES, EPSILON, draw
 
 from pallas_kernels import explain, native
 from pallas_kernels.native import library
 from pallas_kernels.rms_norm import l2_norm, rms_norm
 from pallas_kernels.rms_norm.implementations import RMS_NORM
 
-NAMES = RMS_NORM.names()
-EPSILON = 1e-6
+
+@pytest.mark.parametrize("impl", here(RMS_NORM.names()))
+@pytest.mark.parametrize("name", CASES)
+def test_every_implementation_follows_the_law(name: str, impl: str) -> None:
+    case = CASES[name]
+    np.testing.assert_allclose(case.run(impl), case.want, rtol=2e-6, atol=1e-6)
 
 
-def draw(*shape: int) -> np.ndarray:
-    return np.random.default_rng(shape[-1]).standard_normal(shape).astype(np.float32)
-
-
-def law(x, weight, gate, n=None):
-    x, weight, gate = (np.asarray(a, np.float64) for a in (x, weight, gate))
-    norm = np.sqrt((x**2).sum(-1, keepdims=True) / (n or x.shape[-1]) + EPSILON)
-    return x / norm * weight * gate / (1 + np.exp(-gate))
-
-
-@pytest.mark.parametrize("impl", NAMES)
-@pytest.mark.parametrize("width", [1, 31, 128, 1000])
-def test_norms_equal_the_law(impl: str, width: int) -> None:
-    x, weight, gate = 3 * draw(2, 5, width), draw(width), 4 * draw(2, 5, width)
-    got = rms_norm(x, weight, epsilon=EPSILON, gate=gate, impl=impl)
-    np.testing.assert_allclose(got, law(x, weight, gate), rtol=2e-6, atol=1e-6)
-    no_gate = law(x, weight, np.full_like(gate, 1e3)) / 1e3
-    np.testing.assert_allclose(rms_norm(x, weight, epsilon=EPSILON, impl=impl), no_gate, rtol=2e-6, atol=1e-6)
-    l2 = law(x, 1.0, np.full_like(gate, 1e3), n=1) / 1e3
-    np.testing.assert_allclose(l2_norm(x, epsilon=EPSILON, impl=impl), l2, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+@needs_native
 @pytest.mark.usefixtures("isa")
 def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
     x, weight, gate = draw(300, 1000), draw(1000), draw(300, 1000)
@@ -50,7 +34,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
         np.testing.assert_array_equal(norm(x[rows], weight, gate=gate[rows]), whole[rows])
 
 
-@pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+@needs_native
 @pytest.mark.usefixtures("isa")
 def test_zeros_huge_and_broken_rows() -> None:
     x = np.stack([np.zeros(64), np.full(64, 1e-20), np.full(64, 1e15), np.full(64, np.nan)]).astype(np.float32)
@@ -61,14 +45,14 @@ def test_zeros_huge_and_broken_rows() -> None:
     assert np.isnan(got[3]).all()
 
 
-@pytest.mark.parametrize("impl", NAMES)
+@pytest.mark.parametrize("impl", here(RMS_NORM.names()))
 @pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0)])
 def test_no_rows_and_rows_of_no_width_are_no_work(impl: str, shape: tuple[int, ...]) -> None:
     x = jnp.zeros(shape)
     assert rms_norm(x, jnp.ones(shape[-1]), epsilon=EPSILON, gate=x, impl=impl).shape == shape
 
 
-@pytest.mark.skipif(not native.available(), reason=native.reason() or "")
+@needs_native
 def test_norms_have_the_same_bits_with_every_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, gate = draw(3, 1000), draw(1000), 20 * draw(3, 1000)
     results = []

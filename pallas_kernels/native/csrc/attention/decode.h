@@ -11,16 +11,6 @@
 namespace specjax {
 namespace {
 
-// Lloyd-Max centroids of a Gaussian, as in kv_formats/turbo.py, for a variance of 1; shorter tables are repeated.
-constexpr float kCentroids2[16] = {-1.5104f, -0.4528f, 0.4528f, 1.5104f, -1.5104f, -0.4528f, 0.4528f, 1.5104f,
-                                   -1.5104f, -0.4528f, 0.4528f, 1.5104f, -1.5104f, -0.4528f, 0.4528f, 1.5104f};
-constexpr float kCentroids3[16] = {-2.1520f, -1.3439f, -0.7560f, -0.2451f, 0.2451f, 0.7560f, 1.3439f, 2.1520f,
-                                   -2.1520f, -1.3439f, -0.7560f, -0.2451f, 0.2451f, 0.7560f, 1.3439f, 2.1520f};
-constexpr float kCentroids4[16] = {-2.732590f, -2.069017f, -1.618046f, -1.256231f, -0.942340f, -0.656759f,
-                                   -0.388048f, -0.128395f, 0.128395f,  0.388048f,  0.656759f,  0.942340f,
-                                   1.256231f,  1.618046f,  2.069017f,  2.732590f};
-constexpr float kNibbles[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
-
 // Groups of codes of 2 or 4 bits in planes: byte i has value i in its lowest bits, value i + bytes in the next, ...
 // With `high`, each code has a third bit, in the order of the values.
 template <typename Isa, int bits, bool high>
@@ -52,15 +42,16 @@ const float* Decode(const KvArray& array, int64_t index, float* out) {
   const uint8_t* in = array.codes + index * array.code_bytes;
   const uint16_t* scales = array.scales + index * array.groups;
   const int64_t width = array.width, group = array.groups ? width / array.groups : 0;
-  switch (array.type) {
-    case KvType::kF32:
+  const KvType& type = *array.type;
+  switch (type.kind) {
+    case KvKind::kF32:
       if (width % kPad == 0) return reinterpret_cast<const float*>(in);
       std::memcpy(out, in, 4 * width);
       break;
-    case KvType::kF16:
-    case KvType::kBf16: {
+    case KvKind::kF16:
+    case KvKind::kBf16: {
       const auto* halves = reinterpret_cast<const uint16_t*>(in);
-      const bool brain = array.type == KvType::kBf16;
+      const bool brain = type.kind == KvKind::kBf16;
       int64_t i = 0;
       for (; i + Isa::kLanes <= width; i += Isa::kLanes)
         Isa::Store(out + i, brain ? Isa::Brains(halves + i) : Isa::Halves(halves + i));
@@ -71,25 +62,20 @@ const float* Decode(const KvArray& array, int64_t index, float* out) {
       }
       break;
     }
-    case KvType::kQ8:
+    case KvKind::kBytes:
       for (int64_t g = 0; g < array.groups; ++g) {
         const auto scale = Isa::Set(Isa::Half(scales[g]));
         for (int64_t i = g * group; i < (g + 1) * group; i += Isa::kLanes)
           Isa::Store(out + i, Isa::Multiply(Isa::SignedBytes(in + i), scale));
       }
       break;
-    case KvType::kQ4:
-      DecodeTable<Isa, 4, false>(kNibbles, in, scales, array.groups, group, 1.0f, out);
+    case KvKind::kTable: {
+      const auto decode = type.bits == 2   ? DecodeTable<Isa, 2, false>
+                          : type.bits == 3 ? DecodeTable<Isa, 2, true>
+                                           : DecodeTable<Isa, 4, false>;
+      decode(type.table, in, scales, array.groups, group, type.by_variance ? Isa::Unit(group) : 1.0f, out);
       break;
-    case KvType::kTurbo2:
-      DecodeTable<Isa, 2, false>(kCentroids2, in, scales, array.groups, group, Isa::Unit(group), out);
-      break;
-    case KvType::kTurbo3:
-      DecodeTable<Isa, 2, true>(kCentroids3, in, scales, array.groups, group, Isa::Unit(group), out);
-      break;
-    case KvType::kTurbo4:
-      DecodeTable<Isa, 4, false>(kCentroids4, in, scales, array.groups, group, Isa::Unit(group), out);
-      break;
+    }
   }
   return out;
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/formats.h"
 #include "attention/kernels.h"
 #include "cpu.h"
 #include "parallel.h"
@@ -33,22 +34,22 @@ Seen SeenFrom(int64_t position, int64_t slots, int64_t window) {
 ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer scales, int64_t padded,
                     KvArray* array) {
   const auto* info = std::find_if(std::begin(kKvTypes), std::end(kKvTypes),
-                                  [&](const KvTypeInfo& each) { return each.name == name; });
+                                  [&](const KvType& each) { return each.name == name; });
   if (info == std::end(kKvTypes)) return Wrong("no type " + std::string(name));
   const auto dims = codes.dimensions(), scale_dims = scales.dimensions();
-  if (dims.size() != 4 || (info->scaled && scale_dims.size() != 4)) return Wrong("caches have four axes");
-  array->type = info->type;
+  if (dims.size() != 4 || (info->scaled() && scale_dims.size() != 4)) return Wrong("caches have four axes");
+  array->type = info;
   array->codes = static_cast<const uint8_t*>(codes.untyped_data());
-  array->scales = info->scaled ? static_cast<const uint16_t*>(scales.untyped_data()) : nullptr;
+  array->scales = info->scaled() ? static_cast<const uint16_t*>(scales.untyped_data()) : nullptr;
   array->code_bytes = dims[3] * static_cast<int64_t>(ffi::ByteWidth(codes.element_type()));
   array->width = array->code_bytes * 8 / info->bits;
-  array->groups = info->scaled ? scale_dims[3] : 0;
+  array->groups = info->scaled() ? scale_dims[3] : 0;
   const int64_t group = array->groups ? array->width / array->groups : 0;
-  if (info->scaled && (array->groups == 0 || group * array->groups != array->width ||
+  if (info->scaled() && (array->groups == 0 || group * array->groups != array->width ||
                        group % (info->bits < 4 ? 64 : 32) || scale_dims[0] != dims[0] || scale_dims[1] != dims[1] ||
                        scale_dims[2] != dims[2]))
     return Wrong("scales do not fit codes");
-  if (info->scaled && scales.element_type() != ffi::F16) return Wrong("scales are float16");
+  if (info->scaled() && scales.element_type() != ffi::F16) return Wrong("scales are float16");
   if ((array->width + kPad - 1) / kPad * kPad != padded) return Wrong("widths do not fit");
   return ffi::Error::Success();
 }

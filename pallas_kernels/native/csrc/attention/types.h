@@ -7,24 +7,21 @@
 
 namespace specjax {
 
-enum class KvType { kF32, kF16, kBf16, kQ8, kQ4, kTurbo2, kTurbo3, kTurbo4 };
+enum class KvKind { kF32, kF16, kBf16, kBytes, kTable };
 
-struct KvTypeInfo {
+struct KvType {
   std::string_view name;
-  KvType type;
-  int bits;
-  bool scaled;
-};
+  KvKind kind;
+  int bits;  // of a value
+  bool by_variance = false;  // whether a table is for values of variance 1, where those of a group have 1 / group
+  float table[16] = {};      // what codes of few bits stand for; shorter tables are repeated
 
-inline constexpr KvTypeInfo kKvTypes[] = {
-    {"f32", KvType::kF32, 32, false},      {"f16", KvType::kF16, 16, false},     {"bf16", KvType::kBf16, 16, false},
-    {"q8_0", KvType::kQ8, 8, true},        {"q4_0", KvType::kQ4, 4, true},       {"turbo2", KvType::kTurbo2, 2, true},
-    {"turbo3", KvType::kTurbo3, 3, true},  {"turbo4", KvType::kTurbo4, 4, true},
+  constexpr bool scaled() const { return kind >= KvKind::kBytes; }
 };
 
 // One array of vectors [slots, KV heads, width].
 struct KvArray {
-  KvType type;
+  const KvType* type;
   const uint8_t* codes;
   const uint16_t* scales;  // float16, one for each group of values
   int64_t width;           // values of a vector

@@ -12,7 +12,7 @@ inline constexpr int kGroup = 32;             // columns of a group
 inline constexpr int kQuads = 8;              // quads of columns in a group
 inline constexpr int kVector = 64;            // bytes of a vector: 16 rows x 4 columns
 inline constexpr int kStep = 8;               // groups that are decoded at a time; a block of the K formats
-inline constexpr int kPlain = kQuads * kVector;  // bytes of a group whose codes are bytes
+inline constexpr int kMostParts = 3;          // in which the bits of integers lie
 
 enum class Scales {
   kOne,               // per group: float16 d
@@ -25,34 +25,42 @@ enum class Scales {
 
 enum class Codebook { kNone, kIq4, kTq3, kTq4 };
 
+// Where some bits of integers lie in a block, see pallas_kernels/matmul/bits.py.
+struct Bits {
+  int at, width, run, to, first, count;
+  int shift, per_word;  // where in a word the first of so many runs begins
+  int word, flipped;
+};
+
+// Integers of a block; parts of no width are none.
+struct Integers {
+  int count, offset;
+  Bits bits[kMostParts];
+};
+
 struct Format {
   std::string_view name;
   int values, bytes;     // of a block in a file
   int plane0, plane1;    // bits of the planes, low bits first
-  int offset;            // what is subtracted from a code
+  int offset;            // what is subtracted from a code, or from a byte of the codebook
   Scales scales;
-  Codebook codebook = Codebook::kNone;
+  Codebook codebook;
+  int first_half;        // where the numbers of float16 begin
+  Integers codes;
+  Integers byte_scales[2];  // scales and minima where they are bytes; those of no count are none
 
   constexpr int code_bytes() const { return kVector * (plane0 + plane1); }  // of a group
 
   constexpr bool super() const { return values == 256; }
 
+  constexpr bool affine() const { return scales == Scales::kAffine || scales == Scales::kSuperAffine; }
+
+  // Numbers of float16 of a block.
+  constexpr int halves() const { return affine() || scales == Scales::kHalves ? 2 : 1; }
+
   // Of a block for the K formats, of a group for the others.
   constexpr int scale_bytes() const {
-    switch (scales) {
-      case Scales::kOne:
-        return 2 * kLanes;
-      case Scales::kAffine:
-      case Scales::kHalves:
-        return 4 * kLanes;
-      case Scales::kSuperAffine:
-        return (2 * 2 + 8 * 2) * kLanes;
-      case Scales::kSuperSigned:
-        return (2 + 8) * kLanes;
-      case Scales::kSuperSignedHalves:
-        return (2 + 8 * 2) * kLanes;
-    }
-    return 0;
+    return kLanes * (2 * halves() + byte_scales[0].count + byte_scales[1].count);
   }
 };
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 #include "floats/silu.h"
@@ -122,24 +123,22 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
 using PanelsFunction = void (*)(const Format&, const uint8_t*, const uint8_t*, int64_t, int64_t, int64_t,
                                 const uint8_t*, int64_t, float*, int64_t);
 
-template <typename Isa, bool wide>
+constexpr Kind KindOf(const Format& format) {
+  if (format.codebook != Codebook::kNone && format.scales == Scales::kHalves) return Kind::kCentroids;
+  if (format.scales == Scales::kSuperSignedHalves) return Kind::kHalves;
+  return format.affine() ? Kind::kAffine : Kind::kOne;
+}
+
+// For one of kFormats. Those that are computed alike share an instance.
+template <typename Isa, bool wide, size_t i = 0>
 PanelsFunction PanelsOf(const Format& format) {
-  const bool affine = format.scales == Scales::kAffine || format.scales == Scales::kSuperAffine;
-  switch (format.codebook) {
-    case Codebook::kIq4:
-      return Panels<Isa, Coding<4, 0, Codebook::kIq4>, Kind::kOne, wide>;
-    case Codebook::kTq3:
-      return Panels<Isa, Coding<2, 1, Codebook::kTq3>, Kind::kCentroids, wide>;
-    case Codebook::kTq4:
-      return Panels<Isa, Coding<4, 0, Codebook::kTq4>, Kind::kCentroids, wide>;
-    case Codebook::kNone:
-      break;
+  if constexpr (i == std::size(kFormats)) {
+    return nullptr;
+  } else {
+    constexpr Format kOne = kFormats[i];
+    using Codes = Coding<kOne.plane0, kOne.plane1, kOne.codebook>;
+    return &format == &kFormats[i] ? Panels<Isa, Codes, KindOf(kOne), wide> : PanelsOf<Isa, wide, i + 1>(format);
   }
-  if (format.plane0 == 8) return Panels<Isa, Coding<8>, Kind::kOne, wide>;
-  if (format.plane1 == 2) return Panels<Isa, Coding<4, 2>, Kind::kHalves, wide>;
-  if (format.plane1 == 1)
-    return affine ? Panels<Isa, Coding<4, 1>, Kind::kAffine, wide> : Panels<Isa, Coding<4, 1>, Kind::kOne, wide>;
-  return affine ? Panels<Isa, Coding<4>, Kind::kAffine, wide> : Panels<Isa, Coding<4>, Kind::kOne, wide>;
 }
 
 // Where 8 and 16 bits are computed alike, one instance serves both.

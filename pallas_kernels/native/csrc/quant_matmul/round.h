@@ -21,8 +21,7 @@ struct Rounded {
 
 // The rotation that the TQ formats apply to weights, for what they are multiplied with: signs, butterflies, 1/sqrt(32).
 inline void Rotate(float* x) {
-  static constexpr char kSigns[] = "+-+-++-+--+-++-+--+-+--+-++-+--+";
-  for (int i = 0; i < kGroup; ++i) x[i] = kSigns[i] == '+' ? x[i] : -x[i];
+  for (int i = 0; i < kGroup; ++i) x[i] = kTqSigns[i] > 0 ? x[i] : -x[i];
   for (int half = 1; half < kGroup; half *= 2) {
     for (int begin = 0; begin < kGroup; begin += 2 * half) {
       for (int i = begin; i < begin + half; ++i) {
