@@ -107,8 +107,9 @@ def test_parts_of_two_models_are_no_model(quantized: Path, tmp_path: Path) -> No
     with pytest.raises(FormatError, match="says that it is part 3"):
         GGUFFile(paths[0])
     paths[1].write_bytes(second)
-    entry = TensorEntry("x", (4,), GGML_TYPES["F32"])
-    write_stream(paths[-1], {}, [entry], [np.zeros(4, np.float32)])
+    count = len(gguf.GGUFReader(paths[-1]).tensors) + 1
+    entries = [TensorEntry(f"x{i}", (4,), GGML_TYPES["F32"]) for i in range(count)]
+    write_stream(paths[-1], {}, entries, [np.zeros(4, np.float32)] * count)
     with pytest.raises(FormatError, match="not of one model"):
         GGUFFile(paths[0])
 
