@@ -61,7 +61,7 @@ class Operands:
 
     @property
     def chunks(self) -> int:
-        """In which the columns of the matrices come."""
+        """How many chunks make up the columns of a matrix."""
         return self.blocks.shape[-1] // CHUNK
 
     @property
@@ -70,7 +70,7 @@ class Operands:
         return self.parts["plane0"].shape[-1]
 
     def result(self, out: Float[Array, "B rows lanes"]) -> Float[Array, "... N"]:
-        """Without what is padding."""
+        """The product in its own shape, without the rows and lanes that are padding."""
         return out[:, : self.blocks.shape[1], : self.shape[-1]].reshape(self.shape)
 
     def added(self, shares: Float[Array, "splits B rows lanes"]) -> Float[Array, "... N"]:
