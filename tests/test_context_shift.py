@@ -85,7 +85,7 @@ def test_the_next_turn_goes_on_with_the_whole_conversation_and_drops_more(drafte
     assert len(long) - HALF > SLOTS
     _, later = chat.generate(long, max_tokens=8)
     assert later.cuts[1].drop == (len(chat.tokens) - KEEP) // 2
-    assert later.tokens == later.cuts[1].of(later.cuts[0].of(later.conversation))[:-1]
+    assert later.tokens == later.cuts[1].left_of(later.cuts[0].left_of(later.conversation))[:-1]
     again, _ = chat.generate(prompt, max_tokens=8)
     assert again.tokens == reply.tokens, "the fork is spoilt"
 
