@@ -9,7 +9,6 @@ and their median is printed, because the speed of a shared machine drifts. Colum
     bound      tau * t_verify(1) / (t_verify(K + 1) + t_draft), from the halves timed alone
     verify     t_verify(K + 1) / t_verify(1)
     draft      t_draft / t_verify(1)
-    host       share of the wall time of a round in which the device waits for the host
     compile    seconds to build the programs
 
 Tokens that differ from those of plain decoding are listed; the status is 1 unless each difference is a near-tie.
@@ -88,21 +87,18 @@ def main() -> int:
     rows: dict[int, dict[str, Any]] = {}
     longest = max(prompts, key=lambda prompt: len(model.encode(prompt)))
     for k in track(drafts, "compile, and time the halves", console=console):
-        first = model.generate(longest, options[k])
-        batch = model.batch([longest], options[k])
-        for _ in batch.run():
+        stream = model.stream(longest, options[k])
+        for _ in stream.updates():
             pass
-        assert batch.state is not None
         results = [model.generate(prompt, options[k]) for prompt in prompts]
         rows[k] = {
-            "compile": first.timings.compile,
-            "cost": round_cost(batch.decoder, model.params, batch.state),
+            "compile": stream.result.timings.compile,
+            "cost": round_cost(stream.engine.decoder, model.params, stream.engine.state),
             "tau": sum(r.stats.tokens for r in results) / sum(r.stats.rounds for r in results),
             "accepted": acceptance(results),
             "results": results,
             "rates": [],
             "ratios": [],
-            "host": [],
         }
     for k, row in rows.items():
         row["divergences"] = divergences(model, options[k], row["results"], rows[0]["results"])
@@ -114,16 +110,10 @@ def main() -> int:
             tokens, seconds = measure(model, prompts, options[k])
             row["rates"].append(tokens / seconds)
             row["ratios"].append(row["rates"][-1] / rows[0]["rates"][-1])
-            one_chunk = specjax.GenerateOptions(
-                max_tokens=args.max_tokens, draft=k, ignore_eos=True, rounds_per_chunk=args.max_tokens
-            )
-            _, device_seconds = measure(model, prompts[:3], one_chunk)
-            _, host_seconds = measure(model, prompts[:3], options[k])
-            row["host"].append(max(0.0, 1 - device_seconds / host_seconds))
 
     plain = rows[0]["cost"]
     table = Table(title=f"{model.path.name}, greedy, {len(prompts)} held-out prompts x {args.max_tokens} tokens")
-    for column in ("K", "tok/s", "tau", "speed-up", "bound", "verify", "draft", "host", "compile"):
+    for column in ("K", "tok/s", "tau", "speed-up", "bound", "verify", "draft", "compile"):
         table.add_column(column, justify="right")
     figures = []
     for k, row in rows.items():
@@ -135,13 +125,12 @@ def main() -> int:
             "bound": speedup_bound(row["tau"], plain, row["cost"]),
             "verify": row["cost"].verify / plain.verify,
             "draft": row["cost"].draft / plain.verify,
-            "host": statistics.median(row["host"]),
             "compile": row["compile"],
             "accepted_by_position": row["accepted"],
             "divergences": row["divergences"],
         }
         figures.append(figure)
-        formats = ("{}", "{:.0f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.0%}", "{:.1f} s")
+        formats = ("{}", "{:.0f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.1f} s")
         table.add_row(*(form.format(value) for form, value in zip(formats, figure.values(), strict=False)))
     Console().print(table)
     for k in drafts[1:]:

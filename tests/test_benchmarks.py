@@ -159,3 +159,18 @@ def test_tokens_that_part_are_explained_by_errors_as_large_elsewhere(benchmark: 
 
 def _candidates(probabilities: dict[int, float]) -> dict[str, Any]:
     return {"top_logprobs": [{"id": token, "logprob": value} for token, value in probabilities.items()]}
+
+
+def test_the_benchmark_of_decoding_runs_and_counts(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, prompts = tmp_path / "figures.json", tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "def add(a, b):"}) + "\n")
+    arguments = ["--prompts", prompts, "--max-tokens", "12", "--drafts", "2", "--turns", "1", "--out", out]
+    monkeypatch.setattr(sys, "argv", ["decode.py", *map(str, arguments)])
+    assert benchmark("decode").main() == 0
+    plain, drafted = json.loads(out.read_text())["figures"]
+    assert (plain["K"], plain["tau"], plain["speedup"]) == (0, 1, 1)
+    assert drafted["K"] == len(drafted["accepted_by_position"]) == 2
+    assert drafted["tau"] > 1
+    assert "K = 2: accepted by position" in capsys.readouterr().out
