@@ -33,7 +33,8 @@ class FeatureRequest:
 
     Attributes:
         final_hidden: the hidden states that the output head reads (or what the family's head expects).
-        layer_inputs: indices of layers whose input is wanted.
+        layer_inputs: indices of layers whose input is wanted, from 0 to L; L stands for the output of the last layer,
+            before the final norm.
     """
 
     final_hidden: bool = False
@@ -86,6 +87,16 @@ class Target(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def width(self) -> int:
+        """D, the width of its embeddings and hidden states."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """L, layers of the trunk."""
+        ...
 
     @property
     def context_length(self) -> int:

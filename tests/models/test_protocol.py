@@ -116,7 +116,7 @@ def test_the_last_row_is_that_of_the_last_valid_token() -> None:
 
 def test_features_of_layers_that_do_not_exist_are_refused() -> None:
     target, _, params = loaded(FAMILIES[0])
-    for index in (-1, target.config.num_layers):
+    for index in (-1, target.num_layers + 1):
         with pytest.raises(ValueError, match=rf"the layers \[{index}\] are asked for; this target has layers 0 to"):
             target.verify(
                 params, tokens_of(target), N_VALID, empty(target), request=FeatureRequest(layer_inputs=(index,))

@@ -14,7 +14,7 @@ from parameter_count import count
 from tiny_models import relative_rms
 
 import checkpoints
-from specjax.models.parts.mtp import Pairs
+from specjax.models.parts.paired import Pairs
 from specjax.models.protocol import FeatureRequest, Params
 from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import (

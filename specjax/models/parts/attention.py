@@ -20,7 +20,7 @@ class Attention(nn.Module):
     """Grouped-query attention with RoPE over whole heads or their first part.
 
     Attributes:
-        config: says `num_heads`, `num_kv_heads`, `head_width`, `norm_eps`, `qk_norm` (RMS-normed q and k) and
+        config: says `width`, `num_heads`, `num_kv_heads`, `head_width`, `norm_eps`, `qk_norm` (RMS-normed q and k) and
             `attention_bias` (of q, k and v).
 
     Source: `Qwen3Attention`, `LlamaAttention` and `Glm4MoeAttention` in transformers.
@@ -31,13 +31,13 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T inputs"],
         call: Call,
         cache: KVCache,
         frequencies: Float[Array | np.ndarray, "pairs"],
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """Write the valid rows' keys and values at their positions, then attend; the first dimensions rotate."""
-        c, (batch, rows, width) = self.config, x.shape
+        c, (batch, rows, _) = self.config, x.shape
 
         counts = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
         products = apply_all(x, *(Linear(count * c.head_width, name=f"{kind}_proj") for kind, count in counts.items()))
@@ -53,4 +53,4 @@ class Attention(nn.Module):
         q, k = (apply_rope(rotated, call.positions, frequencies) for rotated in (q, k))
         cache = cache.append(k, v, call.positions, call.valid)
         out = cache.attend(q, call.positions, scale=c.head_width**-0.5)
-        return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
+        return Linear(c.width, name="o_proj")(out.reshape(batch, rows, -1)), cache

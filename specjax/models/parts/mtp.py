@@ -1,141 +1,25 @@
-"""What MTP heads have in common: verified rows wait in the state until the pass that feeds them.
+"""Multi-token-prediction heads, which come with their target and read its final hidden states.
 
-Pairing: a head's row at position p holds (hidden state of position p - 1, token at position p) and predicts the token
-at p + 1. The hidden state before the first token is zero, as in llama.cpp. The pair of the last committed position is
-incomplete until the next token is known, so its hidden row waits in the state.
-
-Catch-up: what a head wrote into its cache while drafting was made from hidden states of heads, not of the target, and
-some of it for tokens that were rejected. `observe` lets the verified rows wait, and the next `propose` feeds them with
-the target's hidden states, overwriting those entries; the last of these rows is the first draft step at the same time.
+The hidden state before the first token is zero, as in llama.cpp.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.parts.chain import draft_chain
-from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.parts.head import Head, MTPBlock, Own
+from specjax.models.parts.paired import PairedDrafter, PairedState, RepeatedDrafter
 from specjax.models.parts.room import Room
 from specjax.models.parts.trunk import Call, TrunkTarget
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
-from specjax.state import KVTypes, Part, SequenceState, Shift
-
-
-class Pairs(NamedTuple):
-    """Rows to be fed to a head; those that are not valid mean nothing."""
-
-    tokens: Int[Array, "B T"]
-    hidden: Float[Array, "B T D"]
-    positions: Int[Array, "B T"]
-    valid: Bool[Array, "B T"]
-
-
-@struct.dataclass
-class MTPState(Part):
-    """The cache of a head or of several, and the verified rows that have not been fed yet.
-
-    Waiting rows are aligned to the right: row i of `hidden` is the target's hidden state of position
-    length - R + i, and row i of `tokens` is the token after it; the token after the last row is the pending one.
-
-    Attributes:
-        kv: a cache, or one per head.
-        hidden: [B, R, D] float32.
-        tokens: [B, R - 1].
-        count: [B], how many rows wait; at least 1 (before the first token, the zero row).
-    """
-
-    kv: Any
-    hidden: Float[Array, "B R D"]
-    tokens: Int[Array, "B R-1"]
-    count: Int[Array, "B"]
-
-    @property
-    def cannot_shift(self) -> None:
-        """Nothing is in the way: the rows that wait stand where they stand from the end."""
-        return None
-
-    def shift(self, shift: Shift) -> MTPState:
-        """Drop the tokens from the caches. The waiting rows are newer, and stay."""
-        return replace(self, kv=jax.tree.map(lambda cache: cache.shift(shift), self.kv, is_leaf=self._is_inner))
-
-    @classmethod
-    def start(cls, kv: Any, batch: int, rows: int, width: int) -> MTPState:
-        """With empty caches, and the zero row before the first token waiting."""
-        return cls(
-            kv=kv,
-            hidden=jnp.zeros((batch, rows, width), jnp.float32),
-            tokens=jnp.zeros((batch, rows - 1), jnp.int32),
-            count=jnp.ones((batch,), jnp.int32),
-        )
-
-    def pairs(
-        self,
-        tokens: Int[Array, "B T"],
-        hidden: Float[Array, "B T-1 D"],
-        n_valid: Int[Array, "B"],
-        length: Int[Array, "B"],
-    ) -> Pairs:
-        """The waiting rows and then T - 1 more, each with the token after it: R - 1 + T rows.
-
-        Args:
-            tokens: the tokens at positions length, length + 1, ..., of which `n_valid` count.
-            hidden: the target's hidden states of these positions, but for the last.
-            n_valid, length: see there.
-        """
-        rows = self.hidden.shape[1]
-        all_hidden = jnp.concatenate([self.hidden, hidden.astype(jnp.float32)], axis=1)
-        all_tokens = jnp.concatenate([self.tokens, tokens], axis=1)
-        index = jnp.arange(all_tokens.shape[1])
-        positions = length[:, None] - rows + 1 + index
-        valid = (index >= rows - self.count[:, None]) & (index < rows - 1 + n_valid[:, None])
-        return Pairs(all_tokens, all_hidden, jnp.maximum(positions, 0), valid)
-
-    def fed(self, kv: Any, hidden: Float[Array, "B T D"], n_valid: Int[Array, "B"]) -> MTPState:
-        """After final tokens: every pair that they complete is in `kv`, and the last one's hidden row waits."""
-        last = jnp.take_along_axis(hidden, jnp.maximum(n_valid - 1, 0)[:, None, None], axis=1)
-        idle = n_valid == 0
-        waiting = jnp.where(idle[:, None, None], self.hidden[:, -1:], last.astype(jnp.float32))
-        return MTPState(
-            kv=kv,
-            hidden=self.hidden.at[:, -1:].set(waiting),
-            tokens=self.tokens,
-            count=jnp.where(idle, self.count, 1),
-        )
-
-
-@struct.dataclass
-class MTPWindow:
-    """A state whose waiting rows have been fed, and a verified window that will wait after `commit`."""
-
-    state: MTPState
-    tokens: Int[Array, "B T"]
-    hidden: Float[Array, "B T D"]
-
-    def commit(self, n: Int[Array, "B"]) -> MTPState:
-        """Let the first n rows wait. A row with n = 0 keeps what waited before; feeding it again changes nothing."""
-        rows = self.state.hidden.shape[1]
-        first = n[:, None] - rows + jnp.arange(rows)  # window row that waits in row i; negative: none
-        last = self.tokens.shape[1] - 1
-        hidden = jnp.take_along_axis(self.hidden, jnp.clip(first, 0, last)[:, :, None], axis=1)
-        tokens = jnp.take_along_axis(self.tokens, jnp.clip(first[:, :-1] + 1, 0, last), axis=1)
-        idle = n == 0
-        return MTPState(
-            kv=self.state.kv,
-            hidden=jnp.where(idle[:, None, None], self.state.hidden, hidden.astype(self.state.hidden.dtype)),
-            tokens=jnp.where(idle[:, None], self.state.tokens, tokens),
-            count=jnp.where(idle, self.state.count, n),
-        )
+from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Params
+from specjax.state import KVTypes
 
 
 @dataclass(frozen=True)
-class MTPDrafter(BaseDrafter):
+class MTPDrafter(PairedDrafter):
     """A drafter of MTP heads, which come with their target: what heads have in common as drafters.
 
     Attributes:
@@ -156,37 +40,9 @@ class MTPDrafter(BaseDrafter):
         """The hidden states that leave the target's trunk."""
         return FeatureRequest(final_hidden=True)
 
-    def feed(self, params: Params, pairs: Pairs, kv: Any) -> Any:
-        """The caches of all heads with these pairs in them."""
-        raise TypeError(f"{type(self).__name__} does not say how its heads are fed")
-
-    def extend(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        features: Features,
-        n_valid: Int[Array, "B"],
-        state: MTPState,
-        length: Int[Array, "B"],
-    ) -> MTPState:
-        """Feed every pair that the tokens complete; the hidden row of each row's last token waits."""
-        hidden = features.final_hidden
-        assert hidden is not None
-        pairs = state.pairs(tokens, hidden[:, :-1], n_valid, length)
-        return state.fed(self.feed(params, pairs, state.kv), hidden, n_valid)
-
-    def observe(self, tokens: Int[Array, "B T"], features: Features, state: MTPState) -> MTPWindow:
-        """The verified rows will wait for the next round's first pass."""
-        assert features.final_hidden is not None
-        return MTPWindow(state, tokens, features.final_hidden)
-
-    def hidden_norm(self, state: MTPState) -> Float[Array, "B"]:
-        """The norm of the last row that waits."""
-        return jnp.linalg.norm(state.hidden[:, -1], axis=-1)
-
 
 @dataclass(frozen=True)
-class RepeatedHead(MTPDrafter):
+class RepeatedHead(RepeatedDrafter, MTPDrafter):
     """One block, run as many times as drafts are wanted, each time on its own last hidden row after its norm.
 
     The target's hidden rows, too, are those after the norm. The config says what the block has of its own:
@@ -209,16 +65,17 @@ class RepeatedHead(MTPDrafter):
         """The empty cache of the block."""
         return self.target.init_state(self.kind, Room(batch, capacity, kv_types=kv_types))
 
+    def init_state(
+        self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
+    ) -> PairedState:
+        """An empty cache, with the zero row before the first token waiting."""
+        del chunk
+        kv = self.init_cache(batch, capacity, kv_types)
+        return PairedState.start(kv, batch, rows, self.config.width, zero_row=True)
+
     def head(self, params: Params) -> Head:
         """The head with its parameters."""
         return Head(self.block, params["mtp"], self.target, params)
-
-    def init_state(
-        self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
-    ) -> MTPState:
-        """An empty cache, with the zero row before the first token waiting."""
-        del chunk
-        return MTPState.start(self.init_cache(batch, capacity, kv_types), batch, rows, self.config.width)
 
     def run(
         self,
@@ -238,33 +95,8 @@ class RepeatedHead(MTPDrafter):
         """Float32 logits of the head's normed hidden rows."""
         return self.head(params).logits(hidden)
 
-    def feed(self, params: Params, pairs: Pairs, kv: Any) -> Any:
-        """The cache with these pairs in it."""
-        return self.run(params, pairs.tokens, pairs.hidden, pairs.positions, pairs.valid, kv)[1]
-
-    def propose(
-        self,
-        params: Params,
-        pending: Int[Array, "B"],
-        state: SequenceState,
-        *,
-        num_drafts: int,
-        choose: ChooseDraft,
-        keep_going: KeepGoing,
-    ) -> Proposal:
-        """One pass over the waiting rows, which gives the first draft, and a row at a time for the others."""
-        own, length = state.drafter, state.length
-        pairs = own.pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
-        fed, kv = self.run(params, pairs.tokens, pairs.hidden, pairs.positions, pairs.valid, own.kv)
-        hidden = fed[:, -1]
-        choice = choose(self.logits(params, hidden), length + 1)
-
-        def step(index: Array, token: Int[Array, "B"], carry: tuple[Array, Any]) -> tuple[Choice, tuple]:
-            hidden, kv = carry
-            position = (length + index)[:, None]
-            valid = jnp.ones_like(position, bool)
-            out, kv = self.run(params, token[:, None], hidden[:, None], position, valid, kv)
-            return choose(self.logits(params, out[:, 0]), length + index + 1), (out[:, 0], kv)
-
-        drafts, (_, kv) = draft_chain(choice, step, (hidden, kv), num_drafts=num_drafts, keep_going=keep_going)
-        return Proposal(*drafts, state=replace(own, kv=kv))
+    def choose_next(
+        self, params: Params, hidden: Float[Array, "B D"], position: Int[Array, "B"], choose: ChooseDraft
+    ) -> Choice:
+        """A draft from the logits of the hidden row."""
+        return choose(self.logits(params, hidden), position)

@@ -72,7 +72,7 @@ class Trunk(nn.Module):
 
         Returns:
             The hidden states that `logits` and the family's drafter read, the inputs of the layers named in
-            `layer_inputs`, and the new states (windows, with `rollback`).
+            `layer_inputs` (L names the output of the last layer), and the new states (windows, with `rollback`).
         """
         steps = jnp.arange(tokens.shape[1])
         x = self.embed_tokens(tokens)
@@ -82,6 +82,7 @@ class Trunk(nn.Module):
             inputs[index] = x
             at = self.state_of(index)
             x, states[at] = self.run_layer(index, x, call, states[at])
+        inputs[len(self.layers)] = x
         return self.features(x), tuple(inputs[index] for index in layer_inputs), tuple(states)
 
     def shared(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Any:
@@ -167,6 +168,14 @@ class TrunkTarget:
         return self.config.vocab_size
 
     @property
+    def width(self) -> int:
+        return self.config.width
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
     def context_length(self) -> int:
         """The longest sequence that the model was made for, in tokens."""
         return self.config.context_length
@@ -191,9 +200,12 @@ class TrunkTarget:
         *,
         rollback: bool,
     ) -> tuple[TargetOutput, tuple[Any, ...]]:
-        own, last = params["target"], self.config.num_layers - 1
-        if unknown := [index for index in request.layer_inputs if not 0 <= index <= last]:
-            raise ValueError(f"inputs of the layers {unknown} are asked for; this target has layers 0 to {last}")
+        own = params["target"]
+        if unknown := [index for index in request.layer_inputs if not 0 <= index <= self.num_layers]:
+            raise ValueError(
+                f"inputs of the layers {unknown} are asked for; this target has layers 0 to {self.num_layers - 1}, and"
+                f" {self.num_layers} names the output of the last one"
+            )
         hidden, layer_inputs, layers = apply(
             self.trunk,
             own,

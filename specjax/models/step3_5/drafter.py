@@ -3,7 +3,7 @@
 What a head's cache holds, which is what llama.cpp's `common/speculative.cpp` (`chain_heads`) leaves in it:
 
 - **Committed positions.** Every head, and not the first alone, has for each committed position p the row (target's
-  hidden state of p - 1, token at p), in the pairing of `specjax.models.parts.mtp`. A later head does not read what an
+  hidden state of p - 1, token at p), see `specjax.models.parts.paired`. A later head does not read what an
   earlier one made of committed tokens. So one set of waiting rows serves all heads, and a round leaves behind the same
   caches whatever it drafted and however many drafts were accepted. (`MtpModel` of transformers differs: there head j
   reads at every position what head j - 1 made at the one before.)
@@ -31,7 +31,8 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.head import Head, MTPBlock, Own
-from specjax.models.parts.mtp import MTPDrafter, MTPState, Pairs
+from specjax.models.parts.mtp import MTPDrafter
+from specjax.models.parts.paired import PairedState, Pairs
 from specjax.models.parts.room import Room
 from specjax.models.parts.trunk import Call
 from specjax.models.protocol import Choice, ChooseDraft, KeepGoing, Params, Proposal
@@ -62,12 +63,12 @@ class Step35MTP(MTPDrafter):
 
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
-    ) -> MTPState:
+    ) -> PairedState:
         """Empty caches of the first `rows` - 1 heads, with the zero row before the first token waiting."""
         drafts = rows - 1
         room = Room(batch, capacity, max(rows - 1 + chunk, rows + drafts - 1), kv_types)
         kv = tuple(self.target.init_state(head.layer, room) for head in self.config.heads[:drafts])
-        return MTPState.start(kv, batch, rows, self.config.width)
+        return PairedState.start(kv, batch, rows, self.config.width, zero_row=True)
 
     def head(self, params: Params, index: int) -> Head:
         """A head with its parameters."""

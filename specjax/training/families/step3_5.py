@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from pallas_kernels import cache_attention
 from pallas_kernels.kv_formats import KVStore
-from specjax.models.parts.mtp import Pairs
+from specjax.models.parts.paired import Pairs
 from specjax.models.protocol import Params
 from specjax.models.step3_5 import (
     FULL_ATTENTION,
