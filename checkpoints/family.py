@@ -72,6 +72,8 @@ class FileFormat:
         write_config: config -> metadata, without `general.architecture` and the like.
         rules: (config, tensor names of the file; empty when writing) -> the rule table.
         head_count: the key that counts the layers of a head in the same file, in a GGUF without the architecture.
+        recognizes: says of metadata whether they announce the family although a name alone would not, or would announce
+            another one.
     """
 
     names: tuple[str, ...]
@@ -79,6 +81,7 @@ class FileFormat:
     write_config: Callable[[Any], dict[str, Any]]
     rules: Callable[[Any, Collection[str]], RuleTable]
     head_count: str | None = None
+    recognizes: Callable[[Metadata], bool] = lambda metadata: False
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,9 @@ class Family:
         config_type: its config class, which follows `Config`.
         role: what its files are for.
         gguf, hf: how it appears in GGUF files and in Hugging Face folders.
-        rope: config -> base and width of the rotary frequencies that the parameter `target.rope_factors` divides. Such
-            a config has `rope_factors`, whether it has the parameter, and `rope_formula`, how it is computed.
+        rope: config -> base and width of the rotary frequencies that a parameter divides. Such a config has
+            `rope_factors`, whether it has the parameter, and `rope_formula`, how it is computed.
+        rope_divisors: the path of this parameter.
         check_tables: (config, metadata, tensor table, report): looks for contradictions that need no values to be read,
             and adds them to the report.
         value_checks: what must hold of the values.
@@ -116,6 +120,7 @@ class Family:
     gguf: FileFormat
     hf: FileFormat
     rope: Callable[[Any], tuple[float, int]] | None = None
+    rope_divisors: str = "target.rope_factors"
     check_tables: Callable[[Any, Metadata, Tensors, Report], None] | None = None
     value_checks: tuple[ValueCheck, ...] = ()
 
@@ -186,7 +191,10 @@ class Families(Generic[F]):
         Warns:
             MissingMTPWarning: a head is declared, and absent.
         """
-        if kind == "safetensors":
+        recognized = next((family for family in self.members if family.format(kind).recognizes(metadata)), None)
+        if recognized is not None:
+            family = recognized
+        elif kind == "safetensors":
             family = self.of_hf(metadata.get("model_type"), where)
         else:
             if (content := metadata.get("general.type", "model")) != "model":

@@ -10,7 +10,7 @@ import numpy as np
 from checkpoints.convert.source_model import FLOATS, SourceModel, Stored
 from checkpoints.gguf.ggml_types import GGML_TYPES
 from checkpoints.mapping.rule import Rule
-from checkpoints.mapping.table import RuleTable
+from checkpoints.mapping.table import INTEGERS, RuleTable
 from checkpoints.safetensors.file import DTYPES, TYPE_OF_DTYPE
 from checkpoints.source import TensorInfo
 
@@ -54,7 +54,7 @@ def from_rules(model: SourceModel, table: RuleTable, choose: TypeChoice) -> Iter
         incoming = _incoming(model, rule)
         sources = tuple(model.sources_of(rule.paths))
         for index, (name, shape) in enumerate(zip(rule.sources, table.source_shapes(rule), strict=True)):
-            kind = choose(name, shape, incoming)
+            kind = choose(name, shape, table.integer_sources.get(name, incoming))
             info = TensorInfo(name, shape, kind, tensor_bytes(kind, shape))
             exact = rule.moves_values and {source.type for source in sources} == {kind}
             yield PlannedTensor(info, sources, _Made(model, rule, index, info), exact)
@@ -86,8 +86,8 @@ class _Made:
     def __call__(self) -> np.ndarray:
         kind, name = self.info.type, self.info.name
         parameters = [self.model.parameter(path) for path in self.rule.paths]
-        # Values that are only moved get their type before, others are computed in float32.
-        early = kind if self.rule.moves_values else "F32"
+        # Values that are only moved get their type before, others are computed in float32, or as integers.
+        early = kind if self.rule.moves_values or kind in INTEGERS else "F32"
         arrays = [_in_type(parameter, early, name) for parameter in parameters]
         tensor = next(array for i, array in enumerate(self.rule.backward(arrays)) if i == self.index)
         if kind not in DTYPES:

@@ -247,7 +247,7 @@ class SourceModel:
 
     def _type(self, rule: Rule) -> str:
         types = {self.opened.source.tensors[name].type for name in rule.sources}
-        if self.opened.rules.integers.intersection(rule.paths):
+        if not self.opened.rules.integers.keys().isdisjoint(rule.paths):
             return "I32"
         if len(types) == 1 and rule.moves_values:
             (kind,) = types

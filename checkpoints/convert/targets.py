@@ -53,8 +53,6 @@ class Types:
         del name
         if stored not in DTYPES:
             return self.decoded
-        if stored == "I32":
-            return "I64"
         return self.of_matrix(stored) if len(shape) > 1 else stored
 
 

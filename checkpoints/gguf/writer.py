@@ -66,7 +66,7 @@ def write_gguf(
     table = family.gguf.rules(config, ())
     tensors, integers = list(table.unload(params)), table.integer_sources
     entries = [
-        TensorEntry(name, shape, GGML_TYPES["I32"] if name in integers else _stored_type(name, shape, weights))
+        TensorEntry(name, shape, GGML_TYPES[integers[name]] if name in integers else _stored_type(name, shape, weights))
         for name, shape, _ in tensors
     ]
     data = (encode_tensor(make(), entry.type) for (_, _, make), entry in zip(tensors, entries, strict=True))

@@ -20,7 +20,7 @@ from jaxtyping import Float, Float32
 from checkpoints.family import Family
 
 DIVISORS = "target.rope_factors"
-"""The path of the parameter with the divisors."""
+"""The path of the parameter with the divisors in targets."""
 FORMULA = "rope_formula"
 """Name of the field of a config that holds its `Llama3Rope`, if it is known."""
 _CONTEXTS = tuple(1 << bits for bits in range(5, 24))
@@ -70,7 +70,8 @@ def with_formula(family: Family, config: Any, read: Callable[[str], np.ndarray])
     """
     if family.rope is None or not config.rope_factors or config.rope_formula:
         return config
-    return replace(config, rope_formula=find_formula(np.asarray(read(DIVISORS), np.float32), *family.rope(config)))
+    divisors = np.asarray(read(family.rope_divisors), np.float32)
+    return replace(config, rope_formula=find_formula(divisors, *family.rope(config)))
 
 
 def find_formula(divisors: Float32[np.ndarray, "N/2"], theta: float, width: int) -> Llama3Rope | None:

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -22,8 +22,9 @@ from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from checkpoints.source import TensorSource
 from pallas_kernels.matmul import FORMATS, Activations, QTensor, dequantize, from_blocks, prepare
 
-_INTEGERS = ("I32", "I64")
-_PLAIN = (*_INTEGERS, "F64", "F32", "F16", "BF16")
+INTEGERS = ("I32", "I64")
+"""Types of tensors that hold int32 parameters."""
+_PLAIN = (*INTEGERS, "F64", "F32", "F16", "BF16")
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), counted in the file."""
@@ -47,13 +48,14 @@ class RuleTable:
         rules: they cover every parameter of the model exactly once.
         ignored: patterns of tensor names that the model has no use for, each with a reason to be ignored.
         shapes: parameter path -> shape.
-        integers: paths of int32 parameters; all others are floating-point numbers.
+        integers: paths of int32 parameters, each with the type that its tensor has when it is written; all other
+            parameters are floating-point numbers.
     """
 
     rules: tuple[Rule, ...]
     ignored: Mapping[str, str]
     shapes: Mapping[str, Shape]
-    integers: frozenset[str] = frozenset()
+    integers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         paths = [path for rule in self.rules for path in rule.paths]
@@ -77,7 +79,7 @@ class RuleTable:
                     missing.append(f"{name} {expected}")
                 elif _without_units(tensors[name].shape) != _without_units(expected):
                     misshapen.append(f"{name}: expected {expected}, got {tensors[name].shape}")
-                elif not (tensors[name].type in _INTEGERS if self._is_integer(rule) else source.can_read(name)):
+                elif not (tensors[name].type in INTEGERS if self._is_integer(rule) else source.can_read(name)):
                     unsupported.append(f"{name}: {tensors[name].type}")
         surplus = [
             f"{name} {info.shape}"
@@ -197,9 +199,14 @@ class RuleTable:
             )
 
     @property
-    def integer_sources(self) -> frozenset[str]:
-        """Names of the tensors that hold integers."""
-        return frozenset(name for rule in self.rules if self._is_integer(rule) for name in rule.sources)
+    def integer_sources(self) -> Mapping[str, str]:
+        """Names of the tensors that hold integers, each with the type that it has when it is written."""
+        return {
+            name: self.integers[path]
+            for rule in self.rules
+            for path in self.integers.keys() & set(rule.paths)
+            for name in rule.sources
+        }
 
     def _kind(self, rule: Rule, dtype: DTypeLike) -> DTypeLike:
         """What a rule's tensors are read as; `dtype` is for matrices."""
@@ -209,7 +216,7 @@ class RuleTable:
         return dtype if matrices and all(matrices) else np.float32
 
     def _is_integer(self, rule: Rule) -> bool:
-        return bool(self.integers.intersection(rule.paths))
+        return not self.integers.keys().isdisjoint(rule.paths)
 
     def source_shapes(self, rule: Rule) -> list[Shape]:
         """Shapes of a rule's tensors in the file."""

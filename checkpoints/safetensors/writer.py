@@ -48,7 +48,7 @@ def write_hf(
         families: the known ones.
         config, params: the model.
         tokenizer: written as tokenizer.json if given.
-        dtype: of every tensor but those that hold integers, which are int64.
+        dtype: of every tensor but those that hold integers, whose rules say their type.
         shard_bytes: a file is closed before it grows beyond this; one tensor at least goes into each.
         progress: called with bytes written and bytes in all.
 
@@ -60,7 +60,7 @@ def write_hf(
     config = with_formula(family, config, lambda path: np.asarray(flatten(params)[path]))
     table = family.hf.rules(config, ())
     integers, tensors = table.integer_sources, list(table.unload(params))
-    kinds = {name: "I64" if name in integers else TYPE_OF_DTYPE[item] for name, _, _ in tensors}
+    kinds = {name: integers.get(name, TYPE_OF_DTYPE[item]) for name, _, _ in tensors}
     entries = [
         TensorInfo(name, shape, kinds[name], int(np.prod(shape)) * np.dtype(DTYPES[kinds[name]]).itemsize)
         for name, shape, _ in tensors

@@ -89,7 +89,7 @@ def _tensors_pair_up(opened: OpenedCheckpoint, report: Report) -> bool:
         for entry in error.unsupported:
             report.error(
                 f"tensor {entry} is not a type that can be read there",
-                "quantize again from the original with a type that can, such as Q8_0; integers are I32 in GGUF",
+                "quantize again from the original with a type that can, such as Q8_0; integers are I32 or I64",
             )
         return False
     report.checked.append(f"{len(opened.source.tensors)} tensors have the names and shapes of the model")

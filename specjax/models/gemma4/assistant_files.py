@@ -94,7 +94,7 @@ def config_to_gguf(config: Gemma4AssistantConfig) -> dict[str, Any]:
 def gguf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> RuleTable:
     """Rules for a GGUF file."""
     layers = repeated(gemma4_gguf.LAYER, "blk.{}.", "mtp.layers_{}.", config.mtp_layers)
-    return _table(config, (*_GGUF_ENDS, gemma4_gguf.rope_divisors(config), *layers), names)
+    return _table(config, (*_GGUF_ENDS, gemma4_gguf.rope_divisors(config), *layers), names, "I32")
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4AssistantConfig:
@@ -140,16 +140,18 @@ def config_to_hf(config: Gemma4AssistantConfig) -> dict[str, Any]:
 def hf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> RuleTable:
     """Rules for Hugging Face safetensors."""
     layers = repeated(gemma4_hf.LAYER, "model.layers.{}.", "mtp.layers_{}.", config.mtp_layers)
-    return _table(config, (*_HF_ENDS, *layers), names, hf.ignored(tied=True))
+    return _table(config, (*_HF_ENDS, *layers), names, "I64", hf.ignored(tied=True))
 
 
 def _table(
     config: Gemma4AssistantConfig,
     rules: Iterable[Rule],
     names: Collection[str],
+    ordering_type: str,
     ignored: Mapping[str, str] | None = None,
 ) -> RuleTable:
-    return rule_table(assistant_shapes, config, rules, names, ignored, integers=(_ORDERING,))
+    integers = {} if config.centroids is None else {_ORDERING: ordering_type}
+    return rule_table(assistant_shapes, config, rules, names, ignored, integers)
 
 
 def check_centroids(

@@ -151,13 +151,16 @@ def write_formula(formula: Llama3Rope | None) -> dict[str, Any]:
     return {"rope_type": "llama3", **{key: getattr(formula, field) for field, key in _FORMULA.items()}}
 
 
-def divisor_rules(factors: bool, formula: Llama3Rope | None, theta: float, width: int) -> Iterator[Rule]:
+def divisor_rules(
+    factors: bool, formula: Llama3Rope | None, theta: float, width: int, path: str = DIVISORS
+) -> Iterator[Rule]:
     """The rule that computes rotary divisors.
 
     Args:
         factors: whether the model has any.
         formula: how they follow from base and width of the frequencies.
         theta, width: these.
+        path: of the parameter.
 
     Raises:
         ConfigError: the formula, by which alone config.json can state them, is not known.
@@ -169,4 +172,4 @@ def divisor_rules(factors: bool, formula: Llama3Rope | None, theta: float, width
             "config.json gives rotary divisors by a formula, that of Llama 3. This model has only the numbers, and no"
             " settings of the formula give them; convert from the original checkpoint instead"
         )
-    yield Computed((), (DIVISORS,), formula.factors(theta, width))
+    yield Computed((), (path,), formula.factors(theta, width))

@@ -21,7 +21,7 @@ def rule_table(
     rules: Iterable[Rule],
     names: Collection[str],
     ignored: Mapping[str, str] | None = None,
-    integers: Collection[str] = (),
+    integers: Mapping[str, str] | None = None,
 ) -> RuleTable:
     """The table for a model, of rules among which there are some for everything that it may have, see `fitting`.
 
@@ -32,7 +32,7 @@ def rule_table(
         ignored, integers: see `RuleTable`.
     """
     shapes = _shapes(parameter_shapes, config)
-    return RuleTable(fitting(rules, shapes.keys(), names), ignored or {}, shapes, frozenset(integers))
+    return RuleTable(fitting(rules, shapes.keys(), names), ignored or {}, shapes, integers or {})
 
 
 @functools.cache

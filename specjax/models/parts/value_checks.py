@@ -28,7 +28,7 @@ DECAY_RATES = ValueCheck(
 """What must hold of the decay rates of gated delta nets."""
 
 ROPE_DIVISORS = ValueCheck(
-    paths=r"target\.rope_factors",
+    paths=r"\w+\.rope_factors",
     wrong=_falling,
     fix="the tensor is damaged or of another model: convert the original again",
 )

@@ -1,0 +1,208 @@
+"""Hugging Face checkpoints of EAGLE-3 drafters, in the two forms that trainers write.
+
+| form | trained by | config.json | tensors |
+| --- | --- | --- | --- |
+| plain | SafeAILab's EAGLE, SpecForge | that of a Llama with one layer, and `draft_vocab_size` | `midlayer.*` |
+| speculators | speculators | `speculators_model_type`, layers in `transformer_layer_config` | `layers.N.*` |
+
+`norm_output` means two things: in speculators, that the next step takes normed hidden states; in SpecForge, that the
+output head does, which is so in all other programs too. Without it nothing would be normed before the head, and such
+drafters are refused.
+
+Sources: speculators 0.9.0 `models/eagle3/config.py` and the config classes of transformers, whose defaults are used for
+absent keys (speculators leaves out what has its default); SpecForge 0.2.0 `modeling/draft/llama3_eagle.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from checkpoints.errors import ConfigError
+from checkpoints.family import FileFormat
+from checkpoints.mapping.rule import copies, repeated, weights, within
+from checkpoints.mapping.table import RuleTable
+from checkpoints.source import TensorInfo
+from specjax.models.drafters.eagle3.config import Eagle3Config
+from specjax.models.drafters.eagle3.parameters import parameter_shapes
+from specjax.models.parts import hf
+from specjax.models.parts.draft_vocabulary import as_offsets
+from specjax.models.parts.fields import Fields
+from specjax.models.parts.rules import rule_table
+
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "mlp_width": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "norm_eps": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+}
+_LAYERS = Fields(
+    Eagle3Config, _KEYS, {"num_kv_heads": None, "head_width": None, "norm_eps": 1e-6, "context_length": 2048}
+)
+_COMMON = {"norm_eps": 1e-6, "num_heads": 32, "num_layers": 32}
+_LLAMA = {"vocab_size": 32000, "width": 4096, "mlp_width": 11008, "context_length": 2048}
+_QWEN3 = {"vocab_size": 151936, "width": 4096, "mlp_width": 22016, "context_length": 32768}
+_NESTED_KEYS = {**_KEYS, "num_layers": "num_hidden_layers"}
+_NESTED = {
+    "llama": Fields(Eagle3Config, _NESTED_KEYS, {**_COMMON, **_LLAMA, "num_kv_heads": None, "head_width": None}),
+    "qwen3": Fields(Eagle3Config, _NESTED_KEYS, {**_COMMON, **_QWEN3, "num_kv_heads": 32, "head_width": 128}),
+}
+_FEATURE_NORMS = {"norm_before_fc": "all", "fc_norm": "each"}
+_SPECULATORS, _LAYER_CONFIG = "speculators_model_type", "transformer_layer_config"
+_DRAFT_SIZE, _TARGET_LAYERS = "draft_vocab_size", "eagle_aux_hidden_state_layer_ids"
+_CLASS, _NESTED_CLASS = "LlamaForCausalLMEagle3", "Eagle3Speculator"
+_CLASSES = (_CLASS, "Eagle3LlamaForCausalLM", _NESTED_CLASS, "Eagle3DraftModel")
+_LAYER = (
+    *weights({"hidden_norm": "hidden_norm", **hf.LAYER_NORMS, **hf.QK_NORMS}),
+    *hf.ATTENTION,
+    *hf.MLP,
+)
+_ENDS = weights(
+    {
+        "fc": "fc",
+        "input_norm": "input_norm",
+        "norm": "norm",
+        "lm_head": "lm_head",
+        "embed_tokens": "embed",
+        **{f"fc_norm.{index}": f"feature_norms_{index}" for index in range(16)},
+    }
+)
+_IGNORED = {
+    "t2d": "which of the target's tokens the drafter has: the other side of d2t",
+    r"verifier_(norm|lm_head)\..*": "copies of the target's",
+    r".*rotary_emb\..*": "rotary frequencies follow from the config",
+}
+
+
+def recognizes(document: Mapping[str, Any]) -> bool:
+    """Whether config.json is of an EAGLE-3 drafter; some have the class name of an ordinary Llama."""
+    if document.get(_SPECULATORS) == "eagle3" or (document.get("architectures") or [None])[0] in _CLASSES:
+        return True
+    return _SPECULATORS not in document and _DRAFT_SIZE in document and document.get("num_hidden_layers") == 1
+
+
+def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Eagle3Config:
+    """The config of a Hugging Face checkpoint; see `FileFormat.read_config`."""
+    nested = document.get(_LAYER_CONFIG)
+    if nested is None:
+        hf.need(document, _LAYERS.required, where)
+        layers, num_layers = _LAYERS.read(document.get), document.get("num_hidden_layers", 1)
+        normed_steps = False
+        if not document.get("norm_output", True):
+            raise ConfigError(f"{where}: norm_output is false, a drafter without a norm before its output head")
+        if num_layers != 1:
+            raise ConfigError(f"{where}: {num_layers} layers; drafters of the class {_CLASS} have one")
+    else:
+        kind = nested.get("model_type", "qwen3")
+        if kind not in _NESTED:
+            raise ConfigError(
+                f"{where}: layers as those of {kind!r} are not supported, only of {' and '.join(_NESTED)}"
+            )
+        layers = _NESTED[kind].read(nested.get)
+        num_layers = layers.pop("num_layers")
+        normed_steps = bool(document.get("norm_output", False))
+    text = document if nested is None else nested
+    hf.need_value(text, "hidden_act", "silu", where)
+    layers["num_kv_heads"] = layers["num_kv_heads"] or layers["num_heads"]
+    layers["head_width"] = layers["head_width"] or layers["width"] // layers["num_heads"]
+    if (rotating := hf.rope_width(text, layers["head_width"], 1.0)) != layers["head_width"]:
+        raise ConfigError(f"{where}: {rotating} of {layers['head_width']} dimensions rotate; all must")
+    formula = hf.read_formula(hf.rope_of(text), where)
+    norms = [norm for key, norm in _FEATURE_NORMS.items() if document.get(key)]
+    if len(norms) > 1:
+        raise ConfigError(f"{where}: {' and '.join(_FEATURE_NORMS)} are both set; a drafter has one of them at most")
+    return Eagle3Config(
+        **layers,
+        draft_vocab_size=document.get(_DRAFT_SIZE) or layers["vocab_size"],
+        target_width=document.get("target_hidden_size") or layers["width"],
+        target_layers=_target_layers(document),
+        windows=_windows(text, num_layers),
+        qk_norm=nested is not None and kind == "qwen3",
+        rope_theta=hf.rope_theta(text),
+        rope_factors=formula is not None,
+        rope_formula=formula,
+        norm_features=norms[0] if norms else None,
+        norm_before_residual=bool(document.get("norm_before_residual", False)),
+        norm_output=normed_steps,
+        own_embedding="embed_tokens.weight" in tensors,
+        own_output="lm_head.weight" in tensors,
+        maps_tokens="d2t" in tensors,
+    )
+
+
+def _target_layers(document: Mapping[str, Any]) -> tuple[int, ...]:
+    """Whose inputs are read; `eagle_config` of SpecForge and ModelOpt names layers whose outputs are."""
+    if inputs := document.get(_TARGET_LAYERS):
+        return tuple(inputs)
+    outputs = (document.get("eagle_config") or {}).get(_TARGET_LAYERS) or ()
+    return tuple(index + 1 for index in outputs)
+
+
+def _windows(text: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    window, kinds = text.get("sliding_window"), text.get("layer_types") or []
+    return tuple(window if "sliding_attention" in kinds[index : index + 1] else None for index in range(num_layers))
+
+
+def _is_plain(config: Eagle3Config) -> bool:
+    """Whether the plain form can express the drafter."""
+    nested_only = config.qk_norm or config.norm_output or len(config.windows) > 1 or config.windows[0] is not None
+    return not nested_only
+
+
+def config_to_hf(config: Eagle3Config) -> dict[str, Any]:
+    """The config.json of the plain form if it can express the drafter, else that of speculators."""
+    layers: dict[str, Any] = {
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        **_LAYERS.write(config),
+        "num_hidden_layers": len(config.windows),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_theta": config.rope_theta, **hf.write_formula(config.rope_formula)},
+    }
+    document: dict[str, Any] = {
+        _DRAFT_SIZE: config.draft_vocab_size,
+        "target_hidden_size": config.target_width,
+        "norm_before_residual": config.norm_before_residual,
+        **{key: config.norm_features == norm for key, norm in _FEATURE_NORMS.items()},
+    }
+    if config.target_layers:
+        document[_TARGET_LAYERS] = list(config.target_layers)
+    if _is_plain(config):
+        return {"architectures": [_CLASS], **layers, **document}
+    if any(config.windows):
+        layers["sliding_window"] = max(window for window in config.windows if window)
+        layers["layer_types"] = [
+            "full_attention" if window is None else "sliding_attention" for window in config.windows
+        ]
+    return {
+        "architectures": [_NESTED_CLASS],
+        "model_type": "speculator_model",
+        _SPECULATORS: "eagle3",
+        **document,
+        "norm_output": config.norm_output,
+        _LAYER_CONFIG: layers,
+    }
+
+
+def hf_rules(config: Eagle3Config, names: Collection[str] = ()) -> RuleTable:
+    """Rules for Hugging Face safetensors."""
+    plain = tuple(within(_LAYER, "midlayer.", "eagle3.layers_0."))
+    nested = tuple(repeated(_LAYER, "layers.{}.", "eagle3.layers_{}.", len(config.windows)))
+    divisors = hf.divisor_rules(
+        config.rope_factors, config.rope_formula, config.rope_theta, config.head_width, "eagle3.rope_factors"
+    )
+    rules = (
+        *within(_ENDS, "", "eagle3."),
+        *(plain + nested if _is_plain(config) else nested),
+        *copies({"d2t": "eagle3.tokens"}, as_offsets(config.vocab_size)),
+        *divisors,
+    )
+    return rule_table(parameter_shapes, config, rules, names, _IGNORED, {"eagle3.tokens": "I64"})
+
+
+HF = FileFormat((), config_from_hf, config_to_hf, hf_rules, recognizes=recognizes)
