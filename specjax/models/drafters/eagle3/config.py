@@ -28,7 +28,8 @@ class Eagle3Config:
         norm_features: RMS-norm the features before they are fused: "all" of them as one vector, "each" layer's by
             itself, or None of them.
         norm_before_residual: the first layer adds to the normed feature, not to the feature.
-        norm_output: the next step takes the hidden state after the final norm (EAGLE-3.1), not before it.
+        final_norm: what reads the last layer's output after the final norm: the output "head", "both" the head and the
+            next step (EAGLE-3.1), or None of them.
         own_embedding, own_output: whether the file has an embedding table and an output head; else the target's are
             read.
         maps_tokens: whether the parameters hold which tokens those of the drafter are.
@@ -55,7 +56,7 @@ class Eagle3Config:
     context_length: int = 2048
     norm_features: str | None = None
     norm_before_residual: bool = False
-    norm_output: bool = False
+    final_norm: str | None = "head"
     own_embedding: bool = False
     own_output: bool = True
     maps_tokens: bool = True
@@ -68,6 +69,11 @@ class Eagle3Config:
             self,
             self.norm_features in (None, "all", "each"),
             f"norm_features is {self.norm_features!r}; known are None, 'all' and 'each'",
+        )
+        require(
+            self,
+            self.final_norm in ("head", "both", None),
+            f"final_norm is {self.final_norm!r}; known are 'head', 'both' and None",
         )
         sizes = f"draft_vocab_size is {self.draft_vocab_size}, vocab_size is {self.vocab_size}"
         require(self, 0 < self.draft_vocab_size <= self.vocab_size, f"{sizes}; it must be from 1 to that")

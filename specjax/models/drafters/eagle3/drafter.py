@@ -3,8 +3,8 @@
 The feature of a verified token is fused from what the target made of it; while drafting, the drafter's own output
 takes its place. So all that was drafted is fed again, from the target's features, once it is verified.
 
-Positions are those of the tokens, as in speculators and in the paper's training. llama.cpp counts from the features,
-one less; attention sees differences of positions alone.
+A pair stands at the position of its feature, one before its token's, as in llama.cpp: the first token is in no pair,
+and a slot that nothing was written to would be seen by all that follow.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Eagle3Drafter(RepeatedDrafter):
         valid: Bool[Array, "B T"],
         kv: tuple[KVCache, ...],
     ) -> tuple[Float[Array, "B T D"], tuple[KVCache, ...]]:
-        """What the next step takes as its feature, and the caches with the valid rows."""
+        """What the next step takes as its feature, and the caches with the valid rows; positions are the tokens'."""
         embedded = self.embed(params, tokens)
-        call = Call(positions, valid)
+        call = Call(jnp.maximum(positions - 1, 0), valid)
         return apply(Eagle3(self.config), params["eagle3"], embedded, hidden.astype(embedded.dtype), call, kv)
 
     def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... M"]:

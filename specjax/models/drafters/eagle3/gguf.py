@@ -73,7 +73,7 @@ def config_to_gguf(config: Eagle3Config) -> dict[str, Any]:
         "a sliding window": config.windows[0] is not None,
         "normed queries and keys": config.qk_norm,
         "a norm for the features of each layer (fc_norm)": config.norm_features == "each",
-        "normed hidden states between its steps (norm_output)": config.norm_output,
+        "a final norm for other readers than the output head (norm_output)": config.final_norm != "head",
         "the target's output head for a vocabulary of its own": config.maps_tokens and not config.own_output,
     }
     if asked := [what for what, there in lacking.items() if there]:

@@ -5,9 +5,8 @@
 | plain | SafeAILab's EAGLE, SpecForge | that of a Llama with one layer, and `draft_vocab_size` | `midlayer.*` |
 | speculators | speculators | `speculators_model_type`, layers in `transformer_layer_config` | `layers.N.*` |
 
-`norm_output` means two things: in speculators, that the next step takes normed hidden states; in SpecForge, that the
-output head does, which is so in all other programs too. Without it nothing would be normed before the head, and such
-drafters are refused.
+`norm_output` means two things: in speculators, that the next step takes normed hidden states as the output head does;
+in SpecForge, that the output head takes them, which in speculators it always does.
 
 Sources: speculators 0.9.0 `models/eagle3/config.py` and the config classes of transformers, whose defaults are used for
 absent keys (speculators leaves out what has its default); SpecForge 0.2.0 `modeling/draft/llama3_eagle.py`.
@@ -91,9 +90,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     if nested is None:
         hf.need(document, _LAYERS.required, where)
         layers, num_layers = _LAYERS.read(document.get), document.get("num_hidden_layers", 1)
-        normed_steps = False
-        if not document.get("norm_output", True):
-            raise ConfigError(f"{where}: norm_output is false, a drafter without a norm before its output head")
+        final_norm = "head" if document.get("norm_output", True) else None
         if num_layers != 1:
             raise ConfigError(f"{where}: {num_layers} layers; drafters of the class {_CLASS} have one")
     else:
@@ -104,7 +101,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
             )
         layers = _NESTED[kind].read(nested.get)
         num_layers = layers.pop("num_layers")
-        normed_steps = bool(document.get("norm_output", False))
+        final_norm = "both" if document.get("norm_output", False) else "head"
     text = document if nested is None else nested
     hf.need_value(text, "hidden_act", "silu", where)
     layers["num_kv_heads"] = layers["num_kv_heads"] or layers["num_heads"]
@@ -127,7 +124,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         rope_formula=formula,
         norm_features=norms[0] if norms else None,
         norm_before_residual=bool(document.get("norm_before_residual", False)),
-        norm_output=normed_steps,
+        final_norm=final_norm,
         own_embedding="embed_tokens.weight" in tensors,
         own_output="lm_head.weight" in tensors,
         maps_tokens="d2t" in tensors,
@@ -149,7 +146,9 @@ def _windows(text: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]
 
 def _is_plain(config: Eagle3Config) -> bool:
     """Whether the plain form can express the drafter."""
-    nested_only = config.qk_norm or config.norm_output or len(config.windows) > 1 or config.windows[0] is not None
+    nested_only = (
+        config.qk_norm or config.final_norm == "both" or len(config.windows) > 1 or config.windows[0] is not None
+    )
     return not nested_only
 
 
@@ -173,7 +172,7 @@ def config_to_hf(config: Eagle3Config) -> dict[str, Any]:
     if config.target_layers:
         document[_TARGET_LAYERS] = list(config.target_layers)
     if _is_plain(config):
-        return {"architectures": [_CLASS], **layers, **document}
+        return {"architectures": [_CLASS], **layers, **document, "norm_output": config.final_norm == "head"}
     if any(config.windows):
         layers["sliding_window"] = max(window for window in config.windows if window)
         layers["layer_types"] = [
@@ -184,7 +183,7 @@ def config_to_hf(config: Eagle3Config) -> dict[str, Any]:
         "model_type": "speculator_model",
         _SPECULATORS: "eagle3",
         **document,
-        "norm_output": config.norm_output,
+        "norm_output": config.final_norm == "both",
         _LAYER_CONFIG: layers,
     }
 

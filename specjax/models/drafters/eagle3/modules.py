@@ -90,11 +90,11 @@ class Eagle3(nn.Module):
         for layer, cache in zip(others, caches[1:], strict=True):
             x, cache = layer(x, call, cache)
             written.append(cache)
-        return self.norm(x) if c.norm_output else x, tuple(written)
+        return self.norm(x) if c.final_norm == "both" else x, tuple(written)
 
     def head_input(self, out: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """What the output head reads, of what `__call__` returned."""
-        return out if self.config.norm_output else self.norm(out)
+        return self.norm(out) if self.config.final_norm == "head" else out
 
     def embed_tokens(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Rows of the drafter's own embedding table."""
@@ -111,7 +111,7 @@ class Eagle3(nn.Module):
         feature = self.fuse(features)
         embedded = self.embed(tokens) if self.config.own_embedding else feature
         out, _ = self(embedded, feature, Call(tokens, tokens == 0), caches)
-        normed = self.head_input(out)
+        normed = self.norm(out)
         return self.project(normed) if self.config.own_output else normed
 
 
