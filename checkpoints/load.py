@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints import heap
 from checkpoints.errors import CheckpointError, TensorMismatchError, TokenizerError
-from checkpoints.family import Config, Families, Family
+from checkpoints.family import Config, Families, Family, Role
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.locate import locate
 from checkpoints.mapping.digest import WeightDigest
@@ -61,7 +61,8 @@ class Description:
         config, path, format, metadata: as in `Checkpoint`.
         tensors: every tensor of the file.
         parameters: tensor name -> paths of the parameters that are made of it; not for ignored tensors.
-        has_mtp: whether the multi-token-prediction head is there.
+        role: what the file is for.
+        has_mtp: whether a multi-token-prediction head is in the file of a target.
         vocab_size: tokens of the tokenizer, None if it is absent or not usable.
         problems: why `load` would refuse the file; None if it would not.
     """
@@ -72,6 +73,7 @@ class Description:
     metadata: Mapping[str, Any] = field(repr=False)
     tensors: tuple[TensorInfo, ...] = field(repr=False)
     parameters: Mapping[str, tuple[str, ...]] = field(repr=False)
+    role: Role
     has_mtp: bool
     vocab_size: int | None
     problems: str | None
@@ -207,7 +209,8 @@ def describe(path: str | Path, families: Families) -> Description:
         metadata=opened.metadata,
         tensors=tuple(opened.source.tensors.values()),
         parameters={name: rule.paths for rule in opened.rules.rules for name in rule.sources},
-        has_mtp=opened.config.mtp_layers > 0,
+        role=opened.family.role,
+        has_mtp=opened.family.role == "target" and opened.config.mtp_layers > 0,
         vocab_size=None if tokenizer is None else tokenizer.vocab_size,
         problems=problems,
     )

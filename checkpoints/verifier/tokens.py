@@ -15,7 +15,7 @@ def check(opened: OpenedCheckpoint, report: Report) -> None:
         tokenizer = opened.tokenizer(required=True)
     except TokenizerError as error:
         if opened.family.role != "target":
-            report.checked.append(f"an {opened.family.role} needs no tokenizer of its own")
+            report.checked.append("a file that only drafts needs no tokenizer of its own")
         else:
             report.note(str(error), "prompts must be token ids; or convert again with `specjax convert --tokenizer`")
         return

@@ -1,4 +1,4 @@
-"""Invariants of the values: finite, not all zero, an ordering that is one, tied heads that are equal."""
+"""Invariants of the values: finite, not all zero, tied heads that are equal, and what the family demands."""
 
 from __future__ import annotations
 
@@ -43,15 +43,12 @@ def check(opened: OpenedCheckpoint, report: Report, progress: Progress | None = 
 def _values(model: SourceModel, path: str, report: Report) -> None:
     stored = model.parameter(path)
     names = ", ".join(info.name for info in model.sources_of([path])[:2])
-    if path in model.opened.rules.integers:
-        _is_a_permutation(stored.array, names, report)
-        return
     bad, zeros, count = 0, True, 0
     for portion in stored.portions():
         count += portion.size
         bad += int(portion.size - np.count_nonzero(np.isfinite(portion)))
         zeros = zeros and not portion.any()
-    needed = is_matrix(path, stored.shape) or path.endswith("norm.weight")
+    needed = (path not in model.opened.rules.integers and is_matrix(path, stored.shape)) or path.endswith("norm.weight")
     if bad:
         kind = "scales of blocks are not finite" if stored.packed else "values are not finite"
         report.error(
@@ -67,18 +64,6 @@ def _values(model: SourceModel, path: str, report: Report) -> None:
         for check in model.opened.family.value_checks:
             if re.fullmatch(check.paths, path) and (wrong := check.wrong(stored.array)) is not None:
                 report.error(f"{names}: {wrong}", check.fix)
-
-
-def _is_a_permutation(ids: np.ndarray, name: str, report: Report) -> None:
-    seen = np.bincount(np.clip(ids.reshape(-1), 0, ids.size), minlength=ids.size + 1)
-    if ids.min() < 0 or not np.array_equal(seen[: ids.size], np.ones(ids.size)):
-        twice, missing = int((seen[: ids.size] > 1).sum()), int((seen[: ids.size] == 0).sum())
-        report.error(
-            f"{name}: not an ordering of {ids.size} tokens: {missing} are missing, {twice} occur more than once",
-            "the ordering was quantized, cut or made for another vocabulary: convert the original again",
-        )
-    else:
-        report.checked.append(f"{name} is an ordering of all {ids.size} tokens")
 
 
 def _tied_head_is_equal(opened: OpenedCheckpoint, report: Report) -> None:

@@ -68,6 +68,7 @@ def as_document(description: Description, *, tensors: bool) -> dict[str, Any]:
         "path": str(description.path),
         "format": description.format,
         "architecture": description.config.architecture,
+        "role": description.role,
         "mtp": description.has_mtp,
         "parameters": sum(math.prod(tensor.shape) for tensor in description.tensors),
         "num_tensors": len(description.tensors),
@@ -94,7 +95,7 @@ def _print_report(document: dict[str, Any]) -> None:
         "file": f"{document['path']} ({document['format']}, {document['bytes'] / 1e6:.1f} MB of tensors)",
         "architecture": document["architecture"],
         "parameters": f"{document['parameters'] / 1e6:.2f} M in {document['num_tensors']} tensors",
-        "MTP head": "yes" if document["mtp"] else "no: plain decoding only",
+        **_drafting(document),
         "tokenizer": f"{size} tokens" if size else "none that can be used: prompts must be token ids",
     }
     print_rows(out, rows.items())
@@ -111,6 +112,13 @@ def _print_report(document: dict[str, Any]) -> None:
         out.print(f"\nthis checkpoint would not load:\n{document['problems']}", markup=False)
 
 
+def _drafting(document: dict[str, Any]) -> dict[str, str]:
+    """A row about what drafts."""
+    if document["role"] != "target":
+        return {"role": f"{document['role']}: it drafts for a target, which has a file of its own"}
+    return {"MTP head": "yes" if document["mtp"] else "no: plain decoding, unless a drafter is given"}
+
+
 def _tensor_row(tensor: dict[str, Any], width: int) -> tuple[str, str]:
     """Name, paths of the parameters that it becomes, type, shape and size."""
     shape = " x ".join(map(str, tensor["shape"]))
@@ -124,6 +132,6 @@ def _parameters(tensor: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     """Runs of equal entries are counted, so that 64 layer types take one line."""
-    if not isinstance(value, tuple) or not all(isinstance(entry, str) for entry in value):
+    if not isinstance(value, tuple) or not value or not all(isinstance(entry, str) for entry in value):
         return str(value)
     return f"{len(value)}: " + ", ".join(f"{count} {entry}" for entry, count in Counter(value).items())

@@ -120,6 +120,10 @@ class Target(Protocol):
         """What the tokens enter the first layer as, for drafters that share the embedding table."""
         ...
 
+    def embedding_rows(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Rows of the embedding table, before anything that the target does to them."""
+        ...
+
     def norm(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """The final norm, for drafters that share it."""
         ...

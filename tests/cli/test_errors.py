@@ -149,7 +149,7 @@ def test_a_declared_head_that_is_absent_is_said_in_one_line(cli: Cli, folder: Pa
     assert ran.status == 0
     assert ran.err.startswith("specjax: warning: ")
     assert ran.err.count("\n") == 1
-    assert "no: plain decoding only" in ran.out
+    assert "no: plain decoding, unless a drafter is given" in ran.out
 
 
 @pytest.mark.filterwarnings("default:.*no effect on greedy:UserWarning")

@@ -87,4 +87,4 @@ def test_inspect_tells_config_tensors_and_head(cli: Cli, gguf: Path, headless: P
     for part in ("MTP head", "yes", "layer_types", "1 linear_attention, 1 full_attention", "mtp.eh_proj.weight"):
         assert part in report
     assert not any(line.endswith(" ") for line in report.splitlines())
-    assert "no: plain decoding only" in cli("inspect", headless).out
+    assert "no: plain decoding, unless a drafter is given" in cli("inspect", headless).out

@@ -43,3 +43,8 @@ def check_fit(
             wrong.append(f"{what}: it is the target's, {target.width} wide, and the drafter is {width} wide")
     if wrong:
         raise ValueError("the drafter was made for another target: " + "; ".join(wrong))
+
+
+def usual_layers(num_layers: int) -> tuple[int, ...]:
+    """The layers of a target that are fused if a file does not say which."""
+    return (2, num_layers // 2, num_layers - 3)

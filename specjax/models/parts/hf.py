@@ -59,6 +59,12 @@ def need_value(text: Mapping[str, Any], key: str, supported: Any, where: str) ->
         raise ConfigError(f"{where}: {key} is {value!r}; this family is built with {supported!r} only")
 
 
+def has_class(document: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether config.json names one of these classes."""
+    classes = document.get("architectures")
+    return isinstance(classes, list) and any(name in names for name in classes if isinstance(name, str))
+
+
 def text_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of config.json about the text model, which may be nested."""
     return document.get("text_config") or document

@@ -112,6 +112,10 @@ class Trunk(nn.Module):
         """What tokens enter the layers as."""
         return self.embed(tokens)
 
+    def table_rows(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Rows of the embedding table as they are."""
+        return self.embed(tokens)
+
     def final_norm(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Hidden states after the final norm."""
         return self.norm(x)
@@ -182,6 +186,9 @@ class TrunkTarget:
 
     def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         return apply(self.trunk, params["target"], tokens, method="embed_tokens")
+
+    def embedding_rows(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        return apply(self.trunk, params["target"], tokens, method="table_rows")
 
     def norm(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... D"]:
         return apply(self.trunk, params["target"], hidden, method="final_norm")

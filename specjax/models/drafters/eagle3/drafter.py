@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.drafters.eagle3.config import Eagle3Config
 from specjax.models.drafters.eagle3.modules import Eagle3, make_caches
-from specjax.models.drafters.fit import check_fit
+from specjax.models.drafters.fit import check_fit, usual_layers
 from specjax.models.parts.apply import apply
 from specjax.models.parts.paired import PairedState, RepeatedDrafter
 from specjax.models.parts.room import Room
@@ -59,7 +59,7 @@ class Eagle3Drafter(RepeatedDrafter):
         """Rows of the drafter's embedding table, or of the target's."""
         if self.config.own_embedding:
             return apply(Eagle3(self.config), params["eagle3"], tokens, method="embed_tokens")
-        return self.target.embed(params, tokens)
+        return self.target.embedding_rows(params, tokens)
 
     def enter(self, params: Params, rows: Float[Array, "B T features"]) -> Float[Array, "B T D"]:
         """The fused features of verified tokens."""
@@ -96,11 +96,6 @@ class Eagle3Drafter(RepeatedDrafter):
         logits = self.logits(params, hidden)
         tokens = jnp.broadcast_to(params["eagle3"]["tokens"], logits.shape) if self.config.maps_tokens else None
         return choose(logits, position, tokens)
-
-
-def usual_layers(num_layers: int) -> tuple[int, ...]:
-    """The layers of a target that are fused if a file does not say which."""
-    return (2, num_layers // 2, num_layers - 3)
 
 
 def from_file(config: Eagle3Config) -> FileDrafter:

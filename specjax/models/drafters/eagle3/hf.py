@@ -79,7 +79,7 @@ _IGNORED = {
 
 def recognizes(document: Mapping[str, Any]) -> bool:
     """Whether config.json is of an EAGLE-3 drafter; some have the class name of an ordinary Llama."""
-    if document.get(_SPECULATORS) == "eagle3" or (document.get("architectures") or [None])[0] in _CLASSES:
+    if document.get(_SPECULATORS) == "eagle3" or hf.has_class(document, _CLASSES):
         return True
     return _SPECULATORS not in document and _DRAFT_SIZE in document and document.get("num_hidden_layers") == 1
 

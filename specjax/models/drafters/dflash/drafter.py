@@ -1,0 +1,206 @@
+"""DFlash, DFlash 2 and DSpark: a block of masks is filled in one pass, from features of the target.
+
+The features of committed tokens, fused from several layers of the target, are keys and values of the drafter's layers.
+The features of the pending token are not known before it is verified: a block begins with the pending token itself.
+What a block leaves in the caches is overwritten, by features or by the next block, before anything reads it.
+
+A block is run as a whole, as in training, however few drafts are wanted: with slots that see each other, drafts of a
+shorter block are other drafts. llama.cpp cuts it. Only where no slot sees a later one, the others are left out here too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from specjax.models.drafters.dflash.config import DFlashConfig
+from specjax.models.drafters.dflash.modules import DFlash, make_caches
+from specjax.models.drafters.dflash.state import FeatureState, FeatureWindow, Rows
+from specjax.models.drafters.fit import check_fit, usual_layers
+from specjax.models.parts.apply import apply
+from specjax.models.parts.chain import draft_chain
+from specjax.models.parts.drafter import BaseDrafter
+from specjax.models.parts.room import Room
+from specjax.models.protocol import (
+    Choice,
+    ChooseDraft,
+    FeatureRequest,
+    Features,
+    FileDrafter,
+    KeepGoing,
+    Params,
+    Proposal,
+    Target,
+)
+from specjax.state import KVTypes, SequenceState
+
+
+@dataclass(frozen=True)
+class DFlashDrafter(BaseDrafter):
+    """See `specjax.models.protocol.Drafter`. Its parameters are `params["dflash"]`.
+
+    Attributes:
+        target: whose layers it reads, and whose embedding table and output head if it has none of its own.
+        config: its hyper-parameters; `target_layers` names the layers.
+    """
+
+    target: Target
+    config: DFlashConfig
+
+    @property
+    def request(self) -> FeatureRequest:
+        """The inputs of the target's layers."""
+        return FeatureRequest(layer_inputs=self.config.target_layers)
+
+    @property
+    def max_drafts(self) -> int:
+        """As many as a block has slots for."""
+        return self.config.num_drafts
+
+    def init_state(
+        self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
+    ) -> FeatureState:
+        """Empty caches, with room for a block behind the last token."""
+        room = Room(batch, capacity + self.config.block_size, rows + chunk, kv_types)
+        features = jnp.zeros((batch, rows, self.config.num_features * self.config.width), jnp.float32)
+        return FeatureState(make_caches(self.config, room), features, jnp.zeros((batch,), jnp.int32))
+
+    def _apply(self, params: Params, method: str | None, *args: Any) -> Any:
+        return apply(DFlash(self.config), params["dflash"], *args, method=method)
+
+    def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Rows of the drafter's embedding table, or of the target's."""
+        if self.config.own_embedding:
+            return self._apply(params, "embed_tokens", tokens)
+        return self.target.embedding_rows(params, tokens)
+
+    def inject(self, params: Params, rows: Rows, kv: Any) -> Any:
+        """The caches with the features of verified tokens."""
+        kind = jax.eval_shape(self.embed, params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).dtype
+        return self._apply(params, "inject", rows.features.astype(kind), rows.positions, rows.valid, kv)
+
+    def extend(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        features: Features,
+        n_valid: Int[Array, "B"],
+        state: FeatureState,
+        length: Int[Array, "B"],
+    ) -> FeatureState:
+        """Inject the features that wait, and those of the tokens."""
+        del tokens
+        rows = state.then(jnp.concatenate(features.layer_inputs, axis=-1), n_valid, length)
+        kv = self.inject(params, rows, state.kv)
+        return replace(state, kv=kv, count=jnp.where(n_valid > 0, 0, state.count))
+
+    def observe(self, tokens: Int[Array, "B T"], features: Features, state: FeatureState) -> FeatureWindow:
+        """The features of verified tokens will wait for the next round."""
+        del tokens
+        return FeatureWindow(state, jnp.concatenate(features.layer_inputs, axis=-1))
+
+    def hidden_norm(self, state: FeatureState) -> Float[Array, "B"]:
+        """The norm of the last token's features; 0 if none wait."""
+        last = jnp.maximum(state.count - 1, 0)[:, None, None]
+        norm = jnp.linalg.norm(jnp.take_along_axis(state.features, last, axis=1)[:, 0], axis=-1)
+        return jnp.where(state.count > 0, norm, 0)
+
+    def block(
+        self, params: Params, pending: Int[Array, "B"], start: Int[Array, "B"], kv: Any, num_drafts: int
+    ) -> tuple[Float[Array, "B S D"], Any]:
+        """The hidden states of a block's slots, normed for the output head, and the caches with the block in them."""
+        c = self.config
+        needed = num_drafts if c.from_anchor else num_drafts + 1
+        slots = needed if all(c.causal) else c.block_size
+        masks = jnp.full((pending.shape[0], slots - 1), c.mask_token, jnp.int32)
+        tokens = jnp.concatenate([pending[:, None], masks], axis=1)
+        return self._apply(params, None, self.embed(params, tokens), start, kv)
+
+    def logits(self, params: Params, normed: Float[Array, "... D"]) -> Float[Array, "... M"]:
+        """Float32 logits of the drafter's M tokens, before any head corrects them."""
+        if self.config.own_output:
+            return self._apply(params, "project", normed)
+        logits = self.target.unembed(params, normed)
+        return logits[..., params["dflash"]["tokens"]] if self.config.maps_tokens else logits
+
+    def propose(
+        self,
+        params: Params,
+        pending: Int[Array, "B"],
+        state: SequenceState,
+        *,
+        num_drafts: int,
+        choose: ChooseDraft,
+        keep_going: KeepGoing,
+    ) -> Proposal:
+        """One pass over a block, and then a choice after the other."""
+        own, length, c = state.drafter, state.length, self.config
+        kv = self.inject(params, own.waiting(length), own.kv)
+        hidden, kv = self.block(params, pending, length, kv, num_drafts)
+        first_slot = 0 if c.from_anchor else 1
+        drafting = hidden[:, first_slot : first_slot + num_drafts]
+        base = jnp.swapaxes(self.logits(params, drafting), 0, 1)
+        drafting = jnp.swapaxes(drafting, 0, 1)
+
+        def step(index: Any, token: Int[Array, "B"], memory: Any) -> tuple[Choice, Any]:
+            slot = drafting[index], base[index]
+            return self._choice(params, token, *slot, length + index + 1, memory, choose)
+
+        memory: Any = ()
+        if c.markov is not None:
+            memory = self._apply(params, "begin", pending.shape[0])
+            if not c.from_anchor:  # in training the memory runs through the slot that drafts nothing
+                memory = self._apply(params, "correct", pending, hidden[:, 0], memory)[2]
+        choice, memory = step(0, pending, memory)
+        drafts, _ = draft_chain(choice, step, memory, num_drafts=num_drafts, keep_going=keep_going)
+        return Proposal(*drafts, state=replace(own, kv=kv))
+
+    def _choice(
+        self,
+        params: Params,
+        token: Int[Array, "B"],
+        hidden: Float[Array, "B D"],
+        logits: Float[Array, "B M"],
+        position: Int[Array, "B"],
+        memory: Any,
+        choose: ChooseDraft,
+    ) -> tuple[Choice, Any]:
+        """A draft for a slot after a token, and what the Markov head remembers."""
+        c, tokens, embedding = self.config, None, None
+        if c.maps_tokens:
+            tokens = jnp.broadcast_to(params["dflash"]["tokens"], logits.shape)
+        if c.markov is not None:
+            correction, embedding, memory = self._apply(params, "correct", token, hidden, memory)
+            logits = logits + correction
+        if c.selector is not None:
+            logits, best = jax.lax.top_k(logits, c.selector.top_k)
+            tokens = best if tokens is None else jnp.take_along_axis(tokens, best, axis=1)
+            logits = logits + self._apply(params, "select", token, hidden, tokens)
+        choice = choose(logits, position, tokens)
+        if c.confidence is not None:
+            # It depends on the tokens before this draft and not on the draft, as `Choice.confidence` must.
+            choice = choice._replace(confidence=self._apply(params, "sureness", hidden, embedding))
+        return choice, memory
+
+
+def from_file(config: DFlashConfig) -> FileDrafter:
+    """How a block drafter drafts for a target."""
+
+    def attach(target: Target) -> DFlashDrafter:
+        known = replace(config, target_layers=config.target_layers or usual_layers(target.num_layers))
+        check_fit(
+            target,
+            vocab_size=known.vocab_size,
+            target_width=known.width,
+            layers=known.target_layers,
+            width=known.width,
+            shares_embedding=not known.own_embedding,
+            shares_output=not known.own_output,
+        )
+        return DFlashDrafter(target, known)
+
+    return FileDrafter(part="dflash", under=None, own_vocabulary=True, attach=attach)
