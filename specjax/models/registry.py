@@ -6,12 +6,13 @@ from typing import Any
 
 from checkpoints.family import Families
 from specjax.models import dense, gemma4, glm4_moe, qwen3_5, qwen3_next, step3_5
-from specjax.models.drafters import draft_model, eagle3
+from specjax.models.drafters import dflash, draft_model, eagle3
 from specjax.models.protocol import Drafter, FileDrafter, Target
 
 FAMILIES = Families(
     (
         dense.FAMILY,
+        dflash.FAMILY,
         eagle3.FAMILY,
         gemma4.FAMILY,
         gemma4.ASSISTANT,

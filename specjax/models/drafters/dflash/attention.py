@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,19 +11,9 @@ from specjax.layers.linear import Linear
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
 from specjax.models.drafters.dflash.config import DFlashConfig
+from specjax.models.drafters.dflash.sight import Sight
 from specjax.state.kv import KVCache
 from specjax.state.rotation import apply_rope
-
-
-class Sight(NamedTuple):
-    """Which positions the slots of a block see in a layer.
-
-    Attributes:
-        first, last: of each slot, both included.
-    """
-
-    first: Int[Array, "B S"]
-    last: Int[Array, "B S"]
 
 
 class BlockAttention(nn.Module):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from specjax.models.parts.requirements import require, require_groups, require_pairs
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
+WINDOW_FROM = ("slot", "block")
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,8 @@ class MarkovHead:
 
     Attributes:
         rank: of the correction.
-        kind: "vanilla": a function of the token; "gated": of the token and the slot's hidden state; "rnn": of all tokens
-            and hidden states of the block so far.
+        kind: what it is a function of. "vanilla": the token; "gated": the token and the slot's hidden state; "rnn": all
+            tokens and hidden states of the block so far.
     """
 
     rank: int
@@ -65,8 +66,7 @@ class DFlashConfig:
         rope_width: how many dimensions of a head rotate.
         windows: how many positions each layer sees, None for all; one entry for each layer.
         causal: of each layer, whether a slot sees no later slots of its block.
-        window_moves: a window counts from each slot. If not, it counts from the block's first slot, so that all slots
-            see the same context.
+        window_from: where a window is counted from, see `specjax.models.drafters.dflash.sight`.
         rope_theta: base of the rotary frequencies.
         norm_eps: epsilon of every RMSNorm.
         context_length: the longest sequence that the drafter was made for.
@@ -97,7 +97,7 @@ class DFlashConfig:
     rope_width: int
     windows: tuple[int | None, ...]
     causal: tuple[bool, ...]
-    window_moves: bool = True
+    window_from: str = "slot"
     rope_theta: float = 1e4
     norm_eps: float = 1e-6
     context_length: int = 32768
@@ -117,6 +117,8 @@ class DFlashConfig:
         require(self, len(self.causal) == len(self.windows), f"{counts}; both have one for each layer")
         require_groups(self, self.num_heads, self.num_kv_heads)
         require_pairs(self, self.rope_width, self.head_width)
+        known = f"window_from is {self.window_from!r}; known are {', '.join(WINDOW_FROM)}"
+        require(self, self.window_from in WINDOW_FROM, known)
         require(self, self.num_drafts > 0, f"a block of {self.block_size} leaves nothing to draft")
         outside = f"mask_token is {self.mask_token}; the target has {self.vocab_size} tokens"
         require(self, 0 <= self.mask_token < self.vocab_size, outside)

@@ -5,7 +5,8 @@ The features of the pending token are not known before it is verified: a block b
 What a block leaves in the caches is overwritten, by features or by the next block, before anything reads it.
 
 A block is run as a whole, as in training, however few drafts are wanted: with slots that see each other, drafts of a
-shorter block are other drafts. llama.cpp cuts it. Only where no slot sees a later one, the others are left out here too.
+shorter block are other drafts. llama.cpp cuts it. Where no slot sees a later one, slots without use are left out here
+too.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class DFlashDrafter(BaseDrafter):
 
     def logits(self, params: Params, normed: Float[Array, "... D"]) -> Float[Array, "... M"]:
         """Float32 logits of the drafter's M tokens, before any head corrects them."""
-        if self.config.own_output:
+        if self.config.own_output or self.config.own_embedding:
             return self._apply(params, "project", normed)
         logits = self.target.unembed(params, normed)
         return logits[..., params["dflash"]["tokens"]] if self.config.maps_tokens else logits
@@ -199,7 +200,7 @@ def from_file(config: DFlashConfig) -> FileDrafter:
             layers=known.target_layers,
             width=known.width,
             shares_embedding=not known.own_embedding,
-            shares_output=not known.own_output,
+            shares_output=not (known.own_output or known.own_embedding),
         )
         return DFlashDrafter(target, known)
 

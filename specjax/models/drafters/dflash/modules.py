@@ -16,9 +16,10 @@ from specjax.layers.linear import Embedding, Linear
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
-from specjax.models.drafters.dflash.attention import BlockAttention, Sight
+from specjax.models.drafters.dflash.attention import BlockAttention
 from specjax.models.drafters.dflash.config import Convolution, DFlashConfig
 from specjax.models.drafters.dflash.heads import ConfidenceHead, PairScores, markov_head
+from specjax.models.drafters.dflash.sight import Sight, sight
 from specjax.models.parts.draft_vocabulary import first_tokens
 from specjax.models.parts.room import Room
 from specjax.state.kv import KVCache
@@ -149,11 +150,8 @@ class DFlash(nn.Module):
         positions = start[:, None] + slots
         x, written = embedded * c.embedding_scale, []
         for layer, cache, causal in zip(self.layers, caches, c.causal, strict=True):
-            last = positions if causal else jnp.broadcast_to(positions[:, -1:], positions.shape)
-            first = jnp.zeros_like(positions)
-            if layer.window is not None:
-                first = positions + 1 - layer.window if c.window_moves else start[:, None] - layer.window
-            x, cache = layer(x, positions, Sight(jnp.broadcast_to(jnp.maximum(first, 0), last.shape), last), cache)
+            seen = sight(positions, layer.window, c.window_from, causal=causal)
+            x, cache = layer(x, positions, seen, cache)
             written.append(cache)
         return self.norm(x), tuple(written)
 
@@ -162,8 +160,8 @@ class DFlash(nn.Module):
         return self.embed(tokens)
 
     def project(self, normed: Float[Array, "... D"]) -> Float[Array, "... M"]:
-        """Float32 logits of the drafter's tokens by its own output head."""
-        return self.lm_head(normed)
+        """Float32 logits of the drafter's tokens by its own output head, else by its own embedding table."""
+        return self.lm_head(normed) if self.config.own_output else self.embed.unembed(normed)
 
     def begin(self, batch: int) -> Any:
         """The Markov head's memory at the start of a block."""
@@ -175,7 +173,7 @@ class DFlash(nn.Module):
 
     def sureness(self, hidden: Float[Array, "B D"], embedding: Float[Array, "B rank"] | None) -> Float[Array, "B"]:
         """The probability that a slot's draft is accepted if all before it are."""
-        read = [hidden] if self.config.confidence == "hidden" else [hidden, embedding]
+        read = [hidden] if self.config.confidence == "hidden" or embedding is None else [hidden, embedding]
         return self.confidence(jnp.concatenate(read, axis=-1))
 
     def select(

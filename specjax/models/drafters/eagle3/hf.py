@@ -8,8 +8,7 @@
 `norm_output` means two things: in speculators, that the next step takes normed hidden states as the output head does;
 in SpecForge, that the output head takes them, which in speculators it always does.
 
-Sources: speculators 0.9.0 `models/eagle3/config.py` and the config classes of transformers, whose defaults are used for
-absent keys (speculators leaves out what has its default); SpecForge 0.2.0 `modeling/draft/llama3_eagle.py`.
+Sources: speculators 0.9.0 `models/eagle3/config.py`; SpecForge 0.2.0 `modeling/draft/llama3_eagle.py`.
 """
 
 from __future__ import annotations
@@ -24,34 +23,12 @@ from checkpoints.mapping.table import RuleTable
 from checkpoints.source import TensorInfo
 from specjax.models.drafters.eagle3.config import Eagle3Config
 from specjax.models.drafters.eagle3.parameters import parameter_shapes
+from specjax.models.drafters.speculators import LAYERS, MODEL_TYPE, layer_document, layer_fields, nested_layers
 from specjax.models.parts import hf
 from specjax.models.parts.draft_vocabulary import as_offsets
-from specjax.models.parts.fields import Fields
 from specjax.models.parts.rules import rule_table
 
-_KEYS = {
-    "vocab_size": "vocab_size",
-    "width": "hidden_size",
-    "mlp_width": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_width": "head_dim",
-    "norm_eps": "rms_norm_eps",
-    "context_length": "max_position_embeddings",
-}
-_LAYERS = Fields(
-    Eagle3Config, _KEYS, {"num_kv_heads": None, "head_width": None, "norm_eps": 1e-6, "context_length": 2048}
-)
-_COMMON = {"norm_eps": 1e-6, "num_heads": 32, "num_layers": 32}
-_LLAMA = {"vocab_size": 32000, "width": 4096, "mlp_width": 11008, "context_length": 2048}
-_QWEN3 = {"vocab_size": 151936, "width": 4096, "mlp_width": 22016, "context_length": 32768}
-_NESTED_KEYS = {**_KEYS, "num_layers": "num_hidden_layers"}
-_NESTED = {
-    "llama": Fields(Eagle3Config, _NESTED_KEYS, {**_COMMON, **_LLAMA, "num_kv_heads": None, "head_width": None}),
-    "qwen3": Fields(Eagle3Config, _NESTED_KEYS, {**_COMMON, **_QWEN3, "num_kv_heads": 32, "head_width": 128}),
-}
 _FEATURE_NORMS = {"norm_before_fc": "all", "fc_norm": "each"}
-_SPECULATORS, _LAYER_CONFIG = "speculators_model_type", "transformer_layer_config"
 _DRAFT_SIZE, _TARGET_LAYERS = "draft_vocab_size", "eagle_aux_hidden_state_layer_ids"
 _CLASS, _NESTED_CLASS = "LlamaForCausalLMEagle3", "Eagle3Speculator"
 _CLASSES = (_CLASS, "Eagle3LlamaForCausalLM", _NESTED_CLASS, "Eagle3DraftModel")
@@ -79,33 +56,20 @@ _IGNORED = {
 
 def recognizes(document: Mapping[str, Any]) -> bool:
     """Whether config.json is of an EAGLE-3 drafter; some have the class name of an ordinary Llama."""
-    if document.get(_SPECULATORS) == "eagle3" or hf.has_class(document, _CLASSES):
+    if document.get(MODEL_TYPE) == "eagle3" or hf.has_class(document, _CLASSES):
         return True
-    return _SPECULATORS not in document and _DRAFT_SIZE in document and document.get("num_hidden_layers") == 1
+    return MODEL_TYPE not in document and _DRAFT_SIZE in document and document.get("num_hidden_layers") == 1
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Eagle3Config:
     """The config of a Hugging Face checkpoint; see `FileFormat.read_config`."""
-    nested = document.get(_LAYER_CONFIG)
-    if nested is None:
-        hf.need(document, _LAYERS.required, where)
-        layers, num_layers = _LAYERS.read(document.get), document.get("num_hidden_layers", 1)
-        final_norm = "head" if document.get("norm_output", True) else None
-        if num_layers != 1:
-            raise ConfigError(f"{where}: {num_layers} layers; drafters of the class {_CLASS} have one")
+    if MODEL_TYPE in document:
+        text, kind = nested_layers(document, Eagle3Config, where)
+        final_norm: str | None = "both" if document.get("norm_output", False) else "head"
     else:
-        kind = nested.get("model_type", "qwen3")
-        if kind not in _NESTED:
-            raise ConfigError(
-                f"{where}: layers as those of {kind!r} are not supported, only of {' and '.join(_NESTED)}"
-            )
-        layers = _NESTED[kind].read(nested.get)
-        num_layers = layers.pop("num_layers")
-        final_norm = "both" if document.get("norm_output", False) else "head"
-    text = document if nested is None else nested
-    hf.need_value(text, "hidden_act", "silu", where)
-    layers["num_kv_heads"] = layers["num_kv_heads"] or layers["num_heads"]
-    layers["head_width"] = layers["head_width"] or layers["width"] // layers["num_heads"]
+        text, kind = document, "llama"
+        final_norm = "head" if document.get("norm_output", True) else None
+    layers = layer_fields(text, Eagle3Config, where)
     if (rotating := hf.rope_width(text, layers["head_width"], 1.0)) != layers["head_width"]:
         raise ConfigError(f"{where}: {rotating} of {layers['head_width']} dimensions rotate; all must")
     formula = hf.read_formula(hf.rope_of(text), where)
@@ -117,9 +81,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         draft_vocab_size=document.get(_DRAFT_SIZE) or layers["vocab_size"],
         target_width=document.get("target_hidden_size") or layers["width"],
         target_layers=_target_layers(document),
-        windows=_windows(text, num_layers),
-        qk_norm=nested is not None and kind == "qwen3",
-        rope_theta=hf.rope_theta(text),
+        qk_norm=kind == "qwen3",
         rope_factors=formula is not None,
         rope_formula=formula,
         norm_features=norms[0] if norms else None,
@@ -139,11 +101,6 @@ def _target_layers(document: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(index + 1 for index in outputs)
 
 
-def _windows(text: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    window, kinds = text.get("sliding_window"), text.get("layer_types") or []
-    return tuple(window if "sliding_attention" in kinds[index : index + 1] else None for index in range(num_layers))
-
-
 def _is_plain(config: Eagle3Config) -> bool:
     """Whether the plain form can express the drafter."""
     nested_only = (
@@ -154,15 +111,8 @@ def _is_plain(config: Eagle3Config) -> bool:
 
 def config_to_hf(config: Eagle3Config) -> dict[str, Any]:
     """The config.json of the plain form if it can express the drafter, else that of speculators."""
-    layers: dict[str, Any] = {
-        "model_type": "qwen3" if config.qk_norm else "llama",
-        **_LAYERS.write(config),
-        "num_hidden_layers": len(config.windows),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_theta": config.rope_theta, **hf.write_formula(config.rope_formula)},
-    }
+    layers = layer_document(config, "qwen3" if config.qk_norm else "llama")
+    layers["rope_parameters"] = {"rope_theta": config.rope_theta, **hf.write_formula(config.rope_formula)}
     document: dict[str, Any] = {
         _DRAFT_SIZE: config.draft_vocab_size,
         "target_hidden_size": config.target_width,
@@ -173,18 +123,13 @@ def config_to_hf(config: Eagle3Config) -> dict[str, Any]:
         document[_TARGET_LAYERS] = list(config.target_layers)
     if _is_plain(config):
         return {"architectures": [_CLASS], **layers, **document, "norm_output": config.final_norm == "head"}
-    if any(config.windows):
-        layers["sliding_window"] = max(window for window in config.windows if window)
-        layers["layer_types"] = [
-            "full_attention" if window is None else "sliding_attention" for window in config.windows
-        ]
     return {
         "architectures": [_NESTED_CLASS],
         "model_type": "speculator_model",
-        _SPECULATORS: "eagle3",
+        MODEL_TYPE: "eagle3",
         **document,
         "norm_output": config.final_norm == "both",
-        _LAYER_CONFIG: layers,
+        LAYERS: layers,
     }
 
 
