@@ -8,8 +8,8 @@ sees of the context, that is of positions below n:
 | "slot" | n + i - w + 1 and later | SpecForge's training, llama.cpp |
 | "block" | n - w and later | speculators |
 
-Of the block a slot sees all, or, where the layer is causal, itself and the slots before it. llama.cpp limits this by the
-window too, which only matters for windows shorter than a block.
+Of the block a slot sees all, or, where the layer is causal, itself and the slots before it. llama.cpp limits this by
+the window too, which only matters for windows shorter than a block.
 """
 
 from __future__ import annotations

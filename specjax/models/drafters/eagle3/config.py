@@ -95,6 +95,11 @@ class Eagle3Config:
         return len(self.target_layers) or 3
 
     @property
+    def rope_width(self) -> int:
+        """All dimensions of a head rotate."""
+        return self.head_width
+
+    @property
     def attention_bias(self) -> bool:
         """No projection has a bias."""
         return False
