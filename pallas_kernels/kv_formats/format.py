@@ -94,6 +94,11 @@ def to_half(scale: Float[Array, "..."]) -> Float16[Array, "..."]:
     return jnp.clip(scale, -limit, limit).astype(jnp.float16)
 
 
+def _seen_as(x: Array, dtype: DTypeLike) -> Array:
+    """The same bits as another type. Training differentiates through float32, and no bits have a derivative."""
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, jnp.dtype(dtype))
+
+
 @dataclass(frozen=True)
 class FloatFormat(KVFormat):
     """Values one by one in a float type.
@@ -109,11 +114,11 @@ class FloatFormat(KVFormat):
 
     def encode(self, x: Float[Array, "... N"]) -> Parts:
         """Round the values to the format's floating-point type."""
-        return {"codes": lax.bitcast_convert_type(x.astype(self.dtype), jnp.dtype(self.storage))}
+        return {"codes": _seen_as(x.astype(self.dtype), self.storage)}
 
     def floats(self, parts: Parts) -> Float[Array, "... N"]:
         """The values in their type."""
-        return lax.bitcast_convert_type(parts["codes"], jnp.dtype(self.dtype))
+        return _seen_as(parts["codes"], self.dtype)
 
     def decode(self, parts: Parts) -> Float[Array, "... N"]:
         """Convert the stored values to float32."""

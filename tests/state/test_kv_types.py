@@ -61,6 +61,26 @@ def test_a_shift_moves_values_as_they_are_and_encodes_moved_keys_anew() -> None:
     assert relative_rms(after.keys[0, 3:15], want[0]) < 0.01
 
 
+def test_training_differentiates_through_an_f32_cache() -> None:
+    """Keys and values are written to a cache and read again: what they were made of must learn from that."""
+
+    def attended(k: jax.Array, v: jax.Array) -> jax.Array:
+        positions = jnp.arange(5)[None]
+        cache = KVCache.zeros(1, 8, 2, 16, KVTypes()).append(k, v, positions, positions >= 0)
+        return jnp.sum(jnp.sin(cache.attend(jnp.ones((1, 5, 4, 16)), positions, scale=0.3)))
+
+    def plain(k: jax.Array, v: jax.Array) -> jax.Array:
+        scores = jnp.einsum("btgn->btg", k)[0] * 0.3
+        seen = jnp.arange(5)[:, None] >= jnp.arange(5)
+        weights = jax.nn.softmax(jnp.where(seen[..., None], scores[None], -jnp.inf), axis=1)
+        return 2 * jnp.sum(jnp.sin(jnp.einsum("tsg,sgn->tgn", weights, v[0])))
+
+    keys = jax.random.split(jax.random.key(0))
+    k, v = (jax.random.normal(key, (1, 5, 2, 16)) for key in keys)
+    for got, want in zip(jax.grad(attended, (0, 1))(k, v), jax.grad(plain, (0, 1))(k, v), strict=True):
+        assert relative_rms(got, want) < 1e-5
+
+
 def test_unknown_types_are_named() -> None:
     with pytest.raises(ValueError, match="KV type 'q3' is not known; known are f32, f16, bf16, q8_0, q4_0, turbo2"):
         KVTypes("f32", "q3")

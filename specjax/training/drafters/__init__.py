@@ -1,0 +1,1 @@
+"""Training of drafters that read the features of a target, which stands still."""
