@@ -11,7 +11,8 @@ from specjax.cli.options import add_command, check_output
 from specjax.cli.runtime import UsageError
 
 DESCRIPTION = """\
-Train a small model and what drafts for it, on the source files of this Python's own standard library. The Qwen3.5-style
+Train a small model and what drafts for it, or with --drafter a drafter for a model that you have (see below). Text is
+by default the source files of this Python's own standard library. The Qwen3.5-style
 one with its multi-token-prediction block is how the bundled model was made; a tenth of its size are the Gemma-4-style
 target with an assistant, and the Step-3.5-style model with three chained heads.
 
@@ -31,7 +32,13 @@ The folder DIR receives:
 Stop with Ctrl-C; the same command continues where it stopped and ends with the same parameters, bit for bit, as a run
 that was never stopped. Equal recipes on equal text and hardware give equal models.
 
+With --drafter the model of --target stands still, and a drafter learns what it says: EAGLE-3 by the training-time test,
+DFlash and DSpark on blocks of masks. The folder then has no tokenizer, and loss.png also shows how often each draft is
+what the target says. For drafts of your own texts give these with --text.
+
 examples:
+  specjax train --drafter eagle3 --target model.gguf --out runs/eagle3 --export eagle3.gguf
+  specjax generate --model model.gguf --drafter eagle3.gguf --prompt "def main(" --compare
   specjax train --out runs/demo --minutes 90 --export demo.gguf
   specjax train --out runs/demo --export demo.gguf --type q8_0     (continue, or export what is finished)
   specjax train --family gemma4 --out runs/gemma4 --export gemma4.gguf   (and gemma4-assistant.gguf)
@@ -40,8 +47,18 @@ examples:
 """
 
 FAMILIES = ("qwen3_5", "gemma4", "step3_5")
+DRAFTERS = ("eagle3", "dflash", "dspark")
 DEFAULT_FAMILY = "qwen3_5"
 DEFAULT_HEAD_STEPS = 300
+DRAFTER_RECIPE: dict[str, Any] = {
+    "steps": 600,
+    "batch_size": 4,
+    "length": 256,
+    "learning_rate": 2e-3,
+    "mtp_steps": 5,
+    "mtp_sequences": 1,
+    "eval_every": 100,
+}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -59,6 +76,26 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--family",
         choices=FAMILIES,
         help=f"family of the model (default: {DEFAULT_FAMILY}, or that of the run that DIR or --head-of names)",
+    )
+    parser.add_argument(
+        "--drafter", choices=DRAFTERS, help="train a drafter of this kind for the model of --target, which stands still"
+    )
+    drafter = parser.add_argument_group("with --drafter")
+    drafter.add_argument("--target", metavar="FILE", help="the model to draft for (default: the bundled model)")
+    drafter.add_argument(
+        "--text", type=Path, nargs="+", metavar="PATH", help="text files, or folders of them, instead of the library's"
+    )
+    drafter.add_argument("--layers", type=int, metavar="N", help="layers of the drafter (default: 1, in blocks 2)")
+    drafter.add_argument(
+        "--draft-vocab",
+        type=int,
+        metavar="N",
+        help="the drafter knows the N most frequent tokens of the text, and has an output head for them (default: all"
+        " tokens, by the target's own head)",
+    )
+    drafter.add_argument("--block", type=int, default=8, metavar="B", help="slots of a block (default: 8)")
+    drafter.add_argument(
+        "--draft-steps", type=int, metavar="K", help="drafts that training unrolls, for eagle3 (default: 5)"
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
@@ -127,6 +164,8 @@ def run(args: argparse.Namespace) -> int:
     if args.minutes is not None and args.minutes <= 0:
         raise UsageError(f"--minutes is {args.minutes:g}; it must be positive")
     folder, progress = RunFolder(args.out), Progress()
+    if args.drafter is not None:
+        return train_drafter(args, folder, progress)
     start = None if args.head_of is None else RunFolder(args.head_of)
     family = chosen_family(args, folder, start)
     recipe = chosen_recipe(args, folder, family)
@@ -138,6 +177,46 @@ def run(args: argparse.Namespace) -> int:
     if args.export is not None:
         for path in export_gguf(folder, args.export, args.type.upper()):
             progress.say(f"wrote {path}")
+    return 0
+
+
+def train_drafter(args: argparse.Namespace, folder: Any, progress: Any) -> int:
+    """Train a drafter, and export when asked to. Returns the exit status: 130 when the run was interrupted.
+
+    Raises:
+        UsageError: an option is for runs that train a model.
+    """
+    from specjax.runtime.loading import load
+    from specjax.training.corpus import standard_library, text_files
+    from specjax.training.drafters.registry import KINDS
+    from specjax.training.drafters.run import DrafterRun
+    from specjax.training.loop import steps_within
+    from specjax.training.recipe import Recipe
+
+    for name in ("family", "head_of", "mtp_weight"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for runs that train a model, not a drafter")
+    given = {"steps": args.steps, "batch_size": args.batch, "length": args.length, "seed": args.seed}
+    given["mtp_steps"] = args.draft_steps
+    if args.minutes is not None and folder.description.exists():
+        raise UsageError(f"--minutes is for new runs; {args.out} holds one (use --steps)")
+    recipe = replace(Recipe(**DRAFTER_RECIPE), **{name: value for name, value in given.items() if value is not None})
+    model = load(args.target, need_tokenizer=True)
+    corpus = standard_library() if args.text is None else text_files(args.text)
+    sizes = {"layers": args.layers, "draft_vocab": args.draft_vocab, "block": args.block}
+    training = DrafterRun(KINDS[args.drafter], model, corpus, recipe, **sizes)
+    if args.minutes is not None:
+        recipe = steps_within(args.minutes, training.task)
+        training = DrafterRun(KINDS[args.drafter], model, corpus, recipe, **sizes)
+    progress.say(f"a {args.drafter} drafter for {model.path}, {recipe.steps} steps; the first one compiles")
+    params = training.train(folder, progress)
+    if params is None:
+        progress.say("stopped; the same command continues from there")
+        return 130
+    progress.say(f"finished; curves in {folder.loss_plot}, figures in {folder.report}")
+    if args.export is not None:
+        training.export(params, args.export, args.type.upper())
+        progress.say(f"wrote {args.export}")
     return 0
 
 
@@ -165,7 +244,8 @@ def chosen_recipe(args: argparse.Namespace, folder: Any, family: Any) -> Any:
         UsageError: `--minutes` for a run that exists already, or `--head-of` for one of a whole model.
         ValueError: a setting out of range.
     """
-    from specjax.training.trainer import steps_within
+    from specjax.training.loop import steps_within
+    from specjax.training.trainer import ModelTask
 
     previous = folder.read_recipe()
     if previous is not None and args.minutes is not None:
@@ -188,4 +268,4 @@ def chosen_recipe(args: argparse.Namespace, folder: Any, family: Any) -> Any:
         head = {"steps": DEFAULT_HEAD_STEPS, "learning_rate": 1e-3, "mtp_sequences": default.batch_size}
         default = replace(default, **head, head_only=True)
     recipe = replace(previous or default, **given)
-    return recipe if args.minutes is None else steps_within(args.minutes, family.demo_config, recipe)
+    return recipe if args.minutes is None else steps_within(args.minutes, ModelTask(family.demo_config, recipe))

@@ -12,7 +12,8 @@ import hashlib
 import json
 import platform
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
@@ -102,14 +103,16 @@ class Corpus:
 
     train: tuple[Document, ...]
     held_out: tuple[Document, ...]
+    source: str = "Python standard library source files (PSF License Agreement)"
 
     @property
     def provenance(self) -> Provenance:
         """Python version, hash, files and bytes of this corpus."""
+        texts = {"train": [asdict(each) for each in self.train], "held_out": [asdict(each) for each in self.held_out]}
         return Provenance(
-            source="Python standard library source files (PSF License Agreement)",
+            source=self.source,
             python_version=platform.python_version(),
-            sha256=hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest(),
+            sha256=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
             train_files=len(self.train),
             train_bytes=sum(document.num_bytes for document in self.train),
             held_out_files=len(self.held_out),
@@ -145,6 +148,30 @@ def standard_library() -> Corpus:
     return Corpus(
         train=tuple(document for document in documents if not is_held_out(document.path)),
         held_out=tuple(document for document in documents if is_held_out(document.path)),
+    )
+
+
+def text_files(paths: Sequence[Path]) -> Corpus:
+    """The corpus of files, and of all files in folders, that are UTF-8 text; every twentieth is held out.
+
+    Raises:
+        FileNotFoundError: there are fewer than two such files.
+    """
+    files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    documents = []
+    for file in files:
+        with suppress(UnicodeDecodeError):
+            if file.is_file() and (text := file.read_bytes().decode().replace("\r\n", "\n")).strip():
+                documents.append(Document(str(file), text))
+    if len(documents) < 2:
+        raise FileNotFoundError(
+            f"{len(documents)} text files in {', '.join(map(str, paths))}; give at least two, one of which is held out"
+        )
+    held_out = documents[::20]
+    return Corpus(
+        train=tuple(document for document in documents if document not in held_out),
+        held_out=tuple(held_out),
+        source=", ".join(map(str, paths)),
     )
 
 

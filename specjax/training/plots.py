@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -23,10 +24,35 @@ def plot_losses(folder: RunFolder) -> None:
         steps, values = series(lines, "held_out", name)
         if len(steps):
             axes.plot(steps, values, "o-", color=f"C{color}", markersize=3, label=f"{label}, held out")
+    _finish(axes, "cross entropy (nats per token)")
+    _save(figure, folder)
+
+
+def plot_drafter(folder: RunFolder) -> None:
+    """Write `loss.png` of a drafter: its loss, and how often each of its drafts is the target's choice, by step."""
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    above, below = figure.subplots(2, sharex=True)
+    lines = folder.read_metrics()
+    steps, values = series(lines, "step", "loss")
+    above.plot(steps, smoothed(values), alpha=0.5, linewidth=1, label="training")
+    above.plot(*series(lines, "held_out", "loss"), "o-", markersize=3, label="held out")
+    _finish(above, "loss")
+    for draft in range(1, 17):
+        steps, values = series(lines, "held_out", f"agreement_{draft}")
+        if len(steps):
+            below.plot(steps, values, "o-", markersize=3, label=f"draft {draft}")
+    _finish(below, "share of drafts, after a true text, that are the target's choice")
+    _save(figure, folder)
+
+
+def _finish(axes: Axes, label: str) -> None:
     axes.set_xlabel("step")
-    axes.set_ylabel("cross entropy (nats per token)")
+    axes.set_ylabel(label)
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def _save(figure: Figure, folder: RunFolder) -> None:
     with replaced(folder.loss_plot) as temporary, temporary.open("wb") as file:
         FigureCanvasAgg(figure).print_png(file)
 

@@ -12,13 +12,14 @@ from specjax.training.corpus import Corpus
 from specjax.training.export import load_params, load_state
 from specjax.training.families.base import TrainingConfig
 from specjax.training.families.registry import family_of
+from specjax.training.loop import train
 from specjax.training.optimizer import learning_rate
 from specjax.training.plots import plot_losses
 from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
 from specjax.training.report import held_out_report
 from specjax.training.run_folder import RunFolder
-from specjax.training.trainer import Outcome, train
+from specjax.training.trainer import ModelTask, Outcome
 from specjax.training.vocabulary import encode_documents, train_vocabulary
 
 DECIDES_NOTHING = {"steps", "eval_every", "eval_batches", "save_every"}
@@ -82,7 +83,8 @@ def train_on(
     batches = Batches(encode_documents(tokenizer, corpus.train), recipe.batch_size, recipe.length, recipe.seed)
     if not begun or recipe != folder.read_recipe():
         folder.write(recipe, config, corpus.provenance.to_dict(), tokenizer)
-    outcome = train(config, recipe, batches, held_out, folder, progress, params)
+    state = train(ModelTask(config, recipe, params), batches, held_out, folder, progress)
+    outcome = Outcome(config, state, finished=int(state.step) >= recipe.steps)
     if outcome.finished:
         folder.write_report(held_out_report(folder, corpus, outcome.state.params))
     return outcome

@@ -1,12 +1,8 @@
-"""The training loop: jitted steps with donated state, checkpoints, held-out evaluation, a log."""
+"""Training a whole model, or its head: jitted steps with donated state, and held-out evaluation."""
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -15,16 +11,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int
 
-from specjax.training.batches import Batches
-from specjax.training.checkpointing import Checkpoints, TrainState
+from specjax.training.checkpointing import TrainState
 from specjax.training.families.base import TrainingConfig
 from specjax.training.families.registry import family_of
 from specjax.training.initial import initial_parameters
 from specjax.training.loss import agreements, cross_entropies, head_loss, predict, training_loss
 from specjax.training.optimizer import from_trainable, learning_rate, make_optimizer, to_trainable
-from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
-from specjax.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -98,77 +91,26 @@ def evaluate(
     return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
 
 
-def train(
-    config: TrainingConfig,
-    recipe: Recipe,
-    batches: Batches,
-    held_out_blocks: Int[np.ndarray, "n B T"],
-    folder: RunFolder,
-    progress: Progress,
-    start: dict | None = None,
-) -> Outcome:
-    """Take the recipe's steps, continuing from the folder's newest checkpoint when there is one.
+@dataclass(frozen=True)
+class ModelTask:
+    """See `specjax.training.loop.Task`. It begins with the parameters `start`, or with random ones."""
 
-    Without one, begin with the parameters `start`, or with random ones.
+    config: TrainingConfig
+    recipe: Recipe
+    start: dict | None = None
 
-    An interrupt (Ctrl-C, SIGTERM) ends the run after the current step, with a checkpoint; training again continues
-    as if nothing had happened.
-    """
-    state = initial_state(config, recipe, start)
-    with Checkpoints(folder.checkpoints) as checkpoints, stop_request() as stop_requested:
-        if checkpoints.latest_step is not None:
-            state = checkpoints.restore(state)
-        first = int(state.step)
-        with progress.track(first, recipe.steps):
-            for step in range(first, recipe.steps):
-                started = time.perf_counter()
-                state, parts = train_step(config, recipe, state, batches[step])
-                values = {name: float(value) for name, value in parts.items()}
-                values["tokens_per_second"] = recipe.tokens_per_step / (time.perf_counter() - started)
-                folder.log("step", step + 1, **values)
-                progress.step(step + 1, values)
-                last = step + 1 == recipe.steps
-                if last or (step + 1) % recipe.eval_every == 0:
-                    held_out = evaluate(config, recipe, state.params, held_out_blocks, recipe.mtp_sequences)
-                    folder.log("held_out", step + 1, **held_out)
-                    progress.held_out(step + 1, held_out)
-                if last or stop_requested() or (step + 1) % recipe.save_every == 0:
-                    checkpoints.save(state)
-                if stop_requested():
-                    break
-    return Outcome(config, state, finished=int(state.step) >= recipe.steps)
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
+    def initial(self) -> TrainState:
+        """The state before the first step, see `initial_state`."""
+        return initial_state(self.config, self.recipe, self.start)
 
-@contextmanager
-def stop_request() -> Iterator[Callable[[], bool]]:
-    """While inside, SIGINT and SIGTERM only set a flag: a step with donated buffers must not be cut in two."""
-    requested = False
+    def step(self, state: TrainState, tokens: Int[np.ndarray, "B T"]) -> tuple[TrainState, dict[str, Array]]:
+        """One optimizer step, see `train_step`."""
+        return train_step(self.config, self.recipe, state, tokens)
 
-    def request(*_: object) -> None:
-        nonlocal requested
-        requested = True
-
-    handlers = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: requested
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def steps_within(minutes: float, config: TrainingConfig, recipe: Recipe, timed_steps: int = 3) -> Recipe:
-    """The recipe with as many steps as should fit into `minutes`, by timing a few on random tokens.
-
-    A tenth of the time is left to compilation, evaluation and checkpoints.
-    """
-    state = initial_state(config, recipe)
-    tokens = np.random.default_rng(0).integers(
-        config.vocab_size, size=(recipe.batch_size, recipe.length), dtype=np.int32
-    )
-    seconds = []
-    for _ in range(1 + timed_steps):  # the first compiles
-        started = time.perf_counter()
-        state, parts = train_step(config, recipe, state, tokens)
-        jax.block_until_ready((state, parts))
-        seconds.append(time.perf_counter() - started)
-    return replace(recipe, steps=max(1, int(0.9 * 60 * minutes / float(np.median(seconds[1:])))))
+    def evaluate(self, trainable: dict, blocks: Int[np.ndarray, "n B T"]) -> dict[str, float]:
+        """Held-out losses and agreement, see `evaluate`."""
+        return evaluate(self.config, self.recipe, trainable, blocks, self.recipe.mtp_sequences)

@@ -75,6 +75,7 @@ class DrafterKind:
     Attributes:
         name: on the command line.
         description: of an exported file.
+        branch: of the parameter tree, in which a drafter's own are.
         layers: of a drafter by default.
         config: (target, size) -> the config of a drafter for it.
         initial: (config, key) -> random parameters.
@@ -85,6 +86,7 @@ class DrafterKind:
 
     name: str
     description: str
+    branch: str
     layers: int
     config: Callable[[Target, Size], Any]
     initial: Callable[[Any, Array], Params]
@@ -101,7 +103,7 @@ def frequent_tokens(documents: Sequence[np.ndarray], count: int) -> tuple[int, .
     return tuple(sorted(token for token, _ in counts.most_common(count)))
 
 
-def head_sizes(width: int) -> dict[str, int]:
+def head_sizes(width: int) -> dict[str, Any]:
     """Heads of a drafter of this width, and its hidden MLP width, in the proportions of small Qwen3 models."""
     head_width = 64 if width % 64 == 0 else 32
     heads = max(2, width // head_width // 2 * 2)

@@ -161,6 +161,7 @@ def _kind(name: str, description: str, make_config: Any) -> DrafterKind:
     return DrafterKind(
         name=name,
         description=description,
+        branch="dflash",
         layers=2,
         config=make_config,
         initial=init_params,

@@ -29,7 +29,7 @@ STEP_WEIGHT = 0.8
 
 
 def config(target: Target, size: Size) -> Eagle3Config:
-    """A drafter of the target's width, with an output head of its own and the target's embedding table."""
+    """A drafter of the target's width, with the target's embedding table, and its output head if it knows all tokens."""
     return Eagle3Config(
         vocab_size=target.vocab_size,
         draft_vocab_size=target.vocab_size if size.tokens is None else len(size.tokens),
@@ -38,6 +38,7 @@ def config(target: Target, size: Size) -> Eagle3Config:
         **head_sizes(target.width),
         windows=(None,) * size.layers,
         context_length=target.context_length,
+        own_output=size.tokens is not None,
         maps_tokens=size.tokens is not None,
     )
 
@@ -79,6 +80,7 @@ def _caches(config: Eagle3Config) -> Any:
 KIND = DrafterKind(
     name="eagle3",
     description="EAGLE-3 drafter",
+    branch="eagle3",
     layers=1,
     config=config,
     initial=init_params,
