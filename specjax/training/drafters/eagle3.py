@@ -29,7 +29,7 @@ STEP_WEIGHT = 0.8
 
 
 def config(target: Target, size: Size) -> Eagle3Config:
-    """A drafter of the target's width, with the target's embedding table, and its output head if it knows all tokens."""
+    """A drafter of the target's width, with its embedding table, and with its output head if it knows all tokens."""
     return Eagle3Config(
         vocab_size=target.vocab_size,
         draft_vocab_size=target.vocab_size if size.tokens is None else len(size.tokens),
