@@ -17,7 +17,7 @@ from scipy import stats
 from scipy.special import softmax
 from wants import alike, lengths_of
 
-from specjax.analysis.lossless.enumeration import CORRECT, Language, speculation_odds, target_odds
+from specjax.analysis.lossless.enumeration import CORRECT, Language, speculation_odds, stopping, target_odds
 from specjax.decoding.acceptance import RULES, accept, draws_drafts, propose_token
 from specjax.decoding.draft_control import effective_drafts, update_streak, wanted_drafts
 from specjax.decoding.random import Purpose, gumbel
@@ -44,19 +44,6 @@ def nodes_along(node, drafts, vocab_size):
 # Enumeration -------------------------------------------------------------------------------------------------------
 
 
-def confident(config):
-    """The real draft lengths, from the real confidences."""
-
-    @jax.jit
-    def lengths(draft_logits, drafts, budget):
-        zero = jnp.zeros(draft_logits.shape[:1], jnp.int32)
-        draws = {"rule": "rejection", "settings": alike(len(zero), PLAIN), "sequence": zero, "position": zero}
-        columns = [propose_token(draft_logits[:, i], **draws).confidence for i in range(drafts.shape[1])]
-        return lengths_of(jnp.stack(columns, axis=1), config, budget, zero.astype(bool))
-
-    return lengths
-
-
 def by_drawn_token(config):
     """Draft lengths that look at the probability of the token that was drawn."""
 
@@ -76,7 +63,7 @@ def ragged(draft_logits, drafts, budget):
 
 
 def always(n_drafts):
-    return confident(DraftConfig(n_max=n_drafts))
+    return stopping(DraftConfig(n_max=n_drafts))
 
 
 def distance(rule, spoken, n_drafts, config, lengths, **how):
@@ -122,7 +109,7 @@ def test_a_drafter_that_scores_some_tokens_keeps_the_distribution(rule):
 def test_stopping_for_want_of_confidence_keeps_the_distribution(rule):
     """The confidence in a draft depends on the drafts before it, not on itself."""
     spoken, config = Language.alike(3, 4), DraftConfig(n_max=3, p_min=0.55)
-    lengths = confident(config)
+    lengths = stopping(config)
     assert distance(rule, spoken, 3, PLAIN, lengths)[0] < 1e-6
     assert distance(rule, spoken, 3, PLAIN, lengths, drawn=False)[0] < 1e-6
     assert distance(rule, spoken, 3, PLAIN, by_drawn_token(config))[1] > 0.05
@@ -133,7 +120,7 @@ def test_the_settings_refused_where_drafts_are_drawn_do_bias_them(rule):
     config = DraftConfig(n_max=2, n_min=2, p_min=0.55)
     with pytest.raises(ValueError, match="bias"):
         config.check_lossless(drawn=draws_drafts(rule))
-    assert distance(rule, Language.alike(3, 4), 2, PLAIN, confident(config))[1] > 0.01
+    assert distance(rule, Language.alike(3, 4), 2, PLAIN, stopping(config))[1] > 0.01
 
 
 def test_acceptance_is_the_overlap_of_the_distributions():

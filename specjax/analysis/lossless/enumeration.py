@@ -19,10 +19,11 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from specjax.decoding.acceptance import block, rejection
+from specjax.decoding.acceptance import block, propose_token, rejection
 from specjax.decoding.acceptance.correction import Correct
+from specjax.decoding.draft_control import effective_drafts, wanted_drafts
 from specjax.decoding.sampling import Shortlist, warp, with_shortlist
-from specjax.decoding.settings import RowSettings, SamplerConfig, Settings
+from specjax.decoding.settings import DraftConfig, RowSettings, SamplerConfig, Settings
 
 CORRECT: dict[str, Correct] = {"rejection": rejection.correction, "block": block.correction}
 """How each rule decides that keeps the target's distribution."""
@@ -90,6 +91,22 @@ def target_odds(language: Language, sampler: SamplerConfig) -> np.ndarray:
             odds[text] *= p[node, token]
             node = node * language.vocab_size + 1 + token
     return odds
+
+
+def stopping(draft: DraftConfig) -> DraftLengths:
+    """The lengths that these settings lead to, with the drafter's real confidences."""
+
+    @jax.jit
+    def lengths(draft_logits: Array, drafts: Array, budget: Array) -> Array:
+        settings = RowSettings.of([Settings(draft=draft)] * len(drafts))
+        none = jnp.zeros(len(drafts), jnp.int32)
+        draws = {"settings": settings, "sequence": none, "position": none}
+        columns = [
+            propose_token(logits, rule="greedy", **draws).confidence for logits in jnp.moveaxis(draft_logits, 1, 0)
+        ]
+        return effective_drafts(jnp.stack(columns, axis=1), settings, wanted_drafts(settings, budget, none > 0))
+
+    return lengths
 
 
 class Odds(NamedTuple):
