@@ -1,9 +1,9 @@
 """Whether a drafter says of its drafts what is true: one round after a text, drafted again with other random numbers.
 
-Rejection and block verification rely on three things. A draft was drawn from the probabilities that come with it, or is
-a function of the text. These probabilities, and the confidence, are known before the draft is drawn. And so is whether
-the draft will be verified. What is known before is the same in all rows that agree in the drafts before: no statistics
-is needed to see that it is not.
+Rejection and block verification rely on two things. Whether a draft will be verified is known before it is drawn: that
+is the same in all rows that agree in the drafts before, so that no statistics is needed to see that it is not. And the
+draft was drawn from the probabilities that come with it. If none come with it, it is taken for certain. That is no
+loss even if it was drawn, since given the draft it is a certain one: such a drafter only has fewer drafts accepted.
 """
 
 from __future__ import annotations
@@ -13,18 +13,48 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.analysis.lossless.report import Check, Test
+from specjax.analysis.lossless.report import Check, Statistic
 from specjax.analysis.lossless.rows import Fed, Sampling
-from specjax.analysis.lossless.statistics import LEAST, chi_square, independent_uniform, places, uniform
+from specjax.analysis.lossless.statistics import (
+    LEAST,
+    chi_square,
+    independent_of,
+    independent_uniform,
+    places,
+    uniform,
+)
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.round import draft
 from specjax.models.protocol import Params
 
 TOLERANCE = 1e-3
 """Probabilities of equal rows differ by less: by where in the batch they stand."""
+
+FEWEST = 640
+"""Fewer draws than this are not tested: 10 for each cell of the largest test."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Drafts that come with probabilities.
+
+    Attributes:
+        place: [N, K], the places of drafts in their distributions.
+        peak: [N, K], the largest probability.
+        total: [N, K], the sum of the probabilities.
+        first: [V], the probabilities of the first draft in one of the rows.
+        same_first: whether all rows have these.
+    """
+
+    place: np.ndarray
+    peak: np.ndarray
+    total: np.ndarray
+    first: np.ndarray
+    same_first: bool
 
 
 @dataclass(frozen=True)
@@ -35,19 +65,13 @@ class Round:
         tokens: [N, K].
         confidence: [N, K].
         verified: [N, K], which of the drafts are verified.
-        spread: by how much the stated probabilities of rows differ that agree in the drafts before, of each place.
-        total: the sum of the stated probabilities that is farthest from 1, of each place.
-        first: [V], the stated probabilities of the first draft; None if it was not drawn.
-        place: [N, K], the places of drafts in their distributions; None if they were not drawn.
+        drawn: what they were drawn from; None if they are taken for certain.
     """
 
     tokens: np.ndarray
     confidence: np.ndarray
     verified: np.ndarray
-    spread: np.ndarray
-    total: np.ndarray
-    first: np.ndarray | None
-    place: np.ndarray | None
+    drawn: Drawn | None
 
 
 @partial(jax.jit, static_argnames="decoder")
@@ -57,47 +81,38 @@ def _draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Array,
     return proposal.tokens, proposal.logq, proposal.confidence, n_drafted
 
 
+@jax.jit
+def _stated(logq: Array, tokens: Array, share: Array, first: Array) -> tuple[Array, ...]:
+    """Places, largest probabilities and sums of all drafts, and how far the first ones' probabilities are from those
+    given.
+    """
+    q = jnp.exp(logq)
+    return places(logq, tokens, share)[0], q.max(axis=-1), q.sum(axis=-1), jnp.max(jnp.abs(q[:, 0] - first))
+
+
 def _drafted(fed: Fed, sampling: Sampling, rng: np.random.Generator) -> Round:
-    parts = []
+    parts, stated, first = [], [], None
     for streams in sampling.batches(fed.decoder.target.vocab_size):
         tokens, logq, confidence, n_drafted = _draft(fed.decoder, fed.params, fed.starting(streams, sampling))
-        tokens, confidence = np.asarray(tokens), np.asarray(confidence)
         verified = np.arange(tokens.shape[1]) < np.asarray(n_drafted)[:, None]
-        width = tokens.shape[1]
-        spread, total, first, place = np.zeros(width), np.ones(width), None, None
+        parts.append((np.asarray(tokens), np.asarray(confidence), verified))
         if logq is not None:
+            first = np.exp(np.asarray(logq[0, 0])) if first is None else first
             share = rng.random(tokens.shape, np.float32)
-            place = np.asarray(places(logq, tokens, share)[0])
-            q = np.exp(np.asarray(logq, np.float32))
-            first = q[0, 0]
-            for k in range(width):
-                known = verified[:, k]
-                if known.any():
-                    sums = q[known, k].sum(axis=-1)
-                    total[k] = sums[np.argmax(np.abs(sums - 1))]
-                    spread[k] = max(
-                        float(np.ptp(q[rows & known, k], axis=0).max()) for rows in _alike(tokens, k, known)
-                    )
-        parts.append((tokens, confidence, verified, place, spread, total, first))
-    tokens, confidence, verified = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    drawn = parts[0][3] is not None
-    totals = np.stack([part[5] for part in parts])
-    return Round(
-        tokens,
-        confidence,
-        verified,
-        spread=np.max([part[4] for part in parts], axis=0),
-        total=totals[np.argmax(np.abs(totals - 1), axis=0), np.arange(totals.shape[1])],
-        first=parts[0][6],
-        place=np.concatenate([part[3] for part in parts]) if drawn else None,
-    )
+            stated.append([np.asarray(each) for each in _stated(logq, tokens, share, first)])
+    drawn = None
+    if first is not None:
+        place, peak, total = (np.concatenate([part[i] for part in stated]) for i in range(3))
+        drawn = Drawn(place, peak, total, first, bool(max(part[3] for part in stated) < TOLERANCE))
+    tokens, confidence, kept = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    return Round(tokens, confidence, kept, drawn)
 
 
-def _alike(tokens: np.ndarray, before: int, among: np.ndarray) -> list[np.ndarray]:
-    """Masks of the rows that agree in the first drafts, of which at least one is `among` those asked for."""
+def _alike(tokens: np.ndarray, before: int) -> list[np.ndarray]:
+    """Masks of the rows that agree in so many drafts."""
     _, groups = np.unique(tokens[:, :before], axis=0, return_inverse=True)
     groups = np.ravel(groups)
-    return [groups == group for group in np.unique(groups[among])]
+    return [groups == group for group in range(groups.max() + 1)]
 
 
 def check_drafts(feds: Sequence[Fed], sampling: Sampling, rng: np.random.Generator) -> list[Check]:
@@ -115,9 +130,9 @@ def check_drafts(feds: Sequence[Fed], sampling: Sampling, rng: np.random.Generat
         ),
         Check(
             "stated probabilities",
-            "are they a function of the text before the draft, and do they sum to 1?",
-            tried,
-            faults=_statements(rounds),
+            "do they sum to 1?",
+            tried if any(drafted.drawn for drafted in rounds) else "there are none: drafts are taken for certain",
+            faults=_sums(rounds),
             advice="Proposal.logq: return what `choose` says, or Proposal.sure(...) if nothing is drawn",
         ),
         # Of drafts that were kept for what they are, the distribution is another one: that has been said.
@@ -135,7 +150,7 @@ def _stops(rounds: Sequence[Round], sampling: Sampling) -> tuple[str, ...]:
     p_min, faults = sampling.settings.draft.p_min, {}
     for drafted in rounds:
         for k in range(drafted.tokens.shape[1]):
-            for rows in _alike(drafted.tokens, k, np.ones(len(drafted.tokens), bool)):
+            for rows in _alike(drafted.tokens, k):
                 sure, kept = drafted.confidence[rows, k], drafted.verified[rows, k]
                 if kept.any() and not kept.all() and not (p_min > 0 and (np.abs(sure - p_min) < TOLERANCE).any()):
                     faults[k, 0] = (
@@ -150,50 +165,37 @@ def _stops(rounds: Sequence[Round], sampling: Sampling) -> tuple[str, ...]:
     return tuple(faults[key] for key in sorted(faults))
 
 
-def _statements(rounds: Sequence[Round]) -> tuple[str, ...]:
+def _sums(rounds: Sequence[Round]) -> tuple[str, ...]:
     faults = {}
     for drafted in rounds:
         for k in range(drafted.tokens.shape[1]):
-            if drafted.spread[k] > TOLERANCE:
-                faults[k, 0] = (
-                    f"the probabilities of draft {k + 1} differ by up to {drafted.spread[k]:.3f} in rounds that agree"
-                    " in all that came before it"
-                )
-            if abs(drafted.total[k] - 1) > TOLERANCE:
-                faults[k, 1] = f"the probabilities of draft {k + 1} sum to {drafted.total[k]:.4f}"
-            if drafted.place is None:
-                known = drafted.verified[:, k]
-                for rows in _alike(drafted.tokens, k, known):
-                    if len(np.unique(drafted.tokens[rows & known, k])) > 1:
-                        faults[k, 2] = (
-                            f"draft {k + 1} changes with the random numbers, but no probabilities are stated (logq is"
-                            " None), so that it is taken for certain"
-                        )
-    return tuple(faults[key] for key in sorted(faults))
+            sums = drafted.drawn.total[drafted.verified[:, k], k] if drafted.drawn else np.ones(1)
+            if len(sums) and not (off := np.abs(sums - 1)).max() < TOLERANCE:
+                faults[k] = f"the probabilities of draft {k + 1} sum to {sums[np.argmax(off)]:.4f}"
+    return tuple(faults[k] for k in sorted(faults))
 
 
-def _draws(rounds: Sequence[Round]) -> tuple[Test, ...]:
+def _draws(rounds: Sequence[Round]) -> tuple[Statistic, ...]:
     tests = []
-    for number, drafted in enumerate(rounds, 1):
-        first = drafted.verified[:, 0]
-        if drafted.first is not None and first.any():
-            counts = np.bincount(drafted.tokens[first, 0], minlength=len(drafted.first))
-            expected = drafted.first / drafted.first.sum() * first.sum()
-            tests.append(
-                Test(
-                    f"counts of draft 1 after text {number} against its probabilities",
-                    chi_square(counts, np.maximum(expected, LEAST)),
-                )
-            )
-    drawn = [drafted for drafted in rounds if drafted.place is not None]
-    if drawn:
-        place = np.concatenate([drafted.place for drafted in drawn if drafted.place is not None])
-        verified = np.concatenate([drafted.verified for drafted in drawn])
-        for k in range(place.shape[1]):
-            if verified[:, k].sum() >= 200:
-                tests.append(Test(f"places of draft {k + 1} in its probabilities", uniform(place[verified[:, k], k])))
-            both = verified[:, k] if k else np.zeros(len(place), bool)
-            if both.sum() >= 1000:
-                pair = independent_uniform(place[both, k - 1], place[both, k])
-                tests.append(Test(f"places of drafts {k} and {k + 1} together", pair))
+    drawing = [(number, drafted, drafted.drawn) for number, drafted in enumerate(rounds, 1) if drafted.drawn]
+    for number, drafted, drawn in drawing:
+        known = drafted.verified[:, 0]
+        if drawn.same_first and known.any():
+            counts = np.bincount(drafted.tokens[known, 0], minlength=len(drawn.first))
+            expected = np.maximum(drawn.first / drawn.first.sum() * known.sum(), LEAST)
+            what = f"counts of draft 1 after text {number} against its probabilities"
+            tests.append(Statistic(what, chi_square(counts, expected)))
+    if drawing:
+        verified = np.concatenate([drafted.verified for _, drafted, _ in drawing])
+        place = np.concatenate([drawn.place for *_, drawn in drawing])
+        peak = np.concatenate([drawn.peak for *_, drawn in drawing])
+        for k, known in enumerate(verified.T):
+            if known.sum() >= FEWEST:
+                here = place[known, k]
+                tests.append(Statistic(f"places of draft {k + 1} in its probabilities", uniform(here)))
+                beside = independent_of(peak[known, k], here)
+                tests.append(Statistic(f"places of draft {k + 1} beside its largest probability", beside))
+                if k:
+                    pair = independent_uniform(place[known, k - 1], here)
+                    tests.append(Statistic(f"places of drafts {k} and {k + 1} together", pair))
     return tuple(tests)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 
-class Test(NamedTuple):
+class Statistic(NamedTuple):
     """A statistical test: what it compared, and how probable a result as bad as this is if nothing is wrong."""
 
     what: str
@@ -30,7 +30,7 @@ class Check:
     question: str
     tried: str
     faults: tuple[str, ...] = ()
-    tests: tuple[Test, ...] = ()
+    tests: tuple[Statistic, ...] = ()
     advice: str = ""
 
 

@@ -58,16 +58,31 @@ def independent_uniform(first: np.ndarray, second: np.ndarray, bins: int = 8) ->
     return chi_square(np.bincount(cells, minlength=bins**2), np.full(bins**2, len(cells) / bins**2))
 
 
+def independent_of(values: np.ndarray, place: np.ndarray, bins: int = 8) -> float:
+    """The p-value of places that should not depend on some values, whose size alone counts."""
+    edges = np.unique(np.quantile(values, np.arange(1, bins) / bins))
+    table = np.zeros((len(edges) + 1, bins))
+    np.add.at(table, (np.searchsorted(edges, values), _cell(place, bins)), 1)
+    return _homogeneous(table[table.sum(axis=1) >= bins * LEAST_EXPECTED])
+
+
 def same_distribution(here: np.ndarray, there: np.ndarray) -> float:
     """The p-value of two samples of tokens that should have one distribution, whatever that is."""
     tokens, cells = np.unique(np.concatenate([here, there]), return_inverse=True)
     counts = np.stack([np.bincount(part, minlength=len(tokens)) for part in np.split(cells, [len(here)])])
     order = np.argsort(-counts.sum(axis=0))
     common = int(np.sum(counts.sum(axis=0) >= 4 * LEAST_EXPECTED))
-    table = np.concatenate([counts[:, order[:common]], counts[:, order[common:]].sum(axis=1, keepdims=True)], axis=1)
+    rare = counts[:, order[common:]].sum(axis=1, keepdims=True)
+    return _homogeneous(np.concatenate([counts[:, order[:common]], rare], axis=1))
+
+
+def _homogeneous(table: np.ndarray) -> float:
+    """The p-value of rows of counts that should have one distribution."""
     table = table[:, table.sum(axis=0) > 0]
+    if min(table.shape) < 2:
+        return 1.0
     expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
-    return _tail(float(np.sum((table - expected) ** 2 / expected)), table.shape[1] - 1)
+    return _tail(float(np.sum((table - expected) ** 2 / expected)), (table.shape[0] - 1) * (table.shape[1] - 1))
 
 
 def _tail(statistic: float, degrees: int) -> float:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.analysis.lossless.report import Check, Test
+from specjax.analysis.lossless.report import Check, Statistic
 from specjax.analysis.lossless.rows import Fed, Sampling
 from specjax.analysis.lossless.statistics import (
     LEAST,
@@ -115,7 +115,7 @@ def check_plain(texts: Sequence[Texts], sampling: Sampling) -> Check:
 def check_texts(rule: Rule, texts: Sequence[Texts], plain: Sequence[Texts], sampling: Sampling) -> Check:
     """Whether texts drawn under a rule have the target's distribution."""
     paired = [
-        Test(
+        Statistic(
             f"token {at + 1} after text {number} beside plain decoding",
             same_distribution(ours.tokens[:, at], theirs.tokens[:, at]),
         )
@@ -144,19 +144,19 @@ def _excluded(texts: Sequence[Texts]) -> tuple[str, ...]:
     return (f"{share:.2%} of the tokens are such that the target cannot draw at their place",)
 
 
-def _tests(texts: Sequence[Texts]) -> tuple[Test, ...]:
+def _tests(texts: Sequence[Texts]) -> tuple[Statistic, ...]:
     tests = []
     for number, each in enumerate(texts, 1):
         counts = np.bincount(each.tokens[:, 0], minlength=len(each.first))
         expected = np.maximum(each.first / each.first.sum() * len(each.tokens), LEAST)
-        tests.append(Test(f"counts of token 1 after text {number}", chi_square(counts, expected)))
+        tests.append(Statistic(f"counts of token 1 after text {number}", chi_square(counts, expected)))
     place = np.concatenate([each.place for each in texts])
-    tests.append(Test("places of all tokens", uniform(place.ravel(), bins=40)))
+    tests.append(Statistic("places of all tokens", uniform(place.ravel(), bins=40)))
     for at in range(place.shape[1]):
-        tests.append(Test(f"places of token {at + 1}", uniform(place[:, at])))
+        tests.append(Statistic(f"places of token {at + 1}", uniform(place[:, at])))
         if at:
             tests.append(
-                Test(f"places of tokens {at} and {at + 1}", independent_uniform(place[:, at - 1], place[:, at]))
+                Statistic(f"places of tokens {at} and {at + 1}", independent_uniform(place[:, at - 1], place[:, at]))
             )
     return tuple(tests)
 
