@@ -168,7 +168,7 @@ def drafts_of(path: Path, drafter: Any, draft: DraftConfig = DraftConfig(3)) -> 
 @pytest.mark.parametrize(
     ("drafter", "check", "finding"),
     [
-        (Flattened(CONFIG), "draws", r"counts of draft 1 after text 1 .*: p = .*places of draft 1 in its prob"),
+        (Flattened(CONFIG), "draws", r"counts of draft 1 after prompt 1 .*: p = .*places of draft 1 in its prob"),
         (OneNoise(CONFIG), "draws", "places of drafts 1 and 2 together: p = "),
         (Unnormalised(CONFIG), "stated probabilities", r"of draft 1 sum to 1\.1052"),
         (FlatterDraws(CONFIG), "draws", "places of draft 1 in its probabilities: p ="),

@@ -13,7 +13,7 @@ def test_check_passes_a_model_and_says_what_it_tried(cli: Cli, gguf: Path) -> No
     ran = cli(*command)
     assert ran.status == 0
     assert "ok     greedy: are the tokens those of plain decoding?" in ran.out
-    assert "64 texts of 10 tokens after each of 1 texts" in ran.out
+    assert "64 texts of 10 tokens after each of 1 prompts" in ran.out
     assert "all 10 checks passed" in ran.out
     document = json.loads(cli(*command, "--json").out)
     assert document["ok"]

@@ -118,7 +118,7 @@ def _alike(tokens: np.ndarray, before: int) -> list[np.ndarray]:
 def check_drafts(feds: Sequence[Fed], sampling: Sampling, rng: np.random.Generator) -> list[Check]:
     """The checks of what a drafter says, after each of the prompts."""
     rounds = [_drafted(fed, sampling, rng) for fed in feds]
-    tried = f"{sampling.count} rounds after each of {len(rounds)} texts, {rounds[0].tokens.shape[1]} drafts each"
+    tried = f"{sampling.count} rounds after each of {len(rounds)} prompts, {rounds[0].tokens.shape[1]} drafts each"
     stops = _stops(rounds, sampling)
     return [
         Check(
@@ -183,7 +183,7 @@ def _draws(rounds: Sequence[Round]) -> tuple[Statistic, ...]:
         if drawn.same_first and known.any():
             counts = np.bincount(drafted.tokens[known, 0], minlength=len(drawn.first))
             expected = np.maximum(drawn.first / drawn.first.sum() * known.sum(), LEAST)
-            what = f"counts of draft 1 after text {number} against its probabilities"
+            what = f"counts of draft 1 after prompt {number} against its probabilities"
             tests.append(Statistic(what, chi_square(counts, expected)))
     if drawing:
         verified = np.concatenate([drafted.verified for _, drafted, _ in drawing])

@@ -21,13 +21,13 @@ def check_equality(name: str, model: Model, prompts: Sequence[Sequence[int]], op
         if found is not None and found.near_tie:
             ties += 1
         elif found is not None:
-            faults.append(f"text {index + 1}: {found}")
+            faults.append(f"prompt {index + 1}: {found}")
     tokens = sum(len(each.tokens) for each in drafted)
     accepted, offered = (sum(getattr(each.stats, kind) for each in drafted) for kind in ("accepted", "drafted"))
     return Check(
         name,
         "are the tokens those of plain decoding?",
-        f"{tokens} tokens of {len(prompts)} texts, {accepted} of {offered} drafts accepted, {ties} parted at near-ties",
+        f"{tokens} tokens after {len(prompts)} prompts, {accepted} of {offered} drafts accepted, {ties} parted at near-ties",
         tuple(faults),
         advice="Drafter.observe and the target's rollback: something of a rejected draft has stayed in the state",
     )

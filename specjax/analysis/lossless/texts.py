@@ -116,7 +116,7 @@ def check_texts(rule: Rule, texts: Sequence[Texts], plain: Sequence[Texts], samp
     """Whether texts drawn under a rule have the target's distribution."""
     paired = [
         Statistic(
-            f"token {at + 1} after text {number} beside plain decoding",
+            f"token {at + 1} after prompt {number} beside plain decoding",
             same_distribution(ours.tokens[:, at], theirs.tokens[:, at]),
         )
         for number, (ours, theirs) in enumerate(zip(texts, plain, strict=True), 1)
@@ -134,7 +134,7 @@ def check_texts(rule: Rule, texts: Sequence[Texts], plain: Sequence[Texts], samp
 
 
 def _tried(texts: Sequence[Texts], sampling: Sampling) -> str:
-    return f"{len(texts[0].tokens)} texts of {sampling.length} tokens after each of {len(texts)} texts"
+    return f"{len(texts[0].tokens)} texts of {sampling.length} tokens after each of {len(texts)} prompts"
 
 
 def _excluded(texts: Sequence[Texts]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def _tests(texts: Sequence[Texts]) -> tuple[Statistic, ...]:
     for number, each in enumerate(texts, 1):
         counts = np.bincount(each.tokens[:, 0], minlength=len(each.first))
         expected = np.maximum(each.first / each.first.sum() * len(each.tokens), LEAST)
-        tests.append(Statistic(f"counts of token 1 after text {number}", chi_square(counts, expected)))
+        tests.append(Statistic(f"counts of token 1 after prompt {number}", chi_square(counts, expected)))
     place = np.concatenate([each.place for each in texts])
     tests.append(Statistic("places of all tokens", uniform(place.ravel(), bins=40)))
     for at in range(place.shape[1]):
