@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specjax.analysis.divergence import find_divergence
+    from specjax.analysis.lossless import NotLosslessError, assert_lossless, check_lossless
     from specjax.decoding.settings import DraftConfig
     from specjax.errors import NonFiniteWarning, PromptError, SpecjaxError
     from specjax.evaluation import Evaluation
@@ -38,10 +39,13 @@ __all__ = [
     "Model",
     "NGram",
     "NonFiniteWarning",
+    "NotLosslessError",
     "PromptError",
     "Proposal",
     "Session",
     "SpecjaxError",
+    "assert_lossless",
+    "check_lossless",
     "find_divergence",
     "load",
 ]
@@ -56,10 +60,13 @@ _HOMES = {
     "Model": "specjax.runtime.model",
     "NGram": "specjax.models.drafters.ngram",
     "NonFiniteWarning": "specjax.errors",
+    "NotLosslessError": "specjax.analysis.lossless",
     "PromptError": "specjax.errors",
     "Proposal": "specjax.models.protocol",
     "Session": "specjax.sessions.session",
     "SpecjaxError": "specjax.errors",
+    "assert_lossless": "specjax.analysis.lossless",
+    "check_lossless": "specjax.analysis.lossless",
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
 }

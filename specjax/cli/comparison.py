@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from specjax.analysis.divergence import Divergence, find_divergence
 from specjax.analysis.profiling import RoundCost, round_cost, speedup_bound
+from specjax.decoding.acceptance import draws_drafts
 from specjax.runtime.generation import Generation
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
@@ -23,7 +24,7 @@ class Comparison:
 
     Attributes:
         plain: the generation without drafts.
-        comparable: whether the tokens had to be equal; rejection sampling keeps only the distribution.
+        comparable: whether the tokens had to be equal; rejection and block verification keep only the distribution.
         divergence: the first difference, None if there is none or if `comparable` does not hold.
         speedup: tokens per second over those of plain decoding, in all turns.
         bound: what the measured cost of a round allows at these tokens per round; None if it was not measured.
@@ -63,7 +64,7 @@ def compare(
     for _ in stream.updates():
         pass
     plain = stream.result
-    comparable = options.rule != "rejection"
+    comparable = not draws_drafts(options.rule)
     divergence = None
     if comparable:
         divergence = find_divergence(model, plain.prompt_tokens, options, drafted.tokens, plain.tokens)

@@ -39,7 +39,7 @@ Continue a prompt. The text goes to the standard output as it comes, a summary t
 
 A model with a multi-token-prediction (MTP) head drafts K tokens per round and verifies them in one pass. Greedy output
 is the same as without drafts, token for token; with --temperature, --accept chooses what is kept the same: the
-distribution (rejection) or the very tokens of the seed (coupled).
+distribution (rejection, block) or the very tokens of the seed (coupled).
 """
 
 EPILOG = """\

@@ -159,7 +159,7 @@ def _comparison_rows(comparison: Comparison) -> list[tuple[str, str]]:
             f" at least {LEAST_SECONDS:g} s)"
         )
     if not comparison.comparable:
-        verdict = "not compared: rejection sampling keeps the distribution, not the tokens (--accept coupled does)"
+        verdict = "not compared: this way of sampling keeps the distribution, not the tokens (--accept coupled does)"
     elif comparison.divergence is None:
         verdict = f"all {len(comparison.plain.tokens)} tokens equal"
     else:

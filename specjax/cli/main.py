@@ -10,7 +10,20 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specjax import __version__
-from specjax.cli import bench, chat, convert, evaluate, generate, imatrix, inspect, logits, quantize, train, verify
+from specjax.cli import (
+    bench,
+    chat,
+    check,
+    convert,
+    evaluate,
+    generate,
+    imatrix,
+    inspect,
+    logits,
+    quantize,
+    train,
+    verify,
+)
 from specjax.cli.runtime import (
     DEBUG_VARIABLE,
     UsageError,
@@ -34,6 +47,7 @@ examples:
   specjax generate --model Qwen3.5-4B-Q8_0.gguf --prompt "Once upon a time" --temperature 0.8 --seed 1
   specjax chat --model gemma-4-E4B-it-Q8_0.gguf           talk with a model, line by line
   specjax inspect model.gguf                              what is in a file, and whether it has a drafter
+  specjax check model.gguf --drafter small.gguf           whether a drafter leaves the text as it is
   specjax convert model.gguf model.orbax                  between GGUF, safetensors and Orbax, and back
   specjax eval --prompts questions.jsonl --out answers.jsonl --batch 8
   specjax bench model.gguf --draft 1 2 3                  how fast, and how fast it could be
@@ -45,7 +59,7 @@ environment:
   SPECJAX_KERNELS  which kernels compute, as --kernels has it
   SPECJAX_DEBUG    if set, errors come with a traceback
 
-exit status: 0 success, 1 a check failed (generate --compare, inspect), 2 bad input, 130 interrupted
+exit status: 0 success, 1 a check failed (generate --compare, inspect, check), 2 bad input, 130 interrupted
 """
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -93,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in (generate, chat, inspect, verify, convert, quantize, imatrix, logits, evaluate, bench, train):
+    for command in (generate, chat, inspect, verify, check, convert, quantize, imatrix, logits, evaluate, bench, train):
         command.add_parser(commands)
     return parser
 

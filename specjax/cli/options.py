@@ -130,9 +130,10 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
     drafting.add_argument("--draft", **(one_number | draft))
     drafting.add_argument(
         "--accept",
-        choices=("rejection", "coupled"),
-        help="when sampling: rejection accepts most and keeps the distribution; coupled gives the very tokens of plain"
-        " sampling with the same seed (default: rejection)",
+        choices=("rejection", "block", "coupled"),
+        help="when sampling: rejection and block keep the distribution, and block, which judges the drafts of a round"
+        " together, accepts more; coupled gives the very tokens of plain sampling with the same seed (default:"
+        " rejection)",
     )
     drafting.add_argument("--draft-n-min", type=int, metavar="N", help="drop drafts shorter than N (default: 0)")
     drafting.add_argument(

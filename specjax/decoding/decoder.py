@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
 
-from specjax.decoding.acceptance import RULES, Rule, Synthetic
+from specjax.decoding.acceptance import RULES, Rule, Synthetic, draws_drafts
 from specjax.decoding.settings import RowSettings, Settings
 from specjax.models.protocol import Drafter, FeatureRequest, Target
 from specjax.state import KVTypes, RollbackStrategy, SequenceState
@@ -98,10 +98,10 @@ class Decoder:
             )
         if self.rule == "greedy" and not row.sampler.greedy:
             raise ValueError(
-                f"temperature is {row.sampler.temperature}, but this program draws nothing; use the rule 'rejection' or"
-                " 'coupled'"
+                f"temperature is {row.sampler.temperature}, but this program draws nothing; use one of the rules"
+                f" {', '.join(map(repr, RULES))}"
             )
-        row.draft.check_lossless(drawn=self.rule == "rejection" and not row.sampler.greedy)
+        row.draft.check_lossless(drawn=draws_drafts(self.rule) and not row.sampler.greedy)
 
     @property
     def drafts(self) -> bool:

@@ -7,7 +7,8 @@ the last place.
 
 One key serves one committed token: speculation may compute the noise of a position several times while it drafts past
 it, and only the use that ends in a committed token counts. That is sound as long as whatever was drafted beyond a
-rejected token leaves no trace.
+rejected token leaves no trace. Where it leaves one, as in block verification, `of_round` makes the keys of two rounds
+differ.
 """
 
 from enum import IntEnum
@@ -26,8 +27,21 @@ class Purpose(IntEnum):
     RESIDUAL = 3
 
 
-Purposes = Purpose | Int[Array, ""] | Int[Array, "B"]
-"""One purpose for all sequences, or one for each."""
+Purposes = Purpose | Int[Array, ""] | Int[Array, "B"] | Int[Array, "B *T"]
+"""One purpose for all sequences, or one for each, or one for each position."""
+
+PURPOSES = 256
+"""So many numbers belong to each distance from the start of a round."""
+
+
+def of_round(purpose: Purpose, ahead: Int[Array, "*T"]) -> Int[Array, "*T"]:
+    """The purpose for draws that are used in one round only, so many positions ahead of its start.
+
+    A round emits at least one token, so that no two rounds of a sequence start at the same position: a position and
+    its distance from the start say which round it is. At the start it is the plain purpose.
+    """
+    return purpose + PURPOSES * ahead
+
 
 Seeds = UInt[Array, ""] | UInt[Array, "B"] | int
 """One seed for all sequences, or one for each."""

@@ -33,6 +33,7 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
             settings=settings,
             sequence=state.sequence,
             position=position + state.dropped,
+            ahead=position - state.sequences.length - 1,
         )
 
     def keep_going(confidence: Array, made: Array | int) -> Array:

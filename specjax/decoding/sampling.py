@@ -59,6 +59,10 @@ class Shortlist:
         """Log-probabilities: the scores minus the log of their total."""
         return self.scores - self.log_total
 
+    def at_places(self, places: slice) -> Shortlist:
+        """The lists of some of the places T."""
+        return jax.tree.map(lambda each: each[:, places], self)
+
 
 class _Edge(NamedTuple):
     """Where the kept set of every row ends; all of it broadcasts against scores [B, *T, V].

@@ -83,16 +83,17 @@ class DraftConfig:
             raise ValueError(f"p_min is {self.p_min}; give a probability from 0 to 1 (0 never stops)")
 
     def check_lossless(self, *, drawn: bool) -> None:
-        """Raise ValueError if these settings would bias rejection sampling of drafts that are `drawn` at random.
+        """Raise ValueError if these settings would bias the acceptance of drafts that are `drawn` at random.
 
         With p_min, whether a second draft follows depends on the first one. To drop the first for want of a second
-        (n_min of 2 or more) is then to look at the token and throw it away, which rejection sampling does not correct.
-        Drafts that are a function of the context (greedy or coupled) cannot be biased this way.
+        (n_min of 2 or more) is then to look at the token and throw it away, which neither rejection sampling nor block
+        verification corrects. Drafts that are a function of the context (greedy or coupled) cannot be biased this way.
         """
         if drawn and self.p_min > 0 and self.n_min > 1:
             raise ValueError(
-                f"n_min={self.n_min} with p_min={self.p_min} would bias rejection sampling: a drawn draft would be "
-                "dropped because of its value; set n_min to 0 or 1, or p_min to 0, or use the coupled rule"
+                f"n_min={self.n_min} with p_min={self.p_min} would bias rejection sampling and block verification: a"
+                " drawn draft would be dropped because of its value; set n_min to 0 or 1, or p_min to 0, or use the"
+                " coupled rule"
             )
 
 

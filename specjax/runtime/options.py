@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 
-from specjax.decoding.acceptance import Rule, Synthetic
+from specjax.decoding.acceptance import RULES, DrawingRule, Rule, Synthetic, draws_drafts
 from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.runtime.pace import DEFAULT_ROUNDS
@@ -36,8 +36,8 @@ class GenerateOptions:
         stop: strings that end the text; the text is cut before the first of them.
         ignore_eos: go on after a token that ends the text.
 
-        accept: "rejection" accepts most; "coupled" gives the text of plain sampling with the same seed. Greedy
-            decoding needs neither.
+        accept: "rejection" tests each draft by itself; "block" judges the drafts of a round together, and accepts more
+            of them; "coupled" gives the text of plain sampling with the same seed. Greedy decoding needs none of them.
         rollback: "replay", "snapshot", or "auto" for the faster one.
         kv_type_k, kv_type_v: how keys and values are kept, by the drafter too: "f32", "f16", "bf16", "q8_0", "q4_0",
             "turbo2", "turbo3" or "turbo4".
@@ -62,7 +62,7 @@ class GenerateOptions:
     seed: int = 0
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
-    accept: Literal["rejection", "coupled"] = "rejection"
+    accept: DrawingRule = "rejection"
     rollback: RollbackStrategy | Literal["auto"] = "auto"
     kv_type_k: str = "f32"
     kv_type_v: str = "f32"
@@ -84,10 +84,10 @@ class GenerateOptions:
         if self.accept == "synthetic" or isinstance(self.accept, Synthetic):
             raise ValueError(
                 f"accept is {self.accept!r}, which draws lots and is for measuring speed: what comes out is no model's"
-                " text; see specjax.analysis.benchmark, or accept by 'rejection' or 'coupled'"
+                f" text; see specjax.analysis.benchmark, or accept by one of {', '.join(map(repr, RULES))}"
             )
-        if self.accept not in ("rejection", "coupled"):
-            raise ValueError(f"accept is {self.accept!r}; known rules are 'rejection' and 'coupled'")
+        if self.accept not in RULES:
+            raise ValueError(f"accept is {self.accept!r}; known rules are {', '.join(map(repr, RULES))}")
         if self.rollback not in ("auto", "replay", "snapshot"):
             raise ValueError(f"rollback is {self.rollback!r}; known are 'auto', 'replay' and 'snapshot'")
         for name in ("kv_type_k", "kv_type_v"):
@@ -100,7 +100,7 @@ class GenerateOptions:
                 f"{draft.n_max} draft tokens are asked for; a round verifies at most {MAX_DRAFTS + 1} tokens at once:"
                 f" draft at most {MAX_DRAFTS}"
             )
-        draft.check_lossless(drawn=self.accept == "rejection" and not self.sampler.greedy)
+        draft.check_lossless(drawn=draws_drafts(self.accept) and not self.sampler.greedy)
 
     def _check_types(self) -> None:
         """Numbers may be NumPy's; they become Python's, so that equal options are equal."""
@@ -189,7 +189,7 @@ class OptionChanges(TypedDict, total=False):
     seed: int
     stop: str | Sequence[str]
     ignore_eos: bool
-    accept: Literal["rejection", "coupled"]
+    accept: DrawingRule
     rollback: RollbackStrategy | Literal["auto"]
     kv_type_k: str
     kv_type_v: str
@@ -210,7 +210,7 @@ class BatchOptionChanges(TypedDict, total=False):
     seed: int | Sequence[int]
     stop: str | Sequence[str] | Sequence[Sequence[str]]
     ignore_eos: bool | Sequence[bool]
-    accept: Literal["rejection", "coupled"]
+    accept: DrawingRule
     rollback: RollbackStrategy | Literal["auto"]
     kv_type_k: str
     kv_type_v: str

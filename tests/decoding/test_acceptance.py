@@ -7,7 +7,9 @@ import pytest
 from scipy.special import softmax
 from wants import GREEDY, alike
 
-from specjax.decoding.acceptance import PADDING, RULES, accept, accept_rejection, propose_token
+from specjax.decoding.acceptance import PADDING, RULES, accept, propose_token
+from specjax.decoding.acceptance.block import accept_block
+from specjax.decoding.acceptance.rejection import accept_rejection
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample, sample_tokens, warp
 from specjax.decoding.settings import SamplerConfig
@@ -17,6 +19,7 @@ B, K, V = 4, 3, 23
 SEQUENCE = np.array([4, 0, 9, 2])
 POSITION = np.array([10, 3, 0, 7])
 WARM = SamplerConfig(0.9, top_k=7, top_p=0.97)
+CORRECTING = ("rejection", "block")
 
 jitted_accept = jax.jit(accept, static_argnames="rule")
 jitted_warp = jax.jit(warp)
@@ -102,44 +105,48 @@ def test_rows_without_drafts_are_plain_decoding(rule, config, logits, logq):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_greedy_config_drafts_the_argmax(rule, logits):
-    draws = {"settings": wants(GREEDY), "sequence": SEQUENCE, "position": POSITION}
+    draws = {"settings": wants(GREEDY), "sequence": SEQUENCE, "position": POSITION, "ahead": np.arange(B)}
     proposal = propose_token(jnp.asarray(logits[:, 0]), rule=rule, **draws)
     same(proposal.token, np.argmax(logits[:, 0], axis=-1))
 
 
-def test_all_accepted_rejection_continues_with_the_plain_draw(logits):
+@pytest.mark.parametrize("rule", CORRECTING)
+def test_if_all_are_accepted_the_plain_draw_follows(rule, logits):
     """The drafter is the target: p == q exactly, so that nothing is rejected and the residual is empty."""
     logq = np.asarray(jitted_warp(logits[:, :K], wants(WARM)))
     drafts = np.argmax(logq, axis=-1)
     n_drafted = np.array([3, 2, 1, 0])
     for position in POSITION + 100 * np.arange(8)[:, None]:
-        verdict = judge(logits, drafts, logq, n_drafted, position=position)
+        verdict = judge(logits, drafts, logq, n_drafted, rule, position=position)
         np.testing.assert_array_equal(verdict.n_accepted, n_drafted)
         same(verdict.next_token, plain(logits, position=position)[np.arange(B), n_drafted])
 
 
-def test_a_draft_that_the_target_excludes_is_always_rejected(logits, logq):
+@pytest.mark.parametrize("rule", CORRECTING)
+def test_a_draft_that_the_target_excludes_is_always_rejected(rule, logits, logq):
     drafts = np.argmin(logits[:, :K], axis=-1)  # outside top_k, even if the drafter thinks otherwise
     for q in (logq, certainty(drafts), None):
-        verdict = judge(logits, drafts, q, np.full(B, K))
+        verdict = judge(logits, drafts, q, np.full(B, K), rule)
         np.testing.assert_array_equal(verdict.n_accepted, 0)
         allowed = np.asarray(jitted_warp(logits, wants(WARM)))[:, 0] > -np.inf
         assert allowed[np.arange(B), verdict.next_token].all()
 
 
-def test_one_hot_q_and_no_q_are_the_same(logits):
+@pytest.mark.parametrize("rule", CORRECTING)
+def test_one_hot_q_and_no_q_are_the_same(rule, logits):
     drafts = np.argmax(logits[:, :K], axis=-1)
     one_hot = certainty(drafts)
     n_drafted = np.array([3, 3, 2, 1])
-    same(judge(logits, drafts, one_hot, n_drafted), judge(logits, drafts, None, n_drafted))
+    same(judge(logits, drafts, one_hot, n_drafted, rule), judge(logits, drafts, None, n_drafted, rule))
 
 
-def test_a_rejected_token_is_not_drawn_again_when_the_draft_was_certain(logits):
+@pytest.mark.parametrize("rule", CORRECTING)
+def test_a_rejected_token_is_not_drawn_again_when_the_draft_was_certain(rule, logits):
     """With q one-hot the residual is p without the draft."""
     drafts = np.argmax(logits[:, :K], axis=-1)
     rejections = 0
     for start in range(0, 2000, 100):
-        verdict = judge(logits, drafts, None, np.full(B, K), position=POSITION + start)
+        verdict = judge(logits, drafts, None, np.full(B, K), rule, position=POSITION + start)
         for n, token, row in zip(verdict.n_accepted, verdict.next_token, drafts, strict=True):
             if n < K:
                 rejections += 1
@@ -147,32 +154,35 @@ def test_a_rejected_token_is_not_drawn_again_when_the_draft_was_certain(logits):
     assert rejections > 10
 
 
-def test_the_only_possible_token_is_accepted_and_drawn(logits, logq):
+@pytest.mark.parametrize("rule", CORRECTING)
+def test_the_only_possible_token_is_accepted_and_drawn(rule, logits, logq):
     certain = np.where(np.arange(V) == 6, np.float32(-3), np.full((B, K + 1, V), -np.inf, np.float32))
     for q in (np.where(np.arange(V) == 6, np.float32(-1), logq), None):
-        verdict = judge(certain, np.full((B, K), 6), q, np.array([3, 2, 1, 0]))
+        verdict = judge(certain, np.full((B, K), 6), q, np.array([3, 2, 1, 0]), rule)
         np.testing.assert_array_equal(verdict.n_accepted, [3, 2, 1, 0])
         np.testing.assert_array_equal(verdict.next_token, 6)
-        verdict = judge(certain, np.full((B, K), 5), q, np.array([3, 2, 1, 0]))
+        verdict = judge(certain, np.full((B, K), 5), q, np.array([3, 2, 1, 0]), rule)
         np.testing.assert_array_equal(verdict.n_accepted, 0)
         np.testing.assert_array_equal(verdict.next_token, 6)
 
 
-def test_an_empty_residual_falls_back_to_p(monkeypatch):
+@pytest.mark.parametrize("accept_rule", [accept_rejection, accept_block])
+def test_an_empty_residual_falls_back_to_p(accept_rule, monkeypatch):
     """A rejection where p and q agree to the last place can only come from rounding; it still gives a token of p."""
-    monkeypatch.setattr("specjax.decoding.acceptance.uniform", lambda *key: jnp.full((B, K), 1.5))
+    monkeypatch.setattr("specjax.decoding.acceptance.correction.uniform", lambda *key: jnp.full((B, K), 1.5))
     certain = certainty(np.full((B, K + 1), 6))
     draws = {"settings": wants(SamplerConfig(1.0)), "sequence": SEQUENCE, "position": POSITION}
-    verdict = accept_rejection(certain, np.full((B, K), 6), certain[:, :K], np.full(B, K), **draws)
+    verdict = accept_rule(certain, np.full((B, K), 6), certain[:, :K], np.full(B, K), **draws)
     np.testing.assert_array_equal(verdict.n_accepted, 0)
     np.testing.assert_array_equal(verdict.next_token, 6)
 
 
-def test_half_precision_logits_are_judged_in_float32(logits, logq):
+@pytest.mark.parametrize("rule", CORRECTING)
+def test_half_precision_logits_are_judged_in_float32(rule, logits, logq):
     half = logits.astype(jnp.bfloat16)
     drafts = np.argmax(logits[:, :K], axis=-1)
     n_drafted = np.array([3, 2, 3, 1])
-    same(judge(half, drafts, logq, n_drafted), judge(half.astype(np.float32), drafts, logq, n_drafted))
+    same(judge(half, drafts, logq, n_drafted, rule), judge(half.astype(np.float32), drafts, logq, n_drafted, rule))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -191,7 +201,7 @@ def test_verdicts_do_not_depend_on_batch_composition(rule, logits, logq):
 
 
 def test_proposals_come_with_their_distribution_and_a_confidence_that_ignores_the_draw(logits):
-    draws = {"settings": wants(WARM), "sequence": SEQUENCE, "position": POSITION}
+    draws = {"settings": wants(WARM), "sequence": SEQUENCE, "position": POSITION, "ahead": np.zeros(B, np.int32)}
     propose = jax.jit(propose_token, static_argnames="rule")
     by_rule = {rule: propose(logits[:, 0], rule=rule, **draws) for rule in RULES}
     for proposal in by_rule.values():
@@ -201,3 +211,13 @@ def test_proposals_come_with_their_distribution_and_a_confidence_that_ignores_th
     np.testing.assert_allclose(by_rule["rejection"].logq, jitted_warp(logits, wants(WARM))[:, 0], rtol=1e-6)
     noise = gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, V)
     same(by_rule["rejection"].token, sample(by_rule["rejection"].logq, noise))
+    jax.tree.map(same, by_rule["block"], by_rule["rejection"])  # at the start of a round
+
+
+def test_a_block_takes_no_more_memory_than_rejection():
+    """Nothing as large as the distributions of all places is made that rejection does not make."""
+    size, where = 50_000, {"settings": wants(WARM), "sequence": SEQUENCE, "position": POSITION}
+    big = (np.zeros((B, K + 1, size), np.float32), np.zeros((B, K), np.int32), np.zeros((B, K, size), np.float32))
+    lowered = (jax.jit(accept, static_argnames="rule").lower(*big, POSITION, rule=rule, **where) for rule in CORRECTING)
+    rejection, block = (each.compile().memory_analysis().temp_size_in_bytes for each in lowered)
+    assert block < rejection + size  # bytes

@@ -6,6 +6,7 @@ the arithmetic of the real acceptance function, and by running the real function
 """
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -16,22 +17,20 @@ from scipy import stats
 from scipy.special import softmax
 from wants import alike, lengths_of
 
-from specjax.decoding.acceptance import RULES, accept, correction, propose_token
+from specjax.analysis.lossless.enumeration import CORRECT, Language, speculation_odds, stopping, target_odds
+from specjax.decoding.acceptance import RULES, accept, draws_drafts, propose_token
 from specjax.decoding.draft_control import effective_drafts, update_streak, wanted_drafts
 from specjax.decoding.random import Purpose, gumbel
-from specjax.decoding.sampling import sample, sample_tokens, warp, with_shortlist
+from specjax.decoding.sampling import sample, sample_tokens, warp
 from specjax.decoding.settings import DraftConfig, SamplerConfig
 
 PLAIN = SamplerConfig(1.0)
 WARPED = SamplerConfig(0.8, top_k=3, top_p=0.95)
-jitted_warp = jax.jit(lambda logits, config: warp(logits, alike(len(logits), config)), static_argnames="config")
 
 
 def language(vocab_size, length, seed=0):
-    """Logits of target and drafter for every prefix shorter than `length`; they are alike, as real ones are."""
-    n_prefixes = (vocab_size**length - 1) // (vocab_size - 1)
-    target, noise = np.random.default_rng(seed).standard_normal((2, n_prefixes, vocab_size), np.float32)
-    return np.float32(1.2) * target, np.float32(0.9) * target + np.float32(0.8) * noise
+    made = Language.alike(vocab_size, length, seed)
+    return made.target, made.drafter
 
 
 def nodes_along(node, drafts, vocab_size):
@@ -39,104 +38,10 @@ def nodes_along(node, drafts, vocab_size):
     nodes = [node]
     for i in range(drafts.shape[1]):
         nodes.append(nodes[-1] * vocab_size + 1 + drafts[:, i])
-    return jnp.stack(nodes, axis=1) if isinstance(nodes[-1], jax.Array) else np.stack(nodes, axis=1)
+    return jnp.stack(nodes, axis=1)
 
 
 # Enumeration -------------------------------------------------------------------------------------------------------
-
-
-@partial(jax.jit, static_argnames="config")
-def judge(u, logits, drafts, logq, n_drafted, config):
-    """The real rule with the uniforms given: how many it accepts, and the distribution that it then draws from."""
-
-    def decide(candidates):
-        n_accepted, _, following = correction(candidates, drafts, logq, n_drafted, u)
-        one_hot = jax.nn.one_hot(following.tokens, logits.shape[-1])
-        return n_accepted, jnp.einsum("bn,bnv->bv", jax.nn.softmax(following.scores), one_hot)
-
-    return with_shortlist(logits, alike(len(drafts), config), decide)
-
-
-def rejection_odds(logits, drafts, logq, n_drafted, config):
-    """Acceptance probability of each draft given that those before it stood [B, K], by bisection over the uniform draw,
-    and the distribution of the next token after each number of accepted drafts [B, K + 1, V]."""
-    n_rows, n_drafts = drafts.shape
-    probability, following = [], []
-    for i in range(n_drafts + 1):
-        u = np.zeros((n_rows, n_drafts), np.float32)
-        if i < n_drafts:
-            low, high = np.zeros(n_rows), np.ones(n_rows)
-            for _ in range(24):
-                u[:, i] = (low + high) / 2
-                stands = np.asarray(judge(u, logits, drafts, logq, n_drafted, config)[0]) > i
-                low, high = np.where(stands, u[:, i], low), np.where(stands, high, u[:, i])
-            probability.append((low + high) / 2)
-            u[:, i] = 1
-        following.append(judge(u, logits, drafts, logq, n_drafted, config)[1])
-    return np.stack(probability, axis=1), np.stack(following, axis=1).astype(np.float64)
-
-
-def enumerate_speculation(target, drafter, length, n_drafts, config, lengths_of_drafts, one_hot=False):
-    """Probability of every sequence under speculative decoding, [V] * length.
-
-    `lengths_of_drafts` maps (drafter logits [B, K, V], drafts [B, K], budget [B]) to n_drafted [B].
-    """
-    vocab_size = target.shape[1]
-    n_prefixes = target.shape[0]
-    depth = np.zeros(n_prefixes, int)
-    for node in range(1, n_prefixes):
-        depth[node] = depth[(node - 1) // vocab_size] + 1
-
-    blocks = np.array(list(itertools.product(range(vocab_size), repeat=n_drafts)))
-    node, drafts = np.repeat(np.arange(n_prefixes), len(blocks)), np.tile(blocks, (n_prefixes, 1))
-    nodes = np.minimum(nodes_along(node, drafts, vocab_size), n_prefixes - 1)  # those too deep are beyond the budget
-    draft_logits = drafter[nodes[:, :-1]]
-    n_drafted = np.asarray(lengths_of_drafts(draft_logits, drafts, length - depth[node]))
-    logq = jitted_warp(draft_logits, SamplerConfig() if one_hot else config)
-    odds, following = rejection_odds(target[nodes], drafts, None if one_hot else logq, n_drafted, config)
-    q = np.take_along_axis(np.exp(np.asarray(logq, np.float64)), drafts[..., None], axis=-1)[..., 0]
-
-    completions = {}
-    for start in reversed(range(n_prefixes)):
-        result = np.zeros([vocab_size] * (length - depth[start]))
-        for row in range(start * len(blocks), (start + 1) * len(blocks)):
-            weight = q[row].prod()
-            for n in range(int(n_drafted[row]) + 1):
-                stop = 1 - odds[row, n] if n < n_drafted[row] else 1.0
-                for token in range(vocab_size):
-                    child = int(nodes[row, n]) * vocab_size + 1 + token
-                    rest = completions.get(child, 1.0)
-                    result[(*blocks[row % len(blocks), :n], token)] += weight * stop * following[row, n, token] * rest
-                if n < n_drafted[row]:
-                    weight *= odds[row, n]
-        completions[start] = result
-    return completions[0]
-
-
-def enumerate_target(target, length, config):
-    vocab_size = target.shape[1]
-    p = np.exp(np.asarray(jitted_warp(target, config), np.float64))
-    p /= p.sum(axis=1, keepdims=True)
-    result = np.zeros([vocab_size] * length)
-    for sequence in itertools.product(range(vocab_size), repeat=length):
-        node, result[sequence] = 0, 1.0
-        for token in sequence:
-            result[sequence] *= p[node, token]
-            node = node * vocab_size + 1 + token
-    return result
-
-
-def confident(config):
-    """The real draft lengths, from the real confidences."""
-
-    @jax.jit
-    def lengths(draft_logits, drafts, budget):
-        zero = jnp.zeros(draft_logits.shape[:1], jnp.int32)
-        draws = {"rule": "rejection", "settings": alike(len(zero), PLAIN), "sequence": zero, "position": zero}
-        columns = [propose_token(draft_logits[:, i], **draws).confidence for i in range(drafts.shape[1])]
-        return lengths_of(jnp.stack(columns, axis=1), config, budget, zero.astype(bool))
-
-    return lengths
 
 
 def by_drawn_token(config):
@@ -150,48 +55,97 @@ def by_drawn_token(config):
     return lengths
 
 
+@jax.jit
+def ragged(draft_logits, drafts, budget):
+    """Draft lengths from 0 to K that depend on the text before the drafts."""
+    chosen = jnp.abs(jnp.round(7 * draft_logits[:, 0, 0])).astype(jnp.int32) % (drafts.shape[1] + 1)
+    return jnp.minimum(chosen, jnp.maximum(budget - 1, 0))
+
+
+def always(n_drafts):
+    return stopping(DraftConfig(n_max=n_drafts))
+
+
+def distance(rule, spoken, n_drafts, config, lengths, **how):
+    """How far speculation is from the target: the largest difference of probabilities, and the total variation."""
+    got = speculation_odds(CORRECT[rule], spoken, n_drafts, config, lengths, **how).texts
+    difference = np.abs(got - target_odds(spoken, config))
+    return difference.max(), difference.sum() / 2
+
+
+@pytest.mark.parametrize("rule", CORRECT)
 @pytest.mark.parametrize(
-    ("vocab_size", "length", "n_drafts", "config", "one_hot"),
+    ("vocab_size", "length", "n_drafts", "config", "drawn"),
     [
-        (3, 4, 3, PLAIN, False),
-        (4, 3, 2, WARPED, False),
-        (5, 3, 1, WARPED, False),
-        (3, 4, 2, PLAIN, True),
+        (3, 4, 3, PLAIN, True),
+        (4, 3, 2, WARPED, True),
+        (5, 3, 1, WARPED, True),
+        (3, 4, 2, PLAIN, False),
+        (3, 4, 3, SamplerConfig(1.3, min_p=0.3), False),
+        (3, 4, 3, SamplerConfig(0.7, min_p=0.15), True),
     ],
 )
-def test_rejection_gives_every_sequence_its_target_probability(vocab_size, length, n_drafts, config, one_hot):
-    target, drafter = language(vocab_size, length)
-    lengths = confident(DraftConfig(n_max=n_drafts))
-    got = enumerate_speculation(target, drafter, length, n_drafts, config, lengths, one_hot)
-    np.testing.assert_allclose(got, enumerate_target(target, length, config), atol=1e-6)
+def test_every_text_has_its_target_probability(rule, vocab_size, length, n_drafts, config, drawn):
+    spoken = Language.alike(vocab_size, length)
+    assert distance(rule, spoken, n_drafts, config, always(n_drafts), drawn=drawn)[0] < 1e-6
 
 
-def test_stopping_for_want_of_confidence_keeps_the_distribution():
-    target, drafter = language(3, 4)
-    want = enumerate_target(target, 4, PLAIN)
-    config = DraftConfig(n_max=3, p_min=0.55)
-    got = enumerate_speculation(target, drafter, 4, 3, PLAIN, confident(config))
-    np.testing.assert_allclose(got, want, atol=1e-6)
-    by_draw = enumerate_speculation(target, drafter, 4, 3, PLAIN, by_drawn_token(config))
-    assert np.abs(by_draw - want).sum() / 2 > 0.05
+@pytest.mark.parametrize("rule", CORRECT)
+@pytest.mark.parametrize("drawn", [True, False])
+def test_drafts_of_any_length_keep_the_distribution(rule, drawn):
+    assert distance(rule, Language.alike(3, 4, seed=1), 3, PLAIN, ragged, drawn=drawn)[0] < 1e-6
 
 
-def test_the_settings_refused_for_rejection_do_bias_it():
-    target, drafter = language(3, 4)
+@pytest.mark.parametrize("rule", CORRECT)
+def test_a_drafter_that_scores_some_tokens_keeps_the_distribution(rule):
+    spoken = Language.alike(4, 3, seed=2)
+    scored = np.arange(4) != np.argsort(spoken.drafter, axis=1)[:, 1:2]
+    trimmed = replace(spoken, drafter=np.where(scored, spoken.drafter, -np.inf).astype(np.float32))
+    for drawn in (True, False):
+        assert distance(rule, trimmed, 2, WARPED, always(2), drawn=drawn)[0] < 1e-6
+
+
+@pytest.mark.parametrize("rule", CORRECT)
+def test_stopping_for_want_of_confidence_keeps_the_distribution(rule):
+    """The confidence in a draft depends on the drafts before it, not on itself."""
+    spoken, config = Language.alike(3, 4), DraftConfig(n_max=3, p_min=0.55)
+    lengths = stopping(config)
+    assert distance(rule, spoken, 3, PLAIN, lengths)[0] < 1e-6
+    assert distance(rule, spoken, 3, PLAIN, lengths, drawn=False)[0] < 1e-6
+    assert distance(rule, spoken, 3, PLAIN, by_drawn_token(config))[1] > 0.05
+
+
+@pytest.mark.parametrize("rule", CORRECT)
+def test_the_settings_refused_where_drafts_are_drawn_do_bias_them(rule):
     config = DraftConfig(n_max=2, n_min=2, p_min=0.55)
     with pytest.raises(ValueError, match="bias"):
-        config.check_lossless(drawn=True)
-    got = enumerate_speculation(target, drafter, 4, 2, PLAIN, confident(config))
-    assert np.abs(got - enumerate_target(target, 4, PLAIN)).sum() / 2 > 0.01
+        config.check_lossless(drawn=draws_drafts(rule))
+    assert distance(rule, Language.alike(3, 4), 2, PLAIN, stopping(config))[1] > 0.01
 
 
 def test_acceptance_is_the_overlap_of_the_distributions():
     """One minus the total variation distance: no rule that keeps the target's distribution can accept more."""
     target, drafter = language(5, 1)
     p, q = softmax(target[0]), softmax(drafter[0])
-    logits, logq = np.broadcast_to(target, (5, 2, 5)), np.broadcast_to(np.log(q), (5, 1, 5))
-    odds, _ = rejection_odds(logits, np.arange(5)[:, None], logq, np.ones(5, np.int32), PLAIN)
-    np.testing.assert_allclose(np.dot(q, odds[:, 0]), np.minimum(p, q).sum(), atol=1e-6)
+    longer = Language(np.concatenate([target] * 6), np.concatenate([drafter] * 6), 2)  # the same after every token
+    for correct in CORRECT.values():
+        accepted = speculation_odds(correct, longer, 1, PLAIN, always(1)).accepted
+        np.testing.assert_allclose(accepted, np.minimum(p, q).sum(), atol=1e-6)
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_block_has_at_least_as_many_accepted_drafts(drawn):
+    """More of them where drafts are drawn; deterministic drafts gain nothing."""
+    gains = []
+    for seed, config in itertools.product(range(3), (PLAIN, WARPED)):
+        spoken = Language.alike(3, 4, seed)
+        block, rejection = (
+            speculation_odds(CORRECT[rule], spoken, 3, config, always(3), drawn=drawn).accepted
+            for rule in ("block", "rejection")
+        )
+        gains.append(block - rejection)
+    assert min(gains) > -1e-6
+    assert max(gains) > 0.02 if drawn else max(gains) < 1e-6
 
 
 # Running -----------------------------------------------------------------------------------------------------------
@@ -209,9 +163,11 @@ def accept_without_residual(logits, drafts, logq, n_drafted, *, rule, settings, 
     return verdict._replace(next_token=token, tokens=jnp.where(here, token[:, None], verdict.tokens))
 
 
-@partial(jax.jit, static_argnames=("length", "n_drafts", "rule", "config", "control", "judge", "seed"))
-def generate(target, drafter, sequence, length, n_drafts, rule, config, control=None, judge=accept, seed=3):
-    """Decode `length` tokens of each sequence with the real functions, [B, length]."""
+@partial(jax.jit, static_argnames=("length", "n_drafts", "rule", "config", "control", "judge", "seed", "fresh"))
+def generate(target, drafter, sequence, length, n_drafts, rule, config, control=None, judge=accept, seed=3, fresh=True):
+    """Decode `length` tokens of each sequence with the real functions, [B, length]. Drafts that are not `fresh` are
+    drawn with the noise of the round before where it got as far.
+    """
     vocab_size, batch = target.shape[1], sequence.shape[0]
     control = control or DraftConfig(n_max=n_drafts)
     target, drafter, sequence = jnp.asarray(target), jnp.asarray(drafter), jnp.asarray(sequence)
@@ -222,7 +178,9 @@ def generate(target, drafter, sequence, length, n_drafts, rule, config, control=
         tokens, node, done, streak, skipping = state
         here, proposals = node, []
         for i in range(n_drafts):
-            proposals.append(propose_token(drafter[here], position=done + i, **draws))
+            proposals.append(
+                propose_token(drafter[here], position=done + i, ahead=jnp.full_like(done, i * fresh), **draws)
+            )
             here = here * vocab_size + 1 + proposals[-1].token
         stacked = jax.tree.map(lambda *columns: jnp.stack(columns, axis=1), *proposals)
         wanted = wanted_drafts(settings, length - done, skipping)
@@ -269,6 +227,7 @@ def p_value(tokens, want):
     return stats.chisquare(bins[0][used], bins[1][used]).pvalue
 
 
+@pytest.mark.parametrize("rule", CORRECT)
 @pytest.mark.parametrize(
     ("vocab_size", "length", "n_drafts", "config", "control"),
     [
@@ -277,17 +236,32 @@ def p_value(tokens, want):
         (4, 3, 1, PLAIN, None),
     ],
 )
-def test_sampled_sequences_follow_the_target_under_rejection(vocab_size, length, n_drafts, config, control):
+def test_sampled_sequences_follow_the_target(rule, vocab_size, length, n_drafts, config, control):
     target, drafter = language(vocab_size, length)
-    tokens = generate(target, drafter, np.arange(20_000), length, n_drafts, "rejection", config, control)
-    assert p_value(tokens, enumerate_target(target, length, config)) > 1e-3
+    tokens = generate(target, drafter, np.arange(20_000), length, n_drafts, rule, config, control)
+    assert p_value(tokens, target_odds(Language(target, drafter, length), config)) > 1e-3
 
 
 def test_the_chi_square_test_sees_a_rule_without_residual():
     target, drafter = language(4, 3)
-    want = enumerate_target(target, 3, PLAIN)
+    want = target_odds(Language(target, drafter, 3), PLAIN)
     biased = generate(target, drafter, np.arange(20_000), 3, 1, "rejection", PLAIN, judge=accept_without_residual)
     assert p_value(biased, want) < 1e-12
+
+
+def test_a_block_must_not_use_the_noise_of_the_block_before():
+    """What a block drafted beyond what it accepted has decided how much that was. Rejection forgets it."""
+    target, drafter = language(3, 5)
+    want = target_odds(Language(target, drafter, 5), PLAIN)
+    for rule, fresh, fits in (("block", True, True), ("block", False, False), ("rejection", False, True)):
+        tokens = generate(target, drafter, np.arange(20_000), 5, 3, rule, PLAIN, fresh=fresh)
+        assert (p_value(tokens, want) > 1e-3) == fits, (rule, fresh)
+
+
+def test_a_block_of_one_draft_is_rejection_draw_for_draw():
+    target, drafter = language(4, 5)
+    by_rule = [generate(target, drafter, np.arange(64), 5, 1, rule, WARPED) for rule in ("block", "rejection")]
+    np.testing.assert_array_equal(*by_rule)
 
 
 @pytest.mark.parametrize("n_drafts", [1, 3])

@@ -1,4 +1,4 @@
-"""Rejection sampling through the whole loop: sequences have exactly the target's probabilities.
+"""Rejection sampling and block verification through the whole loop: sequences have exactly the target's probabilities.
 
 The target is a table: the next token depends on the last two. Its sequences can be enumerated, and thousands of them
 decode in one batch.
@@ -20,6 +20,7 @@ from scipy import stats
 from scripted import run
 from wants import alike
 
+from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import DraftConfig, SamplerConfig
@@ -40,6 +41,7 @@ from specjax.state import KVTypes, Part, RollbackStrategy, SequenceState, Sequen
 VOCAB = 3
 BATCH = 20000
 BUDGETS = (1, 2, 3, 5)  # tokens that a row emits, by row
+both = pytest.mark.parametrize("rule", ["rejection", "block"])
 
 
 @struct.dataclass
@@ -203,9 +205,9 @@ def p_value(sequences: list[list[int]], odds: dict[tuple[int, ...], float]) -> f
     return float(stats.chisquare(*cells).pvalue) if len(cells[0]) > 1 else 1.0
 
 
-def sample_sequences(drafter: Drafter, **changes: Any) -> list[list[int]]:
+def sample_sequences(drafter: Drafter, rule: Rule, **changes: Any) -> list[list[int]]:
     wants = {"sampler": SamplerConfig(temperature=0.8), "draft": DraftConfig(n_max=3)} | changes
-    decoder = Decoder(TableTarget(), drafter, "rejection", wants["draft"].n_max)
+    decoder = Decoder(TableTarget(), drafter, rule, wants["draft"].n_max)
     return run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), seed=11, **wants).tokens
 
 
@@ -213,6 +215,7 @@ def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
     return [(budget, sequences[row :: len(BUDGETS)]) for row, budget in enumerate(BUDGETS)]
 
 
+@both
 @pytest.mark.parametrize(
     "changes",
     [
@@ -223,19 +226,21 @@ def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
     ],
     ids=["k3", "k1-skips", "k3-stops-and-ends", "k2-top-k"],
 )
-def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any]) -> None:
+def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any], rule: Rule) -> None:
     sampler = changes.get("sampler", SamplerConfig(temperature=0.8))
     eos = changes.get("stop_tokens", (None,))[0]
-    for budget, sequences in by_budget(sample_sequences(TableDrafter(), **changes)):
+    for budget, sequences in by_budget(sample_sequences(TableDrafter(), rule, **changes)):
         assert p_value(sequences, enumerate_sequences(sampler, budget, eos)) > 1e-3, budget
 
 
-def test_drafts_that_are_looked_up_leave_the_probabilities_of_the_target() -> None:
-    for budget, sequences in by_budget(sample_sequences(LOOKED_UP)):
+@both
+def test_drafts_that_are_looked_up_leave_the_probabilities_of_the_target(rule: Rule) -> None:
+    for budget, sequences in by_budget(sample_sequences(LOOKED_UP, rule)):
         odds = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
         assert p_value(sequences, odds) > 1e-3, budget
 
 
-def test_the_chi_square_test_sees_a_drafter_that_misreports_its_distribution() -> None:
-    longest = by_budget(sample_sequences(TableDrafter(lie=True)))[-1]
+@both
+def test_the_chi_square_test_sees_a_drafter_that_misreports_its_distribution(rule: Rule) -> None:
+    longest = by_budget(sample_sequences(TableDrafter(lie=True), rule))[-1]
     assert p_value(longest[1], enumerate_sequences(SamplerConfig(temperature=0.8), longest[0], None)) < 1e-6

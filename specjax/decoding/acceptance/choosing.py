@@ -1,0 +1,91 @@
+"""One token at a time: the target's where nothing has been drafted, and a drafter's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.acceptance.rule import Rule, draws_drafts
+from specjax.decoding.acceptance.synthetic import Synthetic
+from specjax.decoding.argmax import argmax
+from specjax.decoding.random import Purpose, Purposes, of_round
+from specjax.decoding.sampling import Shortlist, sample_shortlist, sample_tokens, spread, with_shortlist
+from specjax.decoding.settings import RowSettings
+from specjax.models.protocol import Choice
+
+
+def choose_token(
+    logits: Float[Array, "B V"],
+    *,
+    rule: Rule | Synthetic,
+    settings: RowSettings,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Int[Array, "B"]:
+    """The target's token at absolute `position`, where nothing has been drafted."""
+    if rule == "greedy":
+        return argmax(logits)
+    return sample_tokens(logits, settings=settings, sequence=sequence, position=position)
+
+
+def _purpose(rule: Rule | Synthetic, ahead: Int[Array, "B"] | None) -> Purposes:
+    if not draws_drafts(rule):
+        return Purpose.TOKEN
+    if rule == "rejection":
+        return Purpose.DRAFT
+    if ahead is None:
+        raise ValueError("the block rule keys a draft by its place in the round: give `ahead`")
+    return of_round(Purpose.DRAFT, ahead)
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "rule"), inline=True)  # a round has K of them: traced once
+def propose_token(
+    logits: Float[Array, "B M"],
+    scored: Int[Array, "B M"] | None = None,
+    *,
+    vocab_size: int | None = None,
+    rule: Rule | Synthetic,
+    settings: RowSettings,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+    ahead: Int[Array, "B"] | None = None,
+) -> Choice:
+    """The draft of the token at absolute `position`, from the drafter's logits for it.
+
+    `scored` names the tokens that the logits belong to, if these are not the whole vocabulary in order; `vocab_size` is
+    then needed where drafts are drawn, because the verdict asks for the probabilities of other tokens as well. There
+    all rows have log-probabilities; those of greedy rows mean nothing. `ahead` is how many drafts of its round stand
+    before it, which the block rule needs.
+    """
+    purpose, drawn_drafts = _purpose(rule, ahead), draws_drafts(rule)
+    size = vocab_size or logits.shape[-1]
+
+    def named(column: Int[Array, "B *M"]) -> Int[Array, "B *M"]:
+        flat = column.reshape(column.shape[0], -1)
+        return column if scored is None else jnp.take_along_axis(scored, flat, axis=1).reshape(column.shape)
+
+    def draw(candidates: Shortlist) -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
+        if scored is not None:
+            candidates = replace(candidates, tokens=named(candidates.tokens), in_order=False)
+        token = sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=position, purpose=purpose)
+        return token, spread(candidates, size) if drawn_drafts else None
+
+    best = named(argmax(logits))
+    confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
+    if rule == "greedy":
+        return Choice(best, None, confidence)
+
+    def drawn() -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
+        token, logq = with_shortlist(logits, settings, draw)
+        return jnp.where(settings.draws, token, best), logq
+
+    def sure() -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
+        return best, jnp.zeros((logits.shape[0], size), jnp.float32) if drawn_drafts else None
+
+    token, logq = lax.cond(jnp.any(settings.draws), drawn, sure)
+    return Choice(token, logq, confidence)

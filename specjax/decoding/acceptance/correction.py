@@ -1,0 +1,150 @@
+"""What rejection and block verification have in common: where the drafts fail, the next token corrects them.
+
+The token after the accepted drafts comes from what is left of the target's distribution when the drafter's share is
+taken away, so that accepted and corrected tokens together have exactly the target's distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.decoding.acceptance.coupled import accept_coupled
+from specjax.decoding.acceptance.verdict import Verdict, first_difference, row_at
+from specjax.decoding.argmax import argmax
+from specjax.decoding.random import Purpose, Purposes, uniform
+from specjax.decoding.sampling import Shortlist, sample_shortlist, with_shortlist
+from specjax.decoding.settings import RowSettings
+
+
+class Correction(NamedTuple):
+    """What is decided before the next token is drawn.
+
+    Attributes:
+        n_accepted: drafts that stand.
+        rejected: whether a draft was refused, so that the next token corrects it.
+        candidates: the distribution of the next token, of one position a row.
+    """
+
+    n_accepted: Int[Array, "B"]
+    rejected: Bool[Array, "B"]
+    candidates: Shortlist
+
+
+class Correct(Protocol):
+    """How a rule decides, given its random numbers."""
+
+    def __call__(
+        self,
+        candidates: Shortlist,
+        drafts: Int[Array, "B K"],
+        draft_logq: Float[Array, "B K V"] | None,
+        n_drafted: Int[Array, "B"],
+        u: Float[Array, "B K"],
+    ) -> Correction:
+        """Decide how many drafts stand.
+
+        Args:
+            candidates: the target's, [B, R, M].
+            drafts: [B, K], of which the first `n_drafted` of a row count.
+            draft_logq: the log-probabilities that the drafts were drawn from; None says that they were not drawn but
+                are a function of the context (q is 1 at the draft).
+            n_drafted: see there.
+            u: a uniform draw for each draft.
+        """
+        ...
+
+
+def draft_probabilities(
+    candidates: Shortlist, drafts: Int[Array, "B K"], draft_logq: Float[Array, "B K V"] | None
+) -> tuple[Float[Array, "B K"], Float[Array, "B K"]]:
+    """The target's and the drafter's probability of each draft."""
+    drafted = candidates.tokens[:, :-1] == drafts[..., None]
+    p = jnp.exp(jnp.max(jnp.where(drafted, candidates.log_probs[:, :-1], -jnp.inf), axis=-1))
+    if draft_logq is None:
+        return p, jnp.ones_like(p)
+    return p, jnp.exp(jnp.take_along_axis(draft_logq, drafts[..., None], axis=-1)[..., 0])
+
+
+def drafter_shares(
+    candidates: Shortlist, drafts: Int[Array, "B *T"], draft_logq: Float[Array, "B *T V"] | None
+) -> Float[Array, "B *T M"]:
+    """The drafter's probability of each candidate, at the places of these drafts."""
+    if draft_logq is None:
+        return (candidates.tokens == drafts[..., None]).astype(jnp.float32)
+    if candidates.in_order:
+        return jnp.exp(draft_logq)
+    return jnp.exp(jnp.take_along_axis(draft_logq, candidates.tokens, axis=-1))
+
+
+def corrected(
+    candidates: Shortlist,
+    drafts: Int[Array, "B K"],
+    draft_logq: Float[Array, "B K V"] | None,
+    n_drafted: Int[Array, "B"],
+    n_accepted: Int[Array, "B"],
+    weight: Float[Array, "B"] | float = 1.0,
+) -> Correction:
+    """The next token's distribution: norm(max(0, weight p - q)) after a rejection, p where all drafts stand."""
+    rejected = n_accepted < n_drafted
+    drafted = jnp.minimum(n_accepted, drafts.shape[1] - 1)
+    following = jax.tree.map(lambda each: row_at(each, n_accepted), candidates)
+    logq = None if draft_logq is None else row_at(draft_logq, drafted)
+    p, q = jnp.exp(following.log_probs), drafter_shares(following, row_at(drafts, drafted), logq)
+    residual = jnp.maximum(jnp.reshape(weight, (-1, 1)) * p - q, 0)
+    # Where p and q agree to the last place nothing is left of p - q, and a rejection is an accident of rounding: use p.
+    possible = (rejected & jnp.any(residual > 0, axis=-1))[:, None]
+    following = replace(
+        following,
+        scores=jnp.where(possible, jnp.log(residual), following.scores),
+        log_total=jnp.where(possible, jnp.log(jnp.sum(residual, axis=-1, keepdims=True)), following.log_total),
+    )
+    return Correction(n_accepted, rejected, following)
+
+
+def accept_corrected(
+    correct: Correct,
+    target_logits: Float[Array, "B R V"],
+    drafts: Int[Array, "B K"],
+    draft_logq: Float[Array, "B K V"] | None,
+    n_drafted: Int[Array, "B"],
+    *,
+    settings: RowSettings,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+    purpose: Purposes,
+) -> Verdict:
+    """The verdict of a rule that corrects.
+
+    `position` is that of row 0's token, and `purpose` that of the draws that decide. When all drafts stand, the next
+    token is drawn as plain sampling draws it: a row without drafts is plain sampling, draw for draw.
+
+    What decides `n_drafted` must not depend on the drawn tokens that it drops: see `DraftConfig`.
+    """
+    n_drafts = drafts.shape[1]
+    if n_drafts == 0:
+        return accept_coupled(target_logits, drafts, n_drafted, settings=settings, sequence=sequence, position=position)
+    greedy = first_difference(argmax(target_logits), drafts, n_drafted)
+
+    def judge(candidates: Shortlist) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
+        u = uniform(settings.seed, sequence, position[:, None] + jnp.arange(n_drafts), purpose)
+        n_accepted, rejected, following = correct(candidates, drafts, draft_logq, n_drafted, u)
+        token = sample_shortlist(
+            following,
+            seed=settings.seed,
+            sequence=sequence,
+            position=position + n_accepted,
+            purpose=jnp.where(rejected, Purpose.RESIDUAL, Purpose.TOKEN),
+        )
+        return n_accepted, token
+
+    def drawn() -> tuple[Int[Array, "B"], Int[Array, "B"]]:
+        judged = with_shortlist(target_logits, settings, judge)
+        return jax.tree.map(lambda drawn, sure: jnp.where(settings.draws, drawn, sure), judged, greedy)
+
+    return Verdict.of(drafts, *lax.cond(jnp.any(settings.draws), drawn, lambda: greedy))

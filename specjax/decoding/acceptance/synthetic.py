@@ -1,0 +1,58 @@
+"""Synthetic acceptance: lots decide, for measuring speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.acceptance.verdict import Verdict, leading, row_at
+from specjax.decoding.random import Purpose, uniform
+from specjax.decoding.sampling import sample_tokens
+from specjax.decoding.settings import RowSettings
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Accepts drafts at random, whatever the target says. NOT LOSSLESS: the text means nothing.
+
+    For measuring speed where acceptance means nothing, as with random weights: all else in a round is computed as under
+    the coupled rule.
+
+    Attributes:
+        probabilities: of accepting draft 1, of accepting draft 2 when draft 1 stands, and so on.
+
+    Raises:
+        ValueError: there are none, or one is not from 0 to 1.
+    """
+
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.probabilities or not all(0 <= p <= 1 for p in self.probabilities):
+            raise ValueError(f"probabilities are {self.probabilities}; give one from 0 to 1 for each draft of a round")
+
+    def tokens_per_round(self, n_drafts: int) -> float:
+        """The expected tokens of a round of `n_drafts` drafts: 1 + p1 + p1 p2 + ..."""
+        return 1 + sum(accumulate(self.probabilities[:n_drafts], mul))
+
+
+def accept_synthetic(
+    target_logits: Float[Array, "B R V"],
+    drafts: Int[Array, "B K"],
+    n_drafted: Int[Array, "B"],
+    *,
+    rule: Synthetic,
+    settings: RowSettings,
+    sequence: Int[Array, "B"],
+    position: Int[Array, "B"],
+) -> Verdict:
+    """Accept with the probabilities of the rule; the next token is the target's choice. Not lossless."""
+    rows = position[:, None] + jnp.arange(target_logits.shape[1])
+    choices = sample_tokens(target_logits, settings=settings, sequence=sequence, position=rows)
+    u = uniform(settings.seed, sequence, rows[:, :-1], Purpose.ACCEPT)
+    n_accepted = leading(u < jnp.array(rule.probabilities[: drafts.shape[1]], jnp.float32), n_drafted)
+    return Verdict.of(drafts, n_accepted, row_at(choices, n_accepted))

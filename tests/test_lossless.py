@@ -1,0 +1,290 @@
+"""The tool that looks for losses finds drafters that are broken, says in what, and leaves others alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from small_model import CONFIG, write_small_model
+
+import specjax
+from specjax.analysis.lossless.drafts import check_drafts
+from specjax.analysis.lossless.report import Check, Report, Statistic
+from specjax.analysis.lossless.rows import Fed, Sampling
+from specjax.analysis.lossless.statistics import (
+    chi_square,
+    independent_uniform,
+    places,
+    same_distribution,
+    uniform,
+)
+from specjax.analysis.lossless.texts import check_texts, draw_texts, without_drafts
+from specjax.decoding.acceptance import DrawingRule
+from specjax.decoding.settings import DraftConfig
+from specjax.models.parts.mtp import MTPState, MTPWindow
+from specjax.models.protocol import Features, Proposal
+from specjax.models.qwen3_5 import Qwen35MTP
+
+PROMPTS = [[100, 101, 102, 32], [5, 9, 200]]
+WARM = specjax.GenerateOptions(max_tokens=24, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+def drawn_logq(proposal: Proposal) -> jax.Array:
+    """The log-probabilities of the tokens that were drawn, [B, K]."""
+    assert proposal.logq is not None
+    return jnp.take_along_axis(proposal.logq, proposal.tokens[..., None], axis=-1)[..., 0]
+
+
+@dataclass(frozen=True)
+class Changed(Qwen35MTP):
+    """The head of the model, whose proposals are changed."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal
+
+    def propose(self, *args: Any, **kwargs: Any) -> Proposal:
+        proposal = super().propose(*args, **kwargs)
+        return proposal if proposal.logq is None else self.change(proposal)
+
+
+@dataclass(frozen=True)
+class Flattened(Changed):
+    """States the probabilities of another temperature."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal._replace(logq=jax.nn.log_softmax(proposal.logq / 1.5))
+
+
+@dataclass(frozen=True)
+class Unnormalised(Changed):
+    """States probabilities that sum to more than 1."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal._replace(logq=proposal.logq + 0.1)
+
+
+@dataclass(frozen=True)
+class Unstated(Changed):
+    """Draws, and does not say from what: bad, but honest enough."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal._replace(logq=None)
+
+
+@dataclass(frozen=True)
+class Certain(Changed):
+    """States that the token it drew was certain. Given the draft, it is."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        certain = jax.nn.one_hot(proposal.tokens, CONFIG.vocab_size)
+        return proposal._replace(logq=jnp.log(certain))
+
+
+@dataclass(frozen=True)
+class FlatterDraws(Changed):
+    """States more for the token that it drew than for others of the same probability."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        drawn = jax.nn.one_hot(proposal.tokens, CONFIG.vocab_size)
+        return proposal._replace(logq=jax.nn.log_softmax(proposal.logq + drawn))
+
+
+@dataclass(frozen=True)
+class StopsAtOddDraws(Changed):
+    """Drops a draft, and those behind it, when the token that was drawn has an odd number."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal._replace(made=jnp.cumprod(1 - proposal.tokens % 2, axis=1).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class ConfidentInDraws(Changed):
+    """Is as confident as the token that was drawn is probable."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal._replace(confidence=jnp.exp(drawn_logq(proposal)))
+
+
+@dataclass(frozen=True)
+class OneNoise(Qwen35MTP):
+    """Draws all drafts of a round with the noise of one position."""
+
+    def propose(self, params: Any, pending: jax.Array, state: Any, *, choose: Callable, **kwargs: Any) -> Proposal:
+        def always_there(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Any:
+            return choose(logits, state.length + 1, tokens)
+
+        return super().propose(params, pending, state, choose=always_there, **kwargs)
+
+
+@dataclass(frozen=True)
+class Forgetful(Qwen35MTP):
+    """Honest, with a state that is wrong: it sees noise instead of what was verified."""
+
+    def observe(self, tokens: jax.Array, features: Features, state: MTPState) -> MTPWindow:
+        assert features.final_hidden is not None
+        return super().observe(tokens, features._replace(final_hidden=jnp.sin(1e3 * features.final_hidden)), state)
+
+
+@dataclass(frozen=True)
+class StopsByTheText(Changed):
+    """Makes two drafts or three, by the first draft: known before the third is drawn."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal._replace(made=2 + proposal.tokens[:, 0] % 2)
+
+
+def feds(model: specjax.Model, options: specjax.GenerateOptions) -> list[Fed]:
+    return [Fed(model.decoder(options), model.params, prompt, 8) for prompt in PROMPTS]
+
+
+def sampling(count: int, draft: DraftConfig = DraftConfig(3)) -> Sampling:
+    return Sampling(WARM.settings(draft), 8, count)
+
+
+def failures(checks: list[Check]) -> dict[str, str]:
+    """The findings of checks that failed, by their names."""
+    report = Report("", tuple(checks), 1e-6, 0)
+    return {check.name: "; ".join(report.findings(check)) for check in report.failed}
+
+
+def drafts_of(path: Path, drafter: Any, draft: DraftConfig = DraftConfig(3)) -> dict[str, str]:
+    model = specjax.load(path, drafter=drafter)
+    return failures(check_drafts(feds(model, WARM), sampling(1000, draft), np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "check", "finding"),
+    [
+        (Flattened(CONFIG), "draws", r"counts of draft 1 after prompt 1 .*: p = .*places of draft 1 in its prob"),
+        (OneNoise(CONFIG), "draws", "places of drafts 1 and 2 together: p = "),
+        (Unnormalised(CONFIG), "stated probabilities", r"of draft 1 sum to 1\.1052"),
+        (FlatterDraws(CONFIG), "draws", "places of draft 1 in its probabilities: p ="),
+        (StopsAtOddDraws(CONFIG), "what is verified", "draft 1 is verified in .*% of rounds .* on what was drawn"),
+        (ConfidentInDraws(CONFIG), "what is verified", r"the confidence in draft 1 is from 0\.0.* to 0\."),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Qwen35MTP) else "",
+)
+def test_a_broken_drafter_is_found_and_the_fault_is_named(path: Path, drafter: Any, check: str, finding: str) -> None:
+    found = drafts_of(path, drafter)
+    assert set(found) <= {check, "draws"}
+    assert re.search(finding, found[check]), found
+
+
+@pytest.mark.parametrize(
+    ("drafter", "draft"),
+    [
+        (Forgetful(CONFIG), DraftConfig(3)),
+        (StopsByTheText(CONFIG), DraftConfig(3)),
+        (Unstated(CONFIG), DraftConfig(3)),
+        (Certain(CONFIG), DraftConfig(3)),
+        (Qwen35MTP(CONFIG), DraftConfig(3, p_min=0.3)),
+        (specjax.NGram(), DraftConfig(3)),
+    ],
+    ids=["wrong state", "stops by the text", "unstated", "certain", "p_min", "ngram"],
+)
+def test_an_honest_drafter_passes_however_bad_it_is(path: Path, drafter: Any, draft: DraftConfig) -> None:
+    assert drafts_of(path, drafter, draft) == {}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "fits"), [(Certain(CONFIG), True), (Flattened(CONFIG), False)], ids=["certain", "lies"]
+)
+def test_texts_show_whether_a_drafter_lies_under_both_rules(path: Path, drafter: Any, fits: bool) -> None:
+    rng, model, drawing = np.random.default_rng(0), specjax.load(path, drafter=drafter), sampling(1500)
+    plain = feds(model, replace(WARM, draft=0))
+    texts = [draw_texts(each, each, without_drafts(drawing), rng) for each in plain]
+    rules: tuple[DrawingRule, ...] = ("rejection", "block")
+    for rule in rules:
+        drawn = [
+            draw_texts(*pair, drawing, rng) for pair in zip(feds(model, replace(WARM, accept=rule)), plain, strict=True)
+        ]
+        found = failures([check_texts(rule, drawn, texts, drawing)])
+        assert ("places of all tokens: p = " not in found.get(f"texts, {rule}", "")) == fits, found
+
+
+def test_assert_lossless_passes_the_head_and_names_what_a_broken_one_does(path: Path) -> None:
+    report = specjax.assert_lossless(specjax.load(path), PROMPTS, WARM, samples=256)
+    assert report.ok
+    assert len(report.checks) == 10
+    assert "all 10 checks passed" in str(report)
+    with pytest.raises(specjax.NotLosslessError, match="FAILED what is verified") as raised:
+        specjax.assert_lossless(specjax.load(path, drafter=StopsAtOddDraws(CONFIG)), PROMPTS, WARM, samples=256)
+    assert isinstance(raised.value, AssertionError)
+    assert raised.value.report.failed[0].name == "what is verified"
+    assert "look at: Proposal.made" in str(raised.value)
+
+
+def test_what_cannot_be_checked_is_refused(path: Path, tmp_path: Path) -> None:
+    headless = specjax.load(write_small_model(tmp_path / "headless.gguf", mtp=False))
+    with pytest.raises(specjax.SpecjaxError, match="has no drafter, so nothing can be lost"):
+        specjax.check_lossless(headless)
+    model = specjax.load(path)
+    with pytest.raises(ValueError, match="draft is 0, so that nothing is drafted"):
+        specjax.check_lossless(model, options=specjax.GenerateOptions(draft=0))
+    with pytest.raises(ValueError, match="would bias"):
+        specjax.check_lossless(model, options=specjax.GenerateOptions(draft=DraftConfig(3, n_min=2, p_min=0.5)))
+    with pytest.raises(ValueError, match="samples is 0"):
+        specjax.check_lossless(model, samples=0)
+
+
+# Statistics --------------------------------------------------------------------------------------------------------
+
+
+def p_values(draw: Callable[[np.random.Generator], float], count: int = 2000) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return np.array([draw(rng) for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng: chi_square(rng.multinomial(500, ZIPF), 500 * ZIPF),
+        lambda rng: uniform(rng.random(400)),
+        lambda rng: independent_uniform(rng.random(700), rng.random(700)),
+        lambda rng: same_distribution(rng.choice(len(ZIPF), 300, p=ZIPF), rng.choice(len(ZIPF), 300, p=ZIPF)),
+    ],
+    ids=["counts", "uniform", "pairs", "two samples"],
+)
+def test_false_alarms_are_as_rare_as_stated(draw: Callable[[np.random.Generator], float]) -> None:
+    p = p_values(draw)
+    for level in (0.5, 0.1, 0.01):
+        assert stats.binomtest(int(np.sum(p < level)), len(p), level).pvalue > 1e-4, (level, np.mean(p < level))
+
+
+ZIPF = 1 / np.arange(1, 60) ** 1.3
+ZIPF /= ZIPF.sum()
+
+
+def test_places_of_drawn_tokens_are_uniform_and_those_of_others_are_not() -> None:
+    rng = np.random.default_rng(0)
+    tokens, share = rng.choice(len(ZIPF), 5000, p=ZIPF), rng.random(5000, np.float32)
+    logp = np.log(np.broadcast_to(ZIPF, (5000, len(ZIPF))), dtype=np.float32)
+    place, p = map(np.asarray, places(logp, tokens, share))
+    np.testing.assert_allclose(p, ZIPF[tokens], rtol=1e-5)
+    assert uniform(place) > 1e-3
+    assert uniform(np.asarray(places(1.1 * logp, tokens, share)[0])) < 1e-6
+
+
+def test_the_threshold_shares_the_alarm_rate_among_all_tests() -> None:
+    tests = (Statistic("one", 1e-7), Statistic("two", 0.5))
+    report = Report(
+        "a model", (Check("a", "?", "tried", tests=tests), Check("b", "?", "tried", ("it burns",))), 1e-6, 1
+    )
+    assert report.threshold == 5e-7
+    assert [check.name for check in report.failed] == ["a", "b"]
+    assert "one: p = 1.0e-07" in str(report)
+    assert "2 of 2 checks failed" in str(report)
+    assert not report.as_document()["ok"]
