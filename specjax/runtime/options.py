@@ -126,6 +126,11 @@ class GenerateOptions:
         return SamplerConfig(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
+    def finds_depth(self) -> bool:
+        """Whether the number of drafts is found while decoding."""
+        return self.draft_config(has_drafter=True).auto
+
+    @property
     def rule(self) -> Rule:
         """The acceptance rule that this comes to."""
         return "greedy" if self.sampler.greedy else self.accept
@@ -146,14 +151,18 @@ class GenerateOptions:
         """The settings of drafting for a model. `max_drafts` is the most drafts that its drafter can make, None without
         a limit.
         """
+        draft: DraftConfig
         if isinstance(self.draft, DraftConfig):
-            return self.draft
-        if self.draft is None or self.draft == "auto":
-            auto = self.draft == "auto" and has_drafter
-            usual = AUTO_DRAFTS if auto else DEFAULT_DRAFTS
-            most = usual if max_drafts is None else min(usual, max_drafts)
-            return DraftConfig(n_max=most if has_drafter else 0, auto=auto)
-        return DraftConfig(n_max=self.draft)
+            draft = self.draft
+        elif self.draft == "auto":
+            draft = DraftConfig(n_max=AUTO_DRAFTS, auto=True)
+        else:
+            draft = DraftConfig(n_max=DEFAULT_DRAFTS if self.draft is None else self.draft)
+        if self.draft is not None and not draft.auto:
+            return draft
+        if not has_drafter:
+            return DraftConfig(n_max=0)
+        return draft if max_drafts is None else replace(draft, n_max=min(draft.n_max, max_drafts))
 
     def settings(self, draft: DraftConfig, eos_ids: Sequence[int] = ()) -> Settings:
         """What a row of the running state is told.

@@ -106,8 +106,7 @@ class DepthControl:
         if choice.timed and seconds is not None:
             self.costs.add(choice.depth, seconds / rounds, visit=choice.visit)
         if not choice.visit and self.costs.samples(choice.depth):
-            cost = self.costs.of(choice.depth)
-            self._credit = min(self._credit + VISIT_SHARE * rounds * cost, VISIT_ROUNDS * cost)
+            self._credit += VISIT_SHARE * rounds * self.costs.of(choice.depth)
 
     def choose(self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool) -> Choice:
         """The next chunk.
@@ -147,22 +146,18 @@ class DepthControl:
         best = max(others, key=speed.__getitem__)
         if self.costs.samples(best) < SETTLED and speed[best] > ADVANTAGE * speed[usual]:
             return Choice(best, VISIT_ROUNDS, visit=True)
-        known = [depth for depth in others if self.costs.samples(depth)]
-        vague = [depth for depth in known if self.costs.samples(depth) < KEPT]
-        if vague:
-            best = max(vague, key=speed.__getitem__)
-            choice = Choice(best, VISIT_ROUNDS, visit=True)
-        elif usual == 0 and known:
-            best = min(known)
-            choice = Choice(best, -(-PROBE_TRIALS // rows), visit=True, timed=False)
-        else:
+        tried = [depth for depth in others if self.costs.samples(depth)]
+        vague = [depth for depth in tried if self.costs.samples(depth) < KEPT]
+        if not tried or (usual and not vague):
             return None
-        assert choice.rounds is not None
-        loss = choice.rounds * self.costs.of(best) * max(0.0, 1 - min(1.0, speed[best] / speed[usual]))
+        best = max(vague, key=speed.__getitem__) if usual else min(tried)
+        timed = best in vague
+        rounds = VISIT_ROUNDS if timed else -(-PROBE_TRIALS // rows)
+        loss = rounds * self.costs.of(best) * max(0.0, 1 - speed[best] / speed[usual])
         if self._credit < loss:
             return None
-        self._credit -= loss
-        return choice
+        self._credit = 0.0
+        return Choice(best, rounds, visit=True, timed=timed)
 
     def _tokens(self, wants: Mapping[int, DraftConfig]) -> dict[int, float]:
         """Expected tokens of a round of each depth, of all rows."""

@@ -70,7 +70,7 @@ class Costs:
             return statistics.median(self._samples[depth])
         known = sorted(self._samples)
         if len(known) < 2:
-            return self.of(known[0]) * (depth + 1) / (known[0] + 1) if known and depth < known[0] else float("inf")
+            return HOPE * self.of(known[0]) * (depth + 1) / (known[0] + 1) if known else float("inf")
         above = next((index for index, each in enumerate(known) if each > depth), len(known) - 1)
         left, right = known[max(above - 1, 0)], known[max(above, 1)]
         low, high = self.of(left), self.of(right)
