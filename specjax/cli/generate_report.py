@@ -40,7 +40,7 @@ class Outcome:
 def as_document(outcome: Outcome) -> dict[str, Any]:
     """Plain data. `timings` are seconds; `accepted_by_position` counts rounds, position 1 first."""
     generation, stats = outcome.generation, outcome.generation.stats
-    document = {
+    document: dict[str, Any] = {
         "model": str(outcome.model.path),
         "tokens": generation.tokens,
         "text": generation.text,

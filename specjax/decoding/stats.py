@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -40,9 +41,8 @@ class DecodeStats:
         self.tokens += int(emitted.sum())
         self.drafted += int(drafted.sum())
         self.accepted += int(accepted.sum())
-        counts = np.bincount(drafted[emitted > 0], minlength=len(self.rounds_by_drafts))
-        counts[: len(self.rounds_by_drafts)] += self.rounds_by_drafts
-        self.rounds_by_drafts = counts.tolist()
+        counts = np.bincount(drafted[emitted > 0]).tolist()
+        self.rounds_by_drafts = [sum(pair) for pair in zip_longest(self.rounds_by_drafts, counts, fillvalue=0)]
         positions = record.rounds.drafts.shape[-1]
         missing = positions - len(self.drafted_by_position)
         self.drafted_by_position += [0] * missing
