@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,10 +111,10 @@ def measure_speed(
         list(_engines(model, prompts, run.options, synthetic))
     total = len(runs) * (1 + turns)
     for number, run in enumerate(runs):
-        if run.options.finds_depth:
-            for _ in range(FINDING_RUNS):
-                for engine, job in _engines(model, prompts, run.options, synthetic):
-                    _seconds(engine, job)
+        for _ in range(FINDING_RUNS if run.options.finds_depth else 0):
+            for engine, job in _engines(model, prompts, run.options, synthetic):
+                engine.experience.effort.rounds = math.inf  # building counts for nothing here
+                _seconds(engine, job)
         for index, (engine, _) in enumerate(_engines(model, prompts, run.options, synthetic)):
             for update in engine.run():  # the first run compiles
                 if update.record is not None:

@@ -73,6 +73,7 @@ class Engine:
         slots: S, positions that each seat has room for.
         rounds_per_chunk: the most rounds that run before the host reads their tokens, see `Pace`.
         prefixes: texts that are kept for prompts that start like them.
+        experience: what engines of the model have learnt.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Engine:
         Args:
             decoder, params, seats, slots, rounds_per_chunk: see the attributes.
             prefix_bytes: budget for texts that are kept, so that prompts which start alike are computed once.
-            experience: what other engines of the model have learnt.
+            experience: that of other engines of the model, if there are any.
 
         Raises:
             ValueError: there is no seat or no slot.
@@ -99,9 +100,9 @@ class Engine:
             raise ValueError(f"an engine of {seats} seats and {slots} slots; it needs at least 1 of each")
         self.decoder, self.params = decoder, params
         self.seats, self.slots, self.rounds_per_chunk = seats, slots, rounds_per_chunk
-        experience = Experience() if experience is None else experience
-        self._building = Building(experience.compiled)
-        self._rounds = Rounds(decoder, seats, rounds_per_chunk, self._building, experience)
+        self.experience = Experience() if experience is None else experience
+        self._building = Building(self.experience.compiled)
+        self._rounds = Rounds(decoder, seats, rounds_per_chunk, self._building, self.experience)
         self.prefixes = PrefixCache(prefix_bytes)
         self._waiting: deque[Job] = deque()
         self._jobs: list[Job | None] = [None] * seats

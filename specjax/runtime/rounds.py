@@ -17,6 +17,9 @@ from specjax.runtime.pace import Pace
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
 
+PAUSE = 0.2
+"""The share of a chunk's time beyond which a pause of the caller makes its time meaningless."""
+
 
 class Rounds:
     """Starts chunks of rounds, and learns from those that have been read.
@@ -39,6 +42,7 @@ class Rounds:
         self._control = DepthControl(decoder.max_drafts, seats, Costs(experience.costs.get(self._costs_key)))
         self._key: tuple = ()
         self._ready: set[int] = set()
+        self._pause = 0.0  # between the last look and the present step
 
     def seat(self, row: int) -> None:
         """A new request has the row."""
@@ -64,6 +68,7 @@ class Rounds:
             others_wait: see `Pace.rounds`.
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
         """
+        self._pause = self._pace.since(self._building.clock())
         if key != self._key:
             self._key = key
             built = self._building.built
@@ -104,8 +109,9 @@ class Rounds:
         """
         rounds = reading.n_rounds
         seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds)
+        alone = reading.alone and self._pause < PAUSE * seconds
         if rounds and reading.choice:
-            self._control.saw(reading.choice, *reading.drafts(jobs), seconds if reading.alone else None)
+            self._control.saw(reading.choice, *reading.drafts(jobs), seconds if alone else None)
             self._experience.effort.rounds += seconds
             self._experience.costs[self._costs_key] = self._control.costs.known()
 
