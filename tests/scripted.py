@@ -82,7 +82,7 @@ def feed(
         for row, prompt in enumerate(prompts):
             piece = prompt[start : start + PIECE]
             tokens[row, : len(piece)], n_valid[row] = piece, len(piece)
-        state, new = feed_rows(decoder.target, decoder.active_drafter, params, state, None, tokens, n_valid)
+        state, new = feed_rows(decoder.target, decoder.drafter, params, state, None, tokens, n_valid)
         logits = jnp.where((n_valid > 0)[:, None], new, logits)
     return state, logits
 

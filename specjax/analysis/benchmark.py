@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from specjax.runtime.prompts import check_prompts
 from specjax.runtime.request import Job
 
 TURNS = 5
+FINDING_RUNS = 3
+"""Runs before the timed ones in which the number of drafts is found."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +29,25 @@ class Speed:
     """Rounds of one number of drafts at batch 1, all prompts together. Medians of several turns.
 
     Attributes:
-        n_drafts: K; 0 is plain decoding.
+        n_drafts: K; 0 is plain decoding, "auto" what was found while decoding.
         stats: counts of the rounds.
         tokens_per_second: emitted tokens over the seconds of all rounds, prefill and compilation left out.
         round_seconds: of a whole round, the host's share included.
         speedup: tokens per second over those of plain decoding in the same turn.
-        cost: the halves of a round, timed as programs of their own.
+        cost: the halves of a round, timed as programs of their own; None where rounds differ.
         bound: the speed-up that the halves allow at these tokens per round, see
-            `specjax.analysis.profiling.speedup_bound`.
+            `specjax.analysis.profiling.speedup_bound`; None without a cost.
         expected_tokens_per_round: what the given probabilities come to; None where acceptance is the model's own. The
             last rounds of `max_tokens` have room for fewer drafts, and stay below it.
     """
 
-    n_drafts: int
+    n_drafts: int | Literal["auto"]
     stats: DecodeStats
     tokens_per_second: float
     round_seconds: float
     speedup: float
-    cost: RoundCost
-    bound: float
+    cost: RoundCost | None
+    bound: float | None
     expected_tokens_per_round: float | None = None
 
     def as_document(self) -> dict[str, Any]:
@@ -56,8 +59,9 @@ class Speed:
             "expected_tokens_per_round": self.expected_tokens_per_round,
             "acceptance_by_position": self.stats.acceptance_by_position,
             "round": self.round_seconds,
-            "draft_per_round": self.cost.draft,
-            "verify_per_round": self.cost.verify,
+            "rounds_by_drafts": self.stats.rounds_by_drafts,
+            "draft_per_round": self.cost and self.cost.draft,
+            "verify_per_round": self.cost and self.cost.verify,
             "speedup": self.speedup,
             "bound": self.bound,
         }
@@ -107,11 +111,15 @@ def measure_speed(
         list(_engines(model, prompts, run.options, synthetic))
     total = len(runs) * (1 + turns)
     for number, run in enumerate(runs):
+        for _ in range(FINDING_RUNS if run.options.finds_depth else 0):
+            for engine, job in _engines(model, prompts, run.options, synthetic):
+                engine.experience.effort.rounds = math.inf  # building counts for nothing here
+                _seconds(engine, job)
         for index, (engine, _) in enumerate(_engines(model, prompts, run.options, synthetic)):
             for update in engine.run():  # the first run compiles
                 if update.record is not None:
                     run.stats.add(update.record, update.row)
-            if index == longest:
+            if index == longest and not run.options.finds_depth:
                 run.cost = round_cost(engine.decoder, model.params, engine.state)
         if not run.stats.rounds:
             raise ValueError(
@@ -150,18 +158,17 @@ def _seconds(engine: Engine, job: Job) -> float:
 
 
 def _speed(model: Model, run: _Runs, plain: _Runs, synthetic: Synthetic | None) -> Speed:
-    assert run.cost is not None
     assert plain.cost is not None
     rates = [run.stats.tokens / seconds for seconds in run.seconds]
     plain_rates = [plain.stats.tokens / seconds for seconds in plain.seconds]
     n_drafts = model.decoder(run.options).max_drafts
     return Speed(
-        n_drafts=n_drafts,
+        n_drafts="auto" if run.options.finds_depth else n_drafts,
         stats=run.stats,
         tokens_per_second=statistics.median(rates),
         round_seconds=statistics.median(run.seconds) / run.stats.rounds,
         speedup=statistics.median(rate / base for rate, base in zip(rates, plain_rates, strict=True)),
         cost=run.cost,
-        bound=speedup_bound(run.stats.tokens_per_round, plain.cost, run.cost),
-        expected_tokens_per_round=synthetic.tokens_per_round(n_drafts) if synthetic else None,
+        bound=speedup_bound(run.stats.tokens_per_round, plain.cost, run.cost) if run.cost else None,
+        expected_tokens_per_round=synthetic.tokens_per_round(n_drafts) if synthetic and run.cost else None,
     )

@@ -39,7 +39,7 @@ measured with random weights of the right shape. Texts made that way mean nothin
 
 EPILOG = """\
 columns:
-  K           drafts in a round; 0 is plain decoding
+  K           drafts in a round; 0 is plain decoding, auto what was found while decoding
   tok/s       emitted tokens over the seconds of all rounds
   tau         tokens per round; 1 + p1 + p1 p2 + ... is expected of lots
   round       milliseconds of a round, whole
@@ -51,6 +51,7 @@ columns:
 examples:
   specjax bench                                            the bundled model and a prompt that suits it
   specjax bench model.gguf --prompts prompts.jsonl --draft 1 2 3 4 5
+  specjax bench --draft 1 3 auto                           also the number that finds itself
   specjax bench random.gguf --draft 1 3 --synthetic-acceptance 0.8,0.7,0.6
   specjax bench random.gguf --draft 3 --synthetic-acceptance 0.8,0.7,0.6 --prompt-length 32000 --json
 
@@ -88,20 +89,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on the standard output, and nothing else")
     add_decoding_options(
         parser,
-        type=draft_count,
         nargs="+",
-        help="tokens to draft in a round, at most 15, several numbers in turns; plain decoding always runs besides"
-        " (default: 3 if there is a drafter)",
+        help="tokens to draft in a round, at most 15, or auto; several of them in turns; plain decoding always runs"
+        " besides (default: 3 if there is a drafter)",
     )
-
-
-def draft_count(text: str) -> int:
-    """One of the numbers of --draft."""
-    try:
-        return int(text)
-    except ValueError as error:
-        hint = "a number of drafts is, and a model's path goes before the options"
-        raise argparse.ArgumentTypeError(f"{text!r} is not what --draft takes: {hint}") from error
 
 
 def probabilities(text: str) -> Synthetic:
@@ -183,6 +174,7 @@ def _document(args: argparse.Namespace, model: Model, options: GenerateOptions, 
 def _print_table(model: Model, speeds: list[Speed], synthetic: Synthetic | None) -> None:
     from rich.table import Table
 
+    from specjax.cli.generate_report import rounds_line
     from specjax.cli.text import console
 
     source = "acceptance as measured on the prompts"
@@ -199,12 +191,20 @@ def _print_table(model: Model, speeds: list[Speed], synthetic: Synthetic | None)
             f"{speed.tokens_per_second:.1f}",
             f"{speed.stats.tokens_per_round:.2f}",
             "" if expected is None else f"{expected:.2f}",
-            *(f"{1e3 * seconds:.3f}" for seconds in (speed.round_seconds, speed.cost.draft, speed.cost.verify)),
+            f"{1e3 * speed.round_seconds:.3f}",
+            *("" if seconds is None else f"{1e3 * seconds:.3f}" for seconds in _halves(speed)),
             f"{speed.speedup:.2f}",
-            f"{speed.bound:.2f}",
+            "" if speed.bound is None else f"{speed.bound:.2f}",
         )
     console().print(table)
     for speed in speeds:
         if speed.n_drafts:
             shares = " ".join(f"{share:.3f}" for share in speed.stats.acceptance_by_position)
             console().print(f"K = {speed.n_drafts}: accepted by position {shares}")
+        if speed.n_drafts == "auto":
+            console().print(f"K = auto: {rounds_line(speed.stats)}")
+
+
+def _halves(speed: Speed) -> tuple[float | None, float | None]:
+    """Seconds of drafting and of verification; None where rounds differ."""
+    return (None, None) if speed.cost is None else (speed.cost.draft, speed.cost.verify)

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     _write_out(stream, model, args)
     generation = stream.result
     outcome = report.Outcome(model, options, decoder, generation, load_seconds)
-    if not args.quiet:
+    if not args.quiet and not options.finds_depth:
         outcome.cost = round_cost(decoder, model.params, stream.engine.state)
     if args.compare:
         outcome.comparison = compare(model, prompt, options, generation, outcome.cost)

@@ -40,13 +40,13 @@ class Outcome:
 def as_document(outcome: Outcome) -> dict[str, Any]:
     """Plain data. `timings` are seconds; `accepted_by_position` counts rounds, position 1 first."""
     generation, stats = outcome.generation, outcome.generation.stats
-    document = {
+    document: dict[str, Any] = {
         "model": str(outcome.model.path),
         "tokens": generation.tokens,
         "text": generation.text,
         "prompt_tokens": generation.prompt_tokens,
         "finish_reason": generation.finish_reason,
-        "draft": outcome.decoder.max_drafts,
+        "draft": "auto" if outcome.options.finds_depth else outcome.decoder.max_drafts,
         "rule": outcome.decoder.rule,
         "rollback": outcome.decoder.rollback,
         "kv_type_k": outcome.options.kv_type_k,
@@ -58,6 +58,7 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "accepted": stats.accepted,
         "drafted_by_position": stats.drafted_by_position,
         "accepted_by_position": stats.accepted_by_position,
+        "rounds_by_drafts": stats.rounds_by_drafts,
         "tokens_per_round": stats.tokens_per_round,
         "tokens_per_second": generation.tokens_per_second,
         "timings": {"load": outcome.load_seconds, **asdict(generation.timings), **_round_seconds(outcome)},
@@ -121,6 +122,8 @@ def print_summary(outcome: Outcome) -> None:
     rows.append(("KV caches", f"{outcome.options.kv_types}, {per_token / 1024:.2f} KiB per token"))
     if outcome.decoder.drafts:
         rows.append(("accepted", acceptance_line(stats)))
+    if outcome.options.finds_depth:
+        rows.append(("drafts", rounds_line(stats)))
     if outcome.cost is not None:
         rows.append(("a round", _cost_line(outcome.cost, timings.decode / stats.rounds if stats.rounds else None)))
     rows.append(
@@ -141,6 +144,13 @@ def acceptance_line(stats: DecodeStats) -> str:
     """Accepted of drafted tokens, in all and by position."""
     shares = ", ".join(f"{i}: {share:.0%}" for i, share in enumerate(stats.acceptance_by_position, 1))
     return f"{stats.accepted} of {stats.drafted} drafts ({stats.acceptance:.0%}); by position {shares}"
+
+
+def rounds_line(stats: DecodeStats) -> str:
+    """How many drafts rounds had: the mean, and the share of rounds with each number."""
+    counts = enumerate(stats.rounds_by_drafts)
+    shares = ", ".join(f"{drafts}: {count / stats.rounds:.0%}" for drafts, count in counts if count)
+    return f"{stats.drafts_per_round:.2f} a round; rounds by number {shares}"
 
 
 def _cost_line(cost: RoundCost, whole: float | None) -> str:

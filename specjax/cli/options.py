@@ -123,9 +123,10 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
         " looks up what followed the last tokens before (default: the model's own MTP head)",
     )
     one_number: dict[str, Any] = {
-        "type": int,
-        "metavar": "K",
-        "help": "tokens to draft in a round, at most 15; 0 is plain decoding (default: 3 if there is a drafter)",
+        "type": draft_count,
+        "metavar": "K|auto",
+        "help": "tokens to draft in a round, at most 15; 0 is plain decoding; auto finds the fastest number, 0 to 8,"
+        " while decoding (default: 3 if there is a drafter)",
     }
     drafting.add_argument("--draft", **(one_number | draft))
     drafting.add_argument(
@@ -150,6 +151,17 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
         choices=("snapshot", "replay", "auto"),
         help="how rejected tokens leave the recurrent state (default: auto, the faster one)",
     )
+
+
+def draft_count(text: str) -> int | str:
+    """One of the values of --draft: a number, or "auto"."""
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        hint = "a number of drafts or auto is, and a model's path goes before the options"
+        raise argparse.ArgumentTypeError(f"{text!r} is not what --draft takes: {hint}") from error
 
 
 def token_ids(text: str) -> list[int]:
@@ -178,15 +190,16 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
 
 def _draft_option(args: argparse.Namespace) -> Any:
     from specjax.decoding.settings import DraftConfig
-    from specjax.runtime.options import DEFAULT_DRAFTS
+    from specjax.runtime.options import AUTO_DRAFTS, DEFAULT_DRAFTS
 
     given = {name: getattr(args, name) for name in DRAFTING if getattr(args, name) is not None}
     if not given:
         return args.draft
     if args.draft == 0:
         raise UsageError(f"{', '.join(map(_flag, given))}: of no use with --draft 0, which does not draft")
-    n_max = DEFAULT_DRAFTS if args.draft is None else args.draft
-    return DraftConfig(n_max=n_max, **{name.removeprefix("draft_"): value for name, value in given.items()})
+    n_max = {None: DEFAULT_DRAFTS, "auto": AUTO_DRAFTS}.get(args.draft, args.draft)
+    others = {name.removeprefix("draft_"): value for name, value in given.items()}
+    return DraftConfig(n_max=n_max, auto=args.draft == "auto", **others)
 
 
 def _flag(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -29,9 +29,10 @@ class Decoder:
 
     Attributes:
         target: the model whose output must not change.
-        drafter: what proposes tokens; must be given when `max_drafts` > 0.
+        drafter: what proposes tokens; must be given when `max_drafts` > 0. Its state is kept up even without drafts.
         rule: how drafts are accepted, see `specjax.decoding.acceptance`; in greedy rows they are all one.
-        max_drafts: K, the most drafts that a row can ask for; with 0 there is no drafting in the program.
+        max_drafts: K, the most drafts that a row can have; with 0 there is no drafting in the program. The state of a
+            decoder serves the same decoder with a smaller K too: `at_most`.
         rollback: strategy for recurrent state.
         kv_types: types of all KV caches, the drafter's included.
         margins: also record by how much the largest logit led the second one where each emitted token was chosen.
@@ -108,10 +109,9 @@ class Decoder:
         """Whether rounds draft at all."""
         return self.max_drafts > 0
 
-    @property
-    def active_drafter(self) -> Drafter | None:
-        """The drafter, unless rounds do not draft."""
-        return self.drafter if self.drafts else None
+    def at_most(self, max_drafts: int) -> Decoder:
+        """The decoder with rounds of at most so many drafts, which goes on from states that this one has made."""
+        return replace(self, max_drafts=max_drafts)
 
     @property
     def rows(self) -> int:
@@ -121,7 +121,7 @@ class Decoder:
     @property
     def request(self) -> FeatureRequest:
         """What the drafter reads of the target."""
-        return self.active_drafter.request if self.active_drafter else FeatureRequest()
+        return self.drafter.request if self.drafter else FeatureRequest()
 
     def init_state(self, batch: int, capacity: int, *, chunk: int = LONGEST_CHUNK) -> SequenceState:
         """The state of `batch` sequences before their first token, with room for `capacity` tokens each.
@@ -132,10 +132,8 @@ class Decoder:
             batch, capacity, rows=self.rows, chunk=chunk, rollback=self.rollback, kv_types=self.kv_types
         )
         drafter = None
-        if self.active_drafter:
-            drafter = self.active_drafter.init_state(
-                batch, capacity, rows=self.rows, chunk=chunk, kv_types=self.kv_types
-            )
+        if self.drafter:
+            drafter = self.drafter.init_state(batch, capacity, rows=self.rows, chunk=chunk, kv_types=self.kv_types)
         return SequenceState(layers, drafter, jnp.zeros((batch,), jnp.int32))
 
 

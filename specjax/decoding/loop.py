@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
-from specjax.models.protocol import Params
+from specjax.models.protocol import Features, Params
+
+UNSEEN_BLOCK = 8
+"""Rounds without drafts whose tokens a drafter is given at once."""
 
 
 @struct.dataclass
@@ -23,28 +27,85 @@ class ChunkRecord:
     rounds: RoundRecord
 
 
+@struct.dataclass
+class Unseen:
+    """What a drafter has not been told of a round without drafts.
+
+    Attributes:
+        token: what each row was fed.
+        features: the target's features of it.
+        fed: which rows were fed at all.
+    """
+
+    token: Int[Array, "B"]
+    features: Features
+    fed: Bool[Array, "B"]
+
+
 @partial(jax.jit, static_argnames=("decoder", "rounds"), donate_argnames="state")
 def decode_chunk(
     decoder: Decoder, params: Params, state: DecodeState, rounds: int, limit: Int[Array, ""] | int | None = None
 ) -> tuple[DecodeState, ChunkRecord]:
     """Run rounds until `rounds` of them are done or every row is finished. One program, no host in between.
 
-    A `limit` below `rounds` ends the chunk earlier; it is data, so that another one compiles nothing.
+    A `limit` below `rounds` ends the chunk earlier; it is data, so that another one compiles nothing. Rounds without
+    drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the end.
     """
     most = rounds if limit is None else jnp.minimum(limit, rounds)
-    run_round = jax.jit(partial(decode_round, decoder), inline=True)  # so that it is traced once, for shapes and loop
-    _, shapes = jax.eval_shape(run_round, params, state)
-    records = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
+    idle_drafter = None if decoder.drafts else decoder.drafter
+    before = state
+    if idle_drafter:
+        state = _with_drafter(state, None)
 
-    def unfinished(carry: tuple[Array, DecodeState, RoundRecord]) -> Array:
+    @partial(jax.jit, inline=True)  # so that it is traced once, for shapes and loop
+    def run_round(params: Params, state: DecodeState) -> tuple[DecodeState, tuple[RoundRecord, Unseen | None]]:
+        after, record, features = decode_round(decoder, params, state)
+        return after, (record, Unseen(state.pending, features, state.active) if idle_drafter else None)
+
+    _, shapes = jax.eval_shape(run_round, params, state)
+    outputs = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
+
+    def unfinished(carry: tuple) -> Array:
         index, state, _ = carry
         return (index < most) & jnp.any(state.active)
 
-    def one_round(carry: tuple[Array, DecodeState, RoundRecord]) -> tuple[Array, DecodeState, RoundRecord]:
-        index, state, records = carry
-        state, record = run_round(params, state)
-        records = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), records, record)
-        return index + 1, state, records
+    def one_round(carry: tuple) -> tuple:
+        index, state, outputs = carry
+        state, output = run_round(params, state)
+        outputs = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), outputs, output)
+        return index + 1, state, outputs
 
-    n_rounds, state, records = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, records))
+    n_rounds, state, (records, unseen) = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, outputs))
+    if idle_drafter:
+        state = _with_drafter(state, _shown(decoder, params, before, unseen, n_rounds))
     return state, ChunkRecord(n_rounds, records)
+
+
+def _with_drafter(state: DecodeState, part: object) -> DecodeState:
+    return replace(state, sequences=replace(state.sequences, drafter=part))
+
+
+def _shown(decoder: Decoder, params: Params, before: DecodeState, unseen: Unseen, n_rounds: Int[Array, ""]) -> object:
+    """The drafter's part of the state that it had `before`, after it has been given what it has not seen.
+
+    Only as many blocks of rounds as were run are looked at, so that a short chunk costs little.
+    """
+    drafter, own = decoder.drafter, before.sequences.drafter
+    assert drafter is not None
+    if own is None:
+        return None
+    rounds = unseen.token.shape[0]
+    size = min(UNSEEN_BLOCK, rounds)
+    missing = -rounds % size
+    unseen = jax.tree.map(lambda x: jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))), unseen)
+
+    def give(carry: tuple) -> tuple:
+        index, length, own = carry
+        block = jax.tree.map(lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, index * size, size), 0, 1), unseen)
+        features = jax.tree.map(lambda x: x[:, :, 0], block.features)
+        n_valid = jnp.sum(block.fed, axis=1, dtype=jnp.int32)
+        own = drafter.extend(params, block.token, features, n_valid, own, length)
+        return index + 1, length + n_valid, own
+
+    carry = (jnp.int32(0), before.sequences.length, own)
+    return jax.lax.while_loop(lambda carry: carry[0] * size < n_rounds, give, carry)[2]

@@ -11,14 +11,14 @@ from specjax.decoding.acceptance import accept, propose_token
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
 from specjax.decoding.record import RoundRecord, token_scores
-from specjax.models.protocol import Choice, Params, Proposal
+from specjax.models.protocol import Choice, Features, Params, Proposal
 from specjax.state import SequenceWindow, commit
 
 
 def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposal | None, Int[Array, "B"]]:
     """Propose tokens; returns the proposal and how many of them each row verifies."""
-    drafter = decoder.active_drafter
-    if drafter is None:
+    drafter = decoder.drafter
+    if drafter is None or not decoder.drafts:
         return None, jnp.zeros_like(state.pending)
 
     settings = state.settings.idle_unless(state.active)
@@ -52,8 +52,11 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
 
 def verify(
     decoder: Decoder, params: Params, state: DecodeState, proposal: Proposal | None, n_drafted: Int[Array, "B"]
-) -> tuple[Float[Array, "B R V"], SequenceWindow]:
-    """Run the target once over the pending token and the drafts; the window holds every part of the state."""
+) -> tuple[Float[Array, "B R V"], Features, SequenceWindow]:
+    """Run the target once over the pending token and the drafts.
+
+    The window holds every part of the state, but for a drafter that has not drafted, which is given the features later.
+    """
     tokens = state.pending[:, None]
     if proposal is not None:
         tokens = jnp.concatenate([tokens, proposal.tokens], axis=1)
@@ -62,13 +65,18 @@ def verify(
     if proposal is not None and decoder.drafter is not None:
         window = replace(window, drafter=decoder.drafter.observe(tokens, output.features, proposal.state))
     assert output.logits is not None
-    return output.logits, window
+    return output.logits, output.features, window
 
 
-def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, RoundRecord]:
-    """Each unfinished row emits 1 to K + 1 tokens; a token that ends the sequence is the last one."""
+def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, RoundRecord, Features]:
+    """Each unfinished row emits 1 to K + 1 tokens; a token that ends the sequence is the last one.
+
+    Returns:
+        The next state, what the host learns, and the target's features of the fed tokens. In a round without drafts the
+        state has no drafter's part.
+    """
     proposal, n_drafted = draft(decoder, params, state)
-    logits, window = verify(decoder, params, state, proposal, n_drafted)
+    logits, features, window = verify(decoder, params, state, proposal, n_drafted)
     drafts = jnp.zeros((state.pending.shape[0], 0), jnp.int32) if proposal is None else proposal.tokens
     verdict = accept(
         logits,
@@ -108,11 +116,11 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         streak=streak,
         skip=skip,
     )
-    return next_state, record
+    return next_state, record, features
 
 
 def _hidden_norm(decoder: Decoder, state: DecodeState) -> Float[Array, "B"]:
     """Of the hidden states that the drafts of the round start from; 0 where they start from none."""
-    drafter = decoder.active_drafter
-    norm = None if drafter is None else drafter.hidden_norm(state.sequences.drafter)
+    drafter = decoder.drafter
+    norm = drafter.hidden_norm(state.sequences.drafter) if drafter and decoder.drafts else None
     return jnp.zeros(state.pending.shape, jnp.float32) if norm is None else norm

@@ -61,6 +61,7 @@ class DraftConfig:
     p_min: drafting stops before the first token for which the drafter's confidence is below this.
     skip_streak: after this many drafting rounds in a row without an accepted draft, one round does not draft; 0 never
         skips.
+    auto: how many are drafted, from 0 to n_max, is found while decoding: what gives most tokens a second.
 
     Raises ValueError for a setting out of its range.
     """
@@ -69,6 +70,7 @@ class DraftConfig:
     n_min: int = 0
     p_min: float = 0.0
     skip_streak: int = 0
+    auto: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_max", "n_min", "skip_streak"):
@@ -79,6 +81,8 @@ class DraftConfig:
             raise ValueError(
                 f"n_min is {self.n_min} but n_max is {self.n_max}: every draft would be dropped; lower n_min"
             )
+        if self.auto and self.n_min:
+            raise ValueError(f"n_min is {self.n_min}, but with auto fewer drafts may be best; leave n_min or auto out")
         if not 0 <= self.p_min <= 1:
             raise ValueError(f"p_min is {self.p_min}; give a probability from 0 to 1 (0 never stops)")
 

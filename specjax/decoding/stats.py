@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class DecodeStats:
         tokens: tokens emitted by these rounds. The first token of a sequence comes from prefill and is not counted.
         drafted, accepted: draft tokens verified and accepted.
         drafted_by_position, accepted_by_position: the same by position in the draft, position 1 first.
+        rounds_by_drafts: in how many rounds 0, 1, 2, ... drafts were verified.
     """
 
     rounds: int = 0
@@ -26,6 +28,7 @@ class DecodeStats:
     accepted: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    rounds_by_drafts: list[int] = field(default_factory=list)
 
     def add(self, record: ChunkRecord, row: int | None = None) -> None:
         """Count a chunk's rounds, of one row or of all."""
@@ -38,6 +41,8 @@ class DecodeStats:
         self.tokens += int(emitted.sum())
         self.drafted += int(drafted.sum())
         self.accepted += int(accepted.sum())
+        counts = np.bincount(drafted[emitted > 0]).tolist()
+        self.rounds_by_drafts = [sum(pair) for pair in zip_longest(self.rounds_by_drafts, counts, fillvalue=0)]
         positions = record.rounds.drafts.shape[-1]
         missing = positions - len(self.drafted_by_position)
         self.drafted_by_position += [0] * missing
@@ -50,6 +55,11 @@ class DecodeStats:
     def tokens_per_round(self) -> float:
         """Mean tokens of a round, tau: 1 when nothing is ever accepted."""
         return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def drafts_per_round(self) -> float:
+        """Mean drafts of a round."""
+        return self.drafted / self.rounds if self.rounds else 0.0
 
     @property
     def acceptance(self) -> float:

@@ -5,10 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from specjax.runtime.notices import announced
 from specjax.runtime.request import Job
+
+
+@dataclass
+class Effort:
+    """Seconds that rounds ran, and that building their programs took."""
+
+    rounds: float = 0.0
+    building: float = 0.0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether a further program may be built, so that building never takes more than about half of the time."""
+        return self.rounds >= self.building
+
+
+@dataclass
+class Experience:
+    """What engines of one model have learnt, and tell each other.
+
+    Attributes:
+        compiled: keys of programs that have run before.
+        costs: what rounds of each depth cost, see `Costs.known`, by the keys of engines.
+        effort: time spent on rounds and on their programs.
+    """
+
+    compiled: set[tuple] = field(default_factory=set)
+    costs: dict[tuple, dict[int, float]] = field(default_factory=dict)
+    effort: Effort = field(default_factory=Effort)
 
 
 class Building:
@@ -18,17 +47,21 @@ class Building:
         seconds: spent on building so far.
     """
 
-    def __init__(self, compiled: set[tuple] | None = None) -> None:
+    def __init__(self, compiled: set[tuple]) -> None:
         """
         Args:
-            compiled: keys of programs that have run before; new ones are added. Engines of one model share it.
+            compiled: keys of programs that have run before; new ones are added.
         """
         self.seconds = 0.0
-        self._compiled: set[tuple] = set() if compiled is None else compiled
+        self._compiled = compiled
 
     def clock(self) -> float:
         """Seconds, without those spent on building."""
         return time.perf_counter() - self.seconds
+
+    def built(self, *key: Any) -> bool:
+        """Whether the program of this key has been built."""
+        return key in self._compiled
 
     def first_time(self, *key: Any) -> bool:
         """Whether the program of this key has not been built yet; from now on it counts as built."""

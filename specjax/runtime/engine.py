@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.seats import (
     Newcomers,
     feed_rows,
@@ -34,13 +33,14 @@ from specjax.decoding.seats import (
 from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
 from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params, Target
-from specjax.runtime.building import Building
+from specjax.runtime.building import Building, Experience
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
-from specjax.runtime.pace import DEFAULT_ROUNDS, Pace
+from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.runtime.pieces import Piece
 from specjax.runtime.prefixes import PrefixCache
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job, Request, Update
+from specjax.runtime.rounds import Rounds
 from specjax.state import SequenceState, keep_rows, put_rows, take_rows
 
 NEAR = 64
@@ -73,6 +73,7 @@ class Engine:
         slots: S, positions that each seat has room for.
         rounds_per_chunk: the most rounds that run before the host reads their tokens, see `Pace`.
         prefixes: texts that are kept for prompts that start like them.
+        experience: what engines of the model have learnt.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class Engine:
         slots: int,
         rounds_per_chunk: int = DEFAULT_ROUNDS,
         prefix_bytes: int = 0,
-        compiled: set[tuple] | None = None,
+        experience: Experience | None = None,
     ) -> None:
         """
         Args:
             decoder, params, seats, slots, rounds_per_chunk: see the attributes.
             prefix_bytes: budget for texts that are kept, so that prompts which start alike are computed once.
-            compiled: the programs that have run before. Engines of one model share it.
+            experience: that of other engines of the model, if there are any.
 
         Raises:
             ValueError: there is no seat or no slot.
@@ -99,14 +100,15 @@ class Engine:
             raise ValueError(f"an engine of {seats} seats and {slots} slots; it needs at least 1 of each")
         self.decoder, self.params = decoder, params
         self.seats, self.slots, self.rounds_per_chunk = seats, slots, rounds_per_chunk
-        self._building = Building(compiled)
+        self.experience = Experience() if experience is None else experience
+        self._building = Building(self.experience.compiled)
+        self._rounds = Rounds(decoder, seats, rounds_per_chunk, self._building, self.experience)
         self.prefixes = PrefixCache(prefix_bytes)
         self._waiting: deque[Job] = deque()
         self._jobs: list[Job | None] = [None] * seats
         self._used: set[int] = set()
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
-        self._pace = Pace(rounds_per_chunk)
         self._stop_width = 0
 
     # What callers do
@@ -167,13 +169,13 @@ class Engine:
     def step(self) -> Iterator[Update]:
         """Seat newcomers, feed a piece of prompts, start a chunk of rounds, and read what was started before it."""
         self._admit()
-        self._feed()
-        running = self._decode()
+        fed = self._feed()
+        running = self._decode(alone=not fed)
         while len(self._unread) > running:
             reading = self._unread.popleft()
             yield from reading.updates(self._building.clock)
             self._after(reading)
-            self._pace.looked(self._building.clock(), 0 if reading.first else int(reading.record.n_rounds))
+            self._rounds.learn(reading, self._jobs)
         if self.idle:
             self._unread.clear()  # a chunk in which every row was idle
 
@@ -197,6 +199,7 @@ class Engine:
             if job is None:
                 return
             self._jobs[row] = job
+            self._rounds.seat(row)
             self._seat(row, job)
 
     def _waiting_near(self) -> list[Job]:
@@ -215,7 +218,7 @@ class Engine:
     def _seat(self, row: int, job: Job) -> None:
         """Put the state that a request starts from into its row."""
         request = job.request
-        self._prepare_rounds(stop_width_of([request.settings]))
+        self._prepare_state(stop_width_of([request.settings]))
         job.begin(self._building.clock())
         job.stops = self.prefixes.stops(request.prompt, [each.request.prompt for each in self._waiting_near()])
         if request.start is not None:
@@ -239,11 +242,15 @@ class Engine:
 
     # Prompts
 
-    def _feed(self) -> None:
-        """Feed a piece of the prompts that are not in the state yet, and let those that are complete decode."""
+    def _feed(self) -> bool:
+        """Feed a piece of the prompts that are not in the state yet, and let those that are complete decode.
+
+        Returns:
+            Whether there was such a piece.
+        """
         feeding = {row: job for row, job in self._seated().items() if not job.fed}
         if not feeding:
-            return
+            return False
         piece = Piece.next_of(feeding, self.seats)
         self._prepare_feeding(piece)
         sequences, logits = self._feed_rows(piece)
@@ -257,7 +264,8 @@ class Engine:
                 self._remember(row, job, job.request.prompt)
             new = self._newcomers(complete, len(piece.n_valid))
             self._state, record = start_rows(self.decoder, self.state, logits, new)
-            self._unread.append(Reading(record, {column: job for column, (_, job) in complete.items()}, first=True))
+            self._unread.append(Reading(record, {column: job for column, (_, job) in complete.items()}))
+        return True
 
     def _keep_points(self, feeding: dict[int, Job]) -> None:
         """Keep what is needed to come back to the pauses that prompts have reached."""
@@ -288,23 +296,31 @@ class Engine:
         return Newcomers(rows, self._settings(settings), sequence, budget, dropped)
 
     def _feed_rows(self, piece: Piece) -> tuple[SequenceState, jax.Array]:
-        models, state = (self.decoder.target, self.decoder.active_drafter), self.state.sequences
+        models, state = (self.decoder.target, self.decoder.drafter), self.state.sequences
         return feed_rows(*models, self.params, state, piece.rows, piece.tokens, piece.n_valid)
 
     # Rounds
 
-    def _decode(self) -> int:
-        """Start a chunk of rounds if anybody decodes; whether one was started, as a number."""
+    def _decode(self, *, alone: bool) -> int:
+        """Start a chunk of rounds if anybody decodes; whether one was started, as a number.
+
+        Args:
+            alone: whether nothing else has been started since the last chunk.
+        """
         decoding = {row: job for row, job in self._seated().items() if job.fed}
         if not decoding:
             return 0
-        self._state, record = self._run_rounds(self.state)
-        self._unread.append(Reading(record, decoding))
+        self._state, reading = self._rounds.start(
+            self.decoder,
+            self.params,
+            self.state,
+            decoding,
+            key=self._key(),
+            others_wait=bool(self._waiting),
+            alone=alone,
+        )
+        self._unread.append(reading)
         return 1
-
-    def _run_rounds(self, state: DecodeState) -> tuple[DecodeState, ChunkRecord]:
-        limit = np.int32(self._pace.rounds(others_wait=bool(self._waiting)))
-        return decode_chunk(self.decoder, self.params, state, self.rounds_per_chunk, limit)
 
     def _after(self, reading: Reading) -> None:
         """Stop rows whose texts end for reasons that the device does not know; make room where slots ran out."""
@@ -347,37 +363,27 @@ class Engine:
     def _settings(self, settings: Sequence[Settings]) -> RowSettings:
         return self.decoder.settings(settings, stop_width=self._stop_width)
 
-    def _prepare_rounds(self, stop_width: int) -> None:
-        """Make the running state, with room for so many stop tokens a row, and build the program of its rounds.
-
-        `jax.jit` compiles at the first call, and XLA's CPU backend sets up kernels when a loop body first runs. So a
-        round is run on a state of its own, and its time is not charged to decoding.
-        """
-        if stop_width > self._stop_width:
-            self._stop_width = stop_width
-            if self._state is not None:
-                self._state = widened(self._state, stop_width)
-        if self._first_time("rounds", self.rounds_per_chunk):
-            with self._building.building("rounds", self._seated().values()):
-                state = self._idle_state()
-                state = replace(state, budget=state.budget.at[0].set(1))
-                jax.block_until_ready(self._run_rounds(state))
+    def _prepare_state(self, stop_width: int) -> None:
+        """Make the running state, with room for so many stop tokens a row."""
+        if self._state is not None and stop_width <= self._stop_width:
+            return
+        self._stop_width = max(stop_width, self._stop_width)
         if self._state is None:
-            self._state = self._idle_state()
+            self._state = on_device_of(
+                self.params, idle_state(self.decoder, self._settings([IDLE] * self.seats), self.slots)
+            )
+        else:
+            self._state = widened(self._state, stop_width)
 
     def _prepare_feeding(self, piece: Piece) -> None:
         """Build the programs that feed a piece of this size, by running them on a piece without tokens."""
         width, size = piece.tokens.shape
-        if self._first_time("feed", width, size):
+        if self._building.first_time(*self._key("feed", width, size)):
             with self._building.building("prompts", self._seated().values()):
                 sequences, logits = self._feed_rows(Piece.empty(self.seats, width, size))
                 state = replace(self.state, sequences=sequences)
                 self._state, record = start_rows(self.decoder, state, logits, self._newcomers({}, width))
                 jax.block_until_ready(record)
 
-    def _idle_state(self) -> DecodeState:
-        state = idle_state(self.decoder, self._settings([IDLE] * self.seats), self.slots)
-        return on_device_of(self.params, state)
-
-    def _first_time(self, *what: Any) -> bool:
-        return self._building.first_time(self.decoder, self.seats, self.slots, self._stop_width, *what)
+    def _key(self, *what: Any) -> tuple:
+        return (self.decoder, self.seats, self.slots, self._stop_width, *what)

@@ -46,6 +46,7 @@ class Generation:
             "finish_reason": self.finish_reason,
             "rounds": self.stats.rounds,
             "tokens_per_round": round(self.stats.tokens_per_round, 3),
+            "drafts_per_round": round(self.stats.drafts_per_round, 3),
             "acceptance_by_position": [round(share, 3) for share in self.stats.acceptance_by_position],
             "tokens_per_second": round(self.tokens_per_second, 1),
         }

@@ -16,6 +16,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig
 from specjax.errors import PromptError, SpecjaxError
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
+from specjax.runtime.building import Experience
 from specjax.runtime.engine import Engine
 from specjax.runtime.generation import Generation
 from specjax.runtime.options import (
@@ -60,7 +61,7 @@ class Model:
     drafter: Drafter | None = field(repr=False)
     path: Path
     digest: str | None = None
-    _compiled: set[tuple] = field(default_factory=set, repr=False, compare=False)
+    _experience: Experience = field(default_factory=Experience, repr=False, compare=False)
 
     def __repr__(self) -> str:
         size, num_bytes = (sum(getattr(leaf, name) for leaf in leaves(self.params)) for name in ("size", "nbytes"))
@@ -134,7 +135,7 @@ class Model:
             slots=slots,
             rounds_per_chunk=options[0].rounds_per_chunk,
             prefix_bytes=prefix_bytes,
-            compiled=self._compiled,
+            experience=self._experience,
         )
 
     def request(

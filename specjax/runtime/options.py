@@ -16,6 +16,9 @@ from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.state import KV_TYPES, KVTypes, RollbackStrategy
 
 DEFAULT_DRAFTS = 3
+AUTO_DRAFTS = 8
+"""The most drafts of a round with `draft="auto"`."""
+
 MOST_LOGPROBS = 64
 """The most alternatives whose log-probabilities can be asked for at each token."""
 
@@ -29,8 +32,9 @@ class GenerateOptions:
 
     Attributes:
         max_tokens: tokens to emit at most.
-        draft: the number of tokens to draft in a round, or a `DraftConfig`; 0 is plain decoding. None drafts 3 tokens,
-            or as many as the drafter can make if that is fewer; without a drafter it is plain decoding.
+        draft: the number of tokens to draft in a round, or a `DraftConfig`; 0 is plain decoding. "auto" finds the
+            number while decoding: from 0 to 8, what gives most tokens a second. None drafts 3 tokens, or as many as the
+            drafter can make if that is fewer. Without a drafter, "auto" and None are plain decoding.
         temperature, top_k, top_p, min_p: how tokens are drawn, see `SamplerConfig`. Temperature 0 is greedy decoding.
         seed: the seed of all random draws. The same seed gives the same text, whatever the batch is.
         stop: strings that end the text; the text is cut before the first of them.
@@ -54,7 +58,7 @@ class GenerateOptions:
     """
 
     max_tokens: int = 128
-    draft: int | DraftConfig | None = None
+    draft: int | Literal["auto"] | DraftConfig | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -110,15 +114,21 @@ class GenerateOptions:
                 value = value.item()
             if kind is float and type(value) is int:
                 value = float(value)
-            if type(value) is not kind and not isinstance(value, others):
+            if type(value) is not kind and not isinstance(value, others) and (name, value) != ("draft", "auto"):
                 wanted = {int: "an integer", float: "a number", bool: "True or False"}[kind]
-                raise TypeError(f"{name} is {value!r}; give {wanted}")
+                also = " or 'auto'" if name == "draft" else ""
+                raise TypeError(f"{name} is {value!r}; give {wanted}{also}")
             object.__setattr__(self, name, value)
 
     @property
     def sampler(self) -> SamplerConfig:
         """Temperature, top-k, top-p and min-p as one value."""
         return SamplerConfig(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def finds_depth(self) -> bool:
+        """Whether the number of drafts is found while decoding."""
+        return self.draft_config(has_drafter=True).auto
 
     @property
     def rule(self) -> Rule:
@@ -141,12 +151,18 @@ class GenerateOptions:
         """The settings of drafting for a model. `max_drafts` is the most drafts that its drafter can make, None without
         a limit.
         """
+        draft: DraftConfig
         if isinstance(self.draft, DraftConfig):
-            return self.draft
-        if self.draft is None:
-            default = DEFAULT_DRAFTS if max_drafts is None else min(DEFAULT_DRAFTS, max_drafts)
-            return DraftConfig(n_max=default if has_drafter else 0)
-        return DraftConfig(n_max=self.draft)
+            draft = self.draft
+        elif self.draft == "auto":
+            draft = DraftConfig(n_max=AUTO_DRAFTS, auto=True)
+        else:
+            draft = DraftConfig(n_max=DEFAULT_DRAFTS if self.draft is None else self.draft)
+        if self.draft is not None and not draft.auto:
+            return draft
+        if not has_drafter:
+            return DraftConfig(n_max=0)
+        return draft if max_drafts is None else replace(draft, n_max=min(draft.n_max, max_drafts))
 
     def settings(self, draft: DraftConfig, eos_ids: Sequence[int] = ()) -> Settings:
         """What a row of the running state is told.
@@ -181,7 +197,7 @@ class OptionChanges(TypedDict, total=False):
     """The fields of `GenerateOptions` as keywords, for editors and type checkers."""
 
     max_tokens: int
-    draft: int | DraftConfig | None
+    draft: int | Literal["auto"] | DraftConfig | None
     temperature: float
     top_k: int
     top_p: float
@@ -202,7 +218,7 @@ class BatchOptionChanges(TypedDict, total=False):
     """The same for several prompts: those that may differ between them are one value for all, or one for each."""
 
     max_tokens: int | Sequence[int]
-    draft: int | DraftConfig | Sequence[int | DraftConfig | None] | None
+    draft: int | Literal["auto"] | DraftConfig | Sequence[int | Literal["auto"] | DraftConfig | None] | None
     temperature: float | Sequence[float]
     top_k: int | Sequence[int]
     top_p: float | Sequence[float]

@@ -47,8 +47,18 @@ class Pace:
                 chosen = max(chosen, int(BRIEF / self._round_seconds))
         return max(1, min(chosen, self.most))
 
-    def looked(self, now: float, rounds: int) -> None:
-        """Note that the host has read so many rounds at this time, in seconds. Reads of 0 rounds only tell the time."""
+    def since(self, now: float) -> float:
+        """Seconds since the last look."""
+        return now - self._last_look
+
+    def looked(self, now: float, rounds: int) -> float:
+        """Note that the host has read so many rounds at this time, in seconds. Reads of 0 rounds only tell the time.
+
+        Returns:
+            The seconds since the last look.
+        """
+        since = self.since(now)
         if rounds:
-            self._round_seconds = (now - self._last_look) / rounds
+            self._round_seconds = since / rounds
         self._last_look = now
+        return since

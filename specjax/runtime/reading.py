@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from specjax.decoding.loop import ChunkRecord
+from specjax.runtime.depth.control import Choice
 from specjax.runtime.request import Job, TokenLogprobs, Update
 
 
@@ -20,12 +22,33 @@ class Reading:
     Attributes:
         record: what the device will have written when they are done.
         jobs: who was in which row of the record when they were started.
-        first: whether these are the first tokens, which prompts bring and rounds do not.
+        choice: what was chosen for the rounds; None for first tokens, which prompts bring and rounds do not.
+        built: whether their program was built when they were started.
+        alone: whether the time since the reading before is that of these rounds.
     """
 
     record: ChunkRecord
     jobs: Mapping[int, Job]
-    first: bool = False
+    choice: Choice | None = None
+    built: bool = False
+    alone: bool = False
+
+    @property
+    def first(self) -> bool:
+        """Whether these are first tokens."""
+        return self.choice is None
+
+    @property
+    def n_rounds(self) -> int:
+        """How many rounds there were; waits for them."""
+        return 0 if self.first else int(self.record.n_rounds)
+
+    def drafts(self, jobs: Sequence[Job | None]) -> tuple[Int[np.ndarray, "N B"], Int[np.ndarray, "N B"]]:
+        """How many drafts were verified and accepted in each round, zeros in rows that are not of these jobs."""
+        same = np.array([job is not None and self.jobs.get(row) is job for row, job in enumerate(jobs)])
+        rounds = self.record.rounds
+        drafted, accepted = (np.asarray(x)[: self.n_rounds] for x in (rounds.n_drafted, rounds.n_accepted))
+        return drafted * same, accepted * same
 
     def updates(self, clock: Callable[[], float]) -> Iterator[Update]:
         """Wait for the rounds, give the unfinished jobs their tokens, and yield an update for each.

@@ -175,7 +175,7 @@ def _marks(model: Model, options: GenerateOptions) -> dict[str, str]:
     vectors = [leaf for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1 and leaf.dtype == jnp.float32]
     return {
         "config": repr(model.config),
-        "drafter": repr(model.decoder(options).active_drafter),
+        "drafter": repr(model.decoder(options).drafter),
         "digest of the weights": str(model.digest),
         "norms and biases": f"{zlib.crc32(b''.join(np.asarray(leaf).tobytes() for leaf in vectors)):08x}",
     }

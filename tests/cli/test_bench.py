@@ -70,7 +70,7 @@ def test_the_table_says_that_lots_were_drawn(cli: Cli, headless: Path) -> None:
         (("--draft-p-min", 0.5, *LOTS), "--draft-p-min: --synthetic-acceptance alone decides"),
         (
             ("--draft", 1, "model.gguf"),
-            "'model.gguf' is not what --draft takes: a number of drafts is, and a model's path",
+            "'model.gguf' is not what --draft takes: a number of drafts or auto is, and a model's path",
         ),
         (("--turns", 0), "--turns is 0; give at least 1"),
         (("--draft", 1, "--max-tokens", 1, "--prompt-length", 4), "every text ends with its first token"),

@@ -95,9 +95,10 @@ def test_where_rounds_are_slow_every_round_is_shown(
     monkeypatch.setattr(running._building, "clock", clock)
     running.submit(request(PROMPTS[0], 60, Settings(draft=NO_DRAFTS)))
     pieces = [len(update.tokens) for update in running.run()]
-    # The first tokens, and two chunks that were started before a round had been measured.
-    assert pieces[:3] == [1, 8, 8]
-    assert set(pieces[3:-1]) == {longest}
+    # The first token, the round that the program was built with, and two chunks that were started before a round had
+    # been measured.
+    assert pieces[:4] == [1, 1, 8, 8]
+    assert set(pieces[4:-1]) == {longest}
     assert sum(pieces) == 60
 
 
@@ -120,7 +121,7 @@ def test_a_long_prompt_does_not_stop_the_others_and_newcomers_are_fed_together(
     finish(running)
     assert all(job.finish_reason == "length" for job in warm)
     monkeypatch.setattr("specjax.runtime.engine.feed_rows", logged("feed", seats.feed_rows))
-    monkeypatch.setattr("specjax.runtime.engine.decode_chunk", logged("rounds", decode_chunk))
+    monkeypatch.setattr("specjax.runtime.rounds.decode_chunk", logged("rounds", decode_chunk))
     first = running.submit(request(PROMPTS[0], 24, WANTS[0], 0))
     list(running.step())
     late = [running.submit(request(prompt, 4, WANTS[0])) for prompt in ([5] * 450, [6] * 3, [7] * 4)]
@@ -251,7 +252,7 @@ def test_a_chunk_is_read_once_and_while_the_next_one_runs(monkeypatch: pytest.Mo
     running = engine(DRAFTING, 2, 512, rounds=2)
     running.submit(request(PROMPTS[0], 3, WANTS[0]))
     finish(running)
-    monkeypatch.setattr("specjax.runtime.engine.decode_chunk", start)
+    monkeypatch.setattr("specjax.runtime.rounds.decode_chunk", start)
     monkeypatch.setattr(jax, "device_get", read)
     for index in (0, 2, 4):
         running.submit(request(PROMPTS[index], 24, WANTS[index], index))

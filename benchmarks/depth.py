@@ -1,0 +1,133 @@
+"""The number of drafts that finds itself against fixed numbers, while acceptance changes with time.
+
+Whether a draft is accepted is drawn by lot (see `specjax bench --synthetic-acceptance`), with a probability that is
+another one in each phase. All numbers of drafts and "auto" go through the same phases in turn, each for the same time
+on an engine of its own that goes on where it stood. Requests follow each other in its seats. Columns are tokens per
+second over those of plain decoding in the same phase and turn, medians of the turns; the last one is that of all phases
+together, each number emitting as many tokens in every phase.
+
+    python benchmarks/depth.py --batch 1 4 16
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from machine import description
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import specjax
+from specjax.analysis.benchmark import random_prompt
+from specjax.decoding.acceptance import Synthetic
+from specjax.decoding.decoder import MAX_DRAFTS
+from specjax.decoding.stats import DecodeStats
+from specjax.runtime.compilation_cache import use_compilation_cache
+from specjax.runtime.engine import slots_for
+
+PROMPT_TOKENS, MAX_TOKENS = 32, 448
+
+
+@dataclass
+class Contender:
+    """An engine that decodes with one number of drafts, or with the one that finds itself."""
+
+    model: specjax.Model
+    draft: int | str
+    batch: int
+    requests: int = 0
+    speeds: dict[float, list[float]] = field(default_factory=dict)
+    stats: dict[float, DecodeStats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.options = specjax.GenerateOptions(draft=self.draft, max_tokens=MAX_TOKENS, ignore_eos=True)
+        slots = slots_for(PROMPT_TOKENS + MAX_TOKENS)
+        self.engine = self.model.engine([self.options], seats=self.batch, slots=slots)
+        self.engine.experience.effort.rounds = math.inf  # building counts for nothing here
+
+    def run(self, acceptance: float, seconds: float) -> float:
+        """Decode for so long; returns tokens a second, building left out."""
+        self.engine.decoder = replace(self.engine.decoder, rule=Synthetic((acceptance,) * MAX_DRAFTS))
+        stats = self.stats.setdefault(acceptance, DecodeStats())
+        begin, built, before = time.perf_counter(), self.engine.compile_seconds, stats.tokens
+        while (taken := time.perf_counter() - begin - (self.engine.compile_seconds - built)) < seconds:
+            self._step(stats)
+        return (stats.tokens - before) / taken
+
+    def _step(self, stats: DecodeStats) -> None:
+        while len(self.engine._waiting) < self.batch:
+            prompt = random_prompt(self.model.target.vocab_size, PROMPT_TOKENS, self.requests)
+            self.engine.submit(self.model.request(prompt, self.options, sequence=self.requests))
+            self.requests += 1
+        for update in self.engine.step():
+            if update.record is not None:
+                stats.add(update.record, update.row)
+
+
+def measure(
+    model: specjax.Model, batch: int, drafts: list[int], phases: list[float], seconds: float, turns: int
+) -> Iterator[Contender]:
+    """Let plain decoding, the fixed numbers and "auto" go through the phases."""
+    contenders = [Contender(model, draft, batch) for draft in (0, *drafts, "auto")]
+    console = Console(stderr=True)
+    for contender in track(contenders, f"batch {batch}: compile", console=console):
+        for acceptance in phases * (2 if contender.draft == "auto" else 1):
+            contender.run(acceptance, min(seconds, 3.0))
+        contender.stats.clear()
+    for _ in track(range(turns), f"batch {batch}: decode", console=console):
+        for acceptance in phases:
+            for contender in contenders:
+                contender.speeds.setdefault(acceptance, []).append(contender.run(acceptance, seconds))
+    return iter(contenders)
+
+
+def ratios(contender: Contender, plain: Contender) -> list[float]:
+    """Speed over that of plain decoding, phase by phase, and of all phases together."""
+    phases = [
+        statistics.median(own / base for own, base in zip(speeds, plain.speeds[phase], strict=True))
+        for phase, speeds in contender.speeds.items()
+    ]
+    return [*phases, len(phases) / sum(1 / ratio for ratio in phases)]
+
+
+def main() -> None:
+    """Run, print a table for each batch, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="GGUF file or safetensors folder (default: the bundled model)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 3, 5, 8], help="fixed numbers, besides 0")
+    parser.add_argument("--phases", type=float, nargs="+", default=[0.9, 0.5, 0.1], help="acceptance of each phase")
+    parser.add_argument("--seconds", type=float, default=5.0, help="that a phase lasts")
+    parser.add_argument("--turns", type=int, default=3, help="times that all phases run")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    args = parser.parse_args()
+    use_compilation_cache()
+    model = specjax.load(args.model, need_tokenizer=False)
+    figures: list[dict[str, Any]] = []
+    for batch in args.batch:
+        contenders = list(measure(model, batch, args.drafts, args.phases, args.seconds, args.turns))
+        table = Table(title=f"{model.path.name}, batch {batch}, {args.seconds:g} s a phase; {description()}")
+        for column in ("K", *(f"accept {phase:g}" for phase in args.phases), "all", "rounds by drafts in each phase"):
+            table.add_column(column)
+        for contender in contenders:
+            row = ratios(contender, contenders[0])
+            shares = [[round(n / each.rounds, 2) for n in each.rounds_by_drafts] for each in contender.stats.values()]
+            chosen = " ".join(map(str, shares)) if contender.draft == "auto" else ""
+            table.add_row(str(contender.draft), *(f"{ratio:.3f}" for ratio in row), chosen)
+            figures.append({"batch": batch, "draft": contender.draft, "ratios": row, "rounds_by_drafts": shares})
+        Console(width=160).print(table)
+    if args.out:
+        args.out.write_text(json.dumps({"machine": description(), "phases": args.phases, "figures": figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The choice of the depth: as many drafts as promise most tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from specjax.decoding.settings import DraftConfig
+from specjax.runtime.depth.costs import KEPT, SETTLED, Costs
+from specjax.runtime.depth.rates import Rates
+
+DEPTHS = (0, 1, 2, 3, 5, 8, 12)
+"""The numbers of drafts among which is chosen; each is a program of its own."""
+
+START = 3
+"""The depth before anything is known."""
+
+ADVANTAGE = 1.02
+"""How many times as fast another depth must promise to be. Less is noise, and changing is not for nothing."""
+
+VISIT_SHARE = 0.015
+"""The share of the time that may be lost to visits of other depths."""
+
+VISIT_ROUNDS = 8
+"""Rounds of a visit that is to measure costs."""
+
+PROBE_TRIALS = 4
+"""First drafts that a visit tries at least, in all rows together, if only acceptance is asked for."""
+
+
+class Choice(NamedTuple):
+    """What the next chunk is to be.
+
+    Attributes:
+        depth: drafts of a round, at most.
+        rounds: the most rounds of the chunk, None for as many as usual.
+        visit: whether another depth than the usual one is looked at.
+        timed: whether its time says what rounds cost; a chunk of very few rounds takes longer than they do.
+    """
+
+    depth: int
+    rounds: int | None = None
+    visit: bool = False
+    timed: bool = True
+
+
+def depths_up_to(most: int) -> tuple[int, ...]:
+    """Those of `DEPTHS` below `most`, and `most`."""
+    return (*(depth for depth in DEPTHS if depth < most), most)
+
+
+class DepthControl:
+    """Chooses the depth of each chunk of rounds, from what past chunks accepted and took.
+
+    All rows of a chunk run one program, which costs the same whatever a row makes of it. So the depth is chosen for all
+    rows together, the one with most tokens a second: the sum over rows of 1 + a1 + a1 a2 + ..., over the cost of a
+    round. A row with a fixed number of drafts keeps it, and the depth is never less than the largest such number.
+
+    Other depths are visited between two chunks of the usual one. A depth of which too little is known is visited as
+    soon as it promises an advantage. Further visits, which tell whether acceptance has risen while nothing was drafted
+    and make costs more exact, may lose `VISIT_SHARE` of the time.
+
+    Nothing that happens in a chunk has a say in that chunk: the choice looks at earlier ones only.
+
+    Attributes:
+        depths: those that can be chosen.
+        rates, costs: what is known.
+    """
+
+    def __init__(self, most: int, rows: int, costs: Costs | None = None) -> None:
+        """
+        Args:
+            most: the most drafts of a round.
+            rows: B.
+            costs: what is known of costs already.
+        """
+        self.depths = depths_up_to(most)
+        self.rates, self.costs = Rates(rows, most), costs or Costs()
+        self._usual: int | None = None
+        self._visited = False
+        self._credit = 0.0  # what visits may lose, in the unit of costs
+
+    def seat(self, row: int) -> None:
+        """A new request has the row."""
+        self.rates.forget(row)
+
+    def saw(
+        self,
+        choice: Choice,
+        n_drafted: Int[np.ndarray, "N B"],
+        n_accepted: Int[np.ndarray, "N B"],
+        seconds: float | None,
+    ) -> None:
+        """A chunk of N rounds has been read.
+
+        Args:
+            choice: what was chosen for it.
+            n_drafted, n_accepted: drafts that were verified and that stood; rows that are not to count have zeros.
+            seconds: how long it took; None if anything else ran meanwhile.
+        """
+        rounds = len(n_drafted)
+        self.rates.add(n_drafted, n_accepted)
+        if choice.timed and seconds is not None:
+            self.costs.add(choice.depth, seconds / rounds, visit=choice.visit)
+        if not choice.visit and self.costs.samples(choice.depth):
+            self._credit += VISIT_SHARE * rounds * self.costs.of(choice.depth)
+
+    def choose(self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool) -> Choice:
+        """The next chunk.
+
+        Args:
+            wants: what each row that decodes wants.
+            ready: the depths whose programs have been built.
+            may_build: whether another program may be built.
+        """
+        if not any(want.auto for want in wants.values()):
+            return Choice(self.depths[-1])
+        floor = max((want.n_max for want in wants.values() if not want.auto), default=0)
+        allowed = [depth for depth in self.depths if depth >= floor]
+        able = [depth for depth in allowed if may_build or depth in ready]
+        tokens = self._tokens(wants)
+        speed = {depth: tokens[depth] / self.costs.of(depth) for depth in allowed}
+        self._usual = usual = self._best(allowed, speed, ready)
+        visit = None if self._visited else self._visit(usual, able, speed, len(wants))
+        self._visited = visit is not None
+        return visit or Choice(usual)
+
+    def _best(self, allowed: list[int], speed: Mapping[int, float], ready: Collection[int]) -> int:
+        """The usual depth from now on."""
+        known = [depth for depth in allowed if self.costs.samples(depth) >= SETTLED and depth in ready]
+        if self._usual in allowed:
+            best = max(known, key=speed.__getitem__, default=self._usual)
+            return best if speed[best] > ADVANTAGE * speed[self._usual] else self._usual
+        start = [depth for depth in allowed if depth <= START]
+        remembered = [depth for depth in allowed if self.costs.samples(depth) >= SETTLED]
+        return max(remembered, key=speed.__getitem__, default=start[-1] if start else allowed[0])
+
+    def _visit(self, usual: int, able: list[int], speed: Mapping[int, float], rows: int) -> Choice | None:
+        """Another depth that is to be looked at, if it is worth it now."""
+        others = [depth for depth in able if depth != usual and speed[depth] > 0]
+        if not others or not self.costs.samples(usual):
+            return None
+        best = max(others, key=speed.__getitem__)
+        if self.costs.samples(best) < SETTLED and speed[best] > ADVANTAGE * speed[usual]:
+            return Choice(best, VISIT_ROUNDS, visit=True)
+        tried = [depth for depth in others if self.costs.samples(depth)]
+        vague = [depth for depth in tried if self.costs.samples(depth) < KEPT]
+        if not tried or (usual and not vague):
+            return None
+        best = max(vague, key=speed.__getitem__) if usual else min(tried)
+        timed = best in vague
+        rounds = VISIT_ROUNDS if timed else -(-PROBE_TRIALS // rows)
+        loss = rounds * self.costs.of(best) * max(0.0, 1 - speed[best] / speed[usual])
+        if self._credit < loss:
+            return None
+        self._credit = 0.0
+        return Choice(best, rounds, visit=True, timed=timed)
+
+    def _tokens(self, wants: Mapping[int, DraftConfig]) -> dict[int, float]:
+        """Expected tokens of a round of each depth, of all rows."""
+        reached = np.cumprod(self.rates.believed()[list(wants)], axis=1)
+        most = np.array([want.n_max for want in wants.values()])
+        place = np.arange(reached.shape[1])
+        columns = np.concatenate([[0.0], np.cumsum(np.where(place < most[:, None], reached, 0).sum(axis=0))])
+        return {depth: len(wants) + float(columns[depth]) for depth in self.depths}

@@ -1,0 +1,78 @@
+"""What rounds of each depth take, in relation to each other."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+
+SETTLED = 3
+"""Comparisons that make a cost known."""
+
+KEPT = 9
+"""Comparisons of a depth that are kept. The median of them counts."""
+
+DRIFT = 0.15
+"""The share of a chunk's deviation that is taken for a change of the machine's speed."""
+
+HOPE = 0.95
+"""Costs that are not known are believed to be a little lower than those of other depths suggest, so that they become
+known."""
+
+
+class Costs:
+    """Costs of a round by depth. Their unit does not matter: only their ratios decide.
+
+    The speed of a machine drifts, and contexts grow, at all depths alike. So chunks of the usual depth tell the present
+    speed, and chunks of other depths among them are compared with it.
+    """
+
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        """
+        Args:
+            known: costs that were measured before, by depth.
+        """
+        self._samples = {depth: deque([cost] * SETTLED, KEPT) for depth, cost in (known or {}).items()}
+        self._scale: float | None = None  # seconds of the unit, at the present speed
+        self._usual: int | None = None
+        self._since = 0
+
+    def add(self, depth: int, seconds: float, *, visit: bool = False) -> None:
+        """Take in what a round took, the mean of a chunk.
+
+        Args:
+            depth: of the rounds.
+            seconds: of one of them.
+            visit: whether the usual depth, which ran before, will go on afterwards.
+        """
+        if self._scale is None:
+            self._scale = seconds / self.of(depth) if depth in self._samples else seconds
+        if not visit and depth != self._usual:
+            self._usual, self._since = depth, 0
+        if visit or self._since < SETTLED:
+            self._samples.setdefault(depth, deque(maxlen=KEPT)).append(seconds / self._scale)
+        else:
+            change = seconds / (self._scale * self.of(depth))
+            self._scale *= min(max(change, 0.5), 2.0) ** DRIFT
+        self._since += not visit
+
+    def samples(self, depth: int) -> int:
+        """How many comparisons the cost rests on."""
+        return len(self._samples.get(depth, ()))
+
+    def known(self) -> dict[int, float]:
+        """The costs that are known, by depth."""
+        return {depth: self.of(depth) for depth in sorted(self._samples) if self.samples(depth) >= SETTLED}
+
+    def of(self, depth: int) -> float:
+        """The cost of a round, as measured or as others suggest. One that nothing suggests is infinite."""
+        if depth in self._samples:
+            return statistics.median(self._samples[depth])
+        known = sorted(self._samples)
+        if len(known) < 2:
+            return HOPE * self.of(known[0]) * (depth + 1) / (known[0] + 1) if known else float("inf")
+        above = next((index for index, each in enumerate(known) if each > depth), len(known) - 1)
+        left, right = known[max(above - 1, 0)], known[max(above, 1)]
+        low, high = self.of(left), self.of(right)
+        line = low + (high - low) * (depth - left) / (right - left)
+        return HOPE * max(line, min(low, high) * min(1.0, (depth + 1) / (left + 1)))

@@ -1,0 +1,119 @@
+"""Chunks of rounds: how deep and how long each is, and building their programs when they are first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.loop import ChunkRecord, decode_chunk
+from specjax.models.protocol import Params
+from specjax.runtime.building import Building, Experience
+from specjax.runtime.depth.control import DepthControl
+from specjax.runtime.depth.costs import Costs
+from specjax.runtime.pace import Pace
+from specjax.runtime.reading import Reading
+from specjax.runtime.request import Job
+
+PAUSE = 0.2
+"""The share of a chunk's time beyond which a pause of the caller makes its time meaningless."""
+
+
+class Rounds:
+    """Starts chunks of rounds, and learns from those that have been read.
+
+    Attributes:
+        most: the most rounds of a chunk.
+    """
+
+    def __init__(self, decoder: Decoder, seats: int, most: int, building: Building, experience: Experience) -> None:
+        """
+        Args:
+            decoder: the program; its most drafts are the deepest that rounds can be.
+            seats: rows of the state.
+            most: see the attribute.
+            building, experience: those of the engine.
+        """
+        self.most = most
+        self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
+        self._pace = Pace(most)
+        self._control = DepthControl(decoder.max_drafts, seats, Costs(experience.costs.get(self._costs_key)))
+        self._key: tuple = ()
+        self._ready: set[int] = set()
+        self._pause = 0.0  # between the last look and the present step
+
+    def seat(self, row: int) -> None:
+        """A new request has the row."""
+        self._control.seat(row)
+
+    def start(
+        self,
+        decoder: Decoder,
+        params: Params,
+        state: DecodeState,
+        jobs: Mapping[int, Job],
+        *,
+        key: tuple,
+        others_wait: bool,
+        alone: bool,
+    ) -> tuple[DecodeState, Reading]:
+        """Start a chunk.
+
+        Args:
+            decoder, params, state: see `decode_chunk`.
+            jobs: who decodes in which row.
+            key: what the programs depend on, but for their depth.
+            others_wait: see `Pace.rounds`.
+            alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
+        """
+        self._pause = self._pace.since(self._building.clock())
+        if key != self._key:
+            self._key = key
+            built = self._building.built
+            self._ready = {depth for depth in self._control.depths if built(*self._program(depth))}
+        wants = {row: job.request.settings.draft for row, job in jobs.items()}
+        choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced)
+        if choice.depth not in self._ready:
+            state, record = self._build(decoder, params, state, jobs, choice.depth)
+            return state, Reading(record, jobs, choice=choice, built=True)
+        rounds = self._pace.rounds(others_wait=others_wait)
+        limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
+        state, record = decode_chunk(decoder.at_most(choice.depth), params, state, self.most, limit)
+        return state, Reading(record, jobs, choice=choice, alone=alone)
+
+    def _build(
+        self, decoder: Decoder, params: Params, state: DecodeState, jobs: Mapping[int, Job], depth: int
+    ) -> tuple[DecodeState, ChunkRecord]:
+        """Build the program of rounds of this depth, by running one of them; its time is not charged to decoding.
+
+        `jax.jit` compiles at the first call, and XLA's CPU backend sets up kernels when a loop body first runs.
+        """
+        jax.block_until_ready(state)
+        before = self._building.seconds
+        with self._building.building(f"rounds of {depth} drafts", jobs.values()):
+            result = decode_chunk(decoder.at_most(depth), params, state, self.most, np.int32(1))
+            jax.block_until_ready(result)
+        self._experience.effort.building += self._building.seconds - before
+        self._building.first_time(*self._program(depth))
+        self._ready.add(depth)
+        return result
+
+    def learn(self, reading: Reading, jobs: Sequence[Job | None]) -> None:
+        """Take in what was accepted and how long it took.
+
+        Args:
+            reading: what has just been read.
+            jobs: who sits in each row now; what others accepted does not count.
+        """
+        rounds = reading.n_rounds
+        seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds)
+        alone = reading.alone and self._pause < PAUSE * seconds
+        if rounds and reading.choice:
+            self._control.saw(reading.choice, *reading.drafts(jobs), seconds if alone else None)
+            self._experience.effort.rounds += seconds
+            self._experience.costs[self._costs_key] = self._control.costs.known()
+
+    def _program(self, depth: int) -> tuple:
+        return (*self._key, "rounds", depth, self.most)

@@ -1,0 +1,103 @@
+"""Chunks of different depths on one running state: no token changes, and the drafter knows all that was said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scripted import cut, feed, ragged_prompts, start
+from test_loop_drafters import with_draft_model
+from tiny_models import DENSE, make_params
+
+import checkpoints
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.loop import decode_chunk
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.models.drafters.draft_model import DraftModel
+from specjax.models.drafters.ngram import NGram
+from specjax.models.gemma4 import Gemma4Assistant, Gemma4Target
+from specjax.models.protocol import Params
+from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
+from specjax.models.registry import FAMILIES
+from specjax.models.step3_5 import Step35MTP, Step35Target
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LENGTHS = (1, 17, 65)
+BUDGETS = (44, 29, 44)
+CHANGES = ((3, 2), (0, 11), (1, 2), (0, 1), (2, 3), (0, 3), (3, 1))
+"""Depths of chunks, and their rounds: a block of rounds without drafts is exceeded, and not filled."""
+
+Drafts = dict[tuple[int, int], list[int]]
+
+
+def qwen(rollback: str) -> tuple[Decoder, Params]:
+    return Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "coupled", 3, rollback), make_params(DENSE)
+
+
+def small_model() -> tuple[Decoder, Params]:
+    drafter = DraftModel(Qwen35Target(DENSE), DENSE.vocab_size)
+    return Decoder(Qwen35Target(DENSE), drafter, "coupled", 3), with_draft_model(0.05)
+
+
+def ngrams() -> tuple[Decoder, Params]:
+    return Decoder(Qwen35Target(DENSE), NGram(longest=3, shortest=1), "coupled", 3), make_params(DENSE)
+
+
+def chained_heads() -> tuple[Decoder, Params]:
+    loaded = checkpoints.load(FIXTURES / "step3_5" / "flash" / "model.gguf", FAMILIES)
+    return Decoder(Step35Target(loaded.config), Step35MTP(loaded.config), "coupled", 3), dict(loaded.params)
+
+
+def assistant() -> tuple[Decoder, Params]:
+    target = checkpoints.load(FIXTURES / "gemma4" / "dense" / "model.gguf", FAMILIES)
+    own = checkpoints.load(FIXTURES / "gemma4" / "dense" / "assistant", FAMILIES, need_tokenizer=False)
+    drafter = Gemma4Assistant(target.config, own.config)
+    return Decoder(Gemma4Target(target.config), drafter, "coupled", 3), {**target.params, **own.params}
+
+
+def decode(
+    decoder: Decoder, params: Params, sampler: SamplerConfig, changes: Sequence[tuple[int, int]]
+) -> tuple[list[list[int]], Drafts]:
+    """The tokens of each row, and its drafts by row and by how many tokens it had emitted before."""
+    prompts = ragged_prompts(decoder.target.config, LENGTHS, seed=3)
+    sequences, logits = feed(decoder, params, prompts)
+    settings = decoder.settings([Settings(sampler, DraftConfig(n_max=decoder.max_drafts))] * len(LENGTHS))
+    state, first = start(decoder, sequences, logits, jnp.asarray(BUDGETS), settings, jnp.arange(len(LENGTHS)))
+    tokens = [[int(token)] for token in first.tokens[:, 0]]
+    drafts: Drafts = {}
+    chunk = 0
+    while bool(jnp.any(state.active)):
+        depth, rounds = changes[chunk % len(changes)]
+        state, record = decode_chunk(decoder.at_most(depth), params, state, 11, np.int32(rounds))
+        chunk += 1
+        done = cut(jax.device_get(record))
+        for index, (row, said) in product(range(int(record.n_rounds)), enumerate(tokens)):
+            if count := int(done.n_emitted[index, row]):
+                drafts[row, len(said)] = done.drafts[index, row, : done.n_drafted[index, row]].tolist()
+                said += done.tokens[index, row, :count].tolist()
+    return tokens, drafts
+
+
+@pytest.mark.parametrize("sampler", [SamplerConfig(), SamplerConfig(temperature=0.8)], ids=["greedy", "coupled"])
+@pytest.mark.parametrize(
+    "model",
+    [lambda: qwen("replay"), lambda: qwen("snapshot"), small_model, ngrams, chained_heads, assistant],
+    ids=["replay", "snapshot", "draft model", "ngrams", "chained heads", "assistant"],
+)
+def test_changing_the_depth_changes_neither_tokens_nor_drafts(model, sampler: SamplerConfig) -> None:
+    decoder, params = model()
+    want, steady = decode(decoder, params, sampler, [(3, 11)])
+    got, changing = decode(decoder, params, sampler, CHANGES)
+    plain, _ = decode(Decoder(decoder.target, None, decoder.rule, 0), params, sampler, [(0, 11)])
+    assert got == want == plain
+    both = steady.keys() & changing.keys()
+    compared = [(steady[place], changing[place]) for place in both if changing[place]]
+    assert len(compared) > 10
+    for one, other in compared:
+        shared = min(len(one), len(other))
+        assert one[:shared] == other[:shared]

@@ -1,0 +1,210 @@
+"""The depth that finds itself: numbers in, depth out."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from specjax.decoding.settings import DraftConfig
+from specjax.runtime.depth.control import DEPTHS, START, Choice, DepthControl, depths_up_to
+from specjax.runtime.depth.costs import Costs
+from specjax.runtime.depth.rates import MEMORY, Rates
+
+AUTO = DraftConfig(n_max=8, auto=True)
+ALL = range(9)
+
+
+@dataclass
+class Machine:
+    """Rounds whose costs and acceptance are chosen by the test; the control learns of a chunk one chunk late.
+
+    Attributes:
+        cost: seconds of a round of a depth.
+        rows: B.
+        noise: standard deviation of a chunk's time, relative to it.
+    """
+
+    cost: Callable[[int], float]
+    rows: int = 1
+    noise: float = 0.0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    ready: set[int] = field(default_factory=set)
+    choices: list[Choice] = field(default_factory=list)
+    unread: deque = field(default_factory=deque)
+
+    def run(self, control: DepthControl, acceptance: float, tokens: int, want: DraftConfig = AUTO) -> float:
+        """Emit so many tokens a row; returns tokens a second. Building programs takes no time."""
+        said, seconds = 0, 0.0
+        while said < tokens * self.rows:
+            choice = control.choose(dict.fromkeys(range(self.rows), want), self.ready, may_build=True)
+            self.ready.add(choice.depth)
+            self.choices.append(choice)
+            rounds = 8 if choice.rounds is None else choice.rounds
+            accepted = np.cumprod(self.rng.random((rounds, self.rows, choice.depth)) < acceptance, axis=2).sum(axis=2)
+            taken = rounds * self.cost(choice.depth) * max(0.2, 1 + self.noise * self.rng.normal())
+            self.unread.append((choice, np.full_like(accepted, choice.depth), accepted, taken))
+            if len(self.unread) > 1:
+                control.saw(*self.unread.popleft())
+            said += int(accepted.sum()) + accepted.size
+            seconds += taken
+        return said / seconds
+
+    def best(self, acceptance: float) -> float:
+        """Tokens a second of the best fixed depth."""
+        return max(self.rows * sum(acceptance**j for j in range(k + 1)) / self.cost(k) for k in depths_up_to(8))
+
+
+def fast(depth: int) -> float:
+    """As where reading the weights is what a round costs."""
+    return 1 + 0.12 * depth
+
+
+def slow(depth: int) -> float:
+    """As where every row of a batch costs."""
+    return 1 + 0.8 * depth
+
+
+def settled(machine: Machine, acceptance: float) -> tuple[DepthControl, int]:
+    """A control that has seen much of one acceptance, and the depth that it uses most in the end."""
+    control = DepthControl(8, machine.rows)
+    machine.run(control, acceptance, 2000)
+    used = [choice.depth for choice in machine.choices if not choice.visit]
+    return control, Counter(used[-50:]).most_common(1)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("cost", "acceptance", "depth"),
+    [(fast, 0.95, 8), (fast, 0.5, 2), (fast, 0.05, 0), (slow, 0.5, 0), (slow, 0.05, 0)],
+)
+def test_the_depth_with_most_tokens_a_second_is_found(
+    cost: Callable[[int], float], acceptance: float, depth: int
+) -> None:
+    assert settled(Machine(cost, rows=4), acceptance)[1] == depth
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("cost", [fast, slow])
+def test_a_changing_acceptance_is_followed(cost: Callable[[int], float], rows: int) -> None:
+    """Close to the best fixed depth in every phase, and so never much slower than plain decoding."""
+    machine = Machine(cost, rows, noise=0.05)
+    control = DepthControl(8, rows)
+    machine.run(control, 0.9, 1000)
+    for phase, acceptance in enumerate((0.9, 0.5, 0.1, 0.9)):
+        speed = machine.run(control, acceptance, 3000)
+        assert speed > 0.94 * machine.best(acceptance), (phase, acceptance)
+
+
+def test_visits_are_rare_and_what_they_lose_is_bounded() -> None:
+    machine = Machine(slow)
+    control, depth = settled(machine, 0.0)
+    assert depth == 0
+    machine.choices.clear()
+    speed = machine.run(control, 0.0, 6000)
+    visits = [choice for choice in machine.choices if choice.visit]
+    assert 0 < len(visits) < 0.05 * len(machine.choices)
+    assert 0.98 < speed < 1
+
+
+def test_a_rise_of_acceptance_is_found_while_nothing_is_drafted() -> None:
+    machine = Machine(fast)
+    control, depth = settled(machine, 0.0)
+    assert depth == 0
+    machine.choices.clear()
+    machine.run(control, 0.9, 3000)
+    used = [choice.depth for choice in machine.choices if not choice.visit]
+    assert used[0] == 0
+    assert used[-1] >= 5
+    assert used.count(0) < 40
+
+
+def test_depths_that_are_equally_fast_do_not_alternate() -> None:
+    machine = Machine(lambda depth: (1.0, 1.5, 1.75, 1.875, 2, 2, 2, 2, 2.0)[depth], rows=4, noise=0.05)
+    control, _ = settled(machine, 0.5)
+    machine.choices.clear()
+    machine.run(control, 0.5, 4000)
+    used = [choice.depth for choice in machine.choices if not choice.visit]
+    changes = sum(one != other for one, other in pairwise(used))
+    assert changes < 0.05 * len(used)
+
+
+def test_equal_numbers_give_equal_choices() -> None:
+    machines = [Machine(fast, 4, 0.2), Machine(fast, 4, 0.2)]
+    for machine in machines:
+        machine.run(DepthControl(8, 4), 0.6, 500)
+    assert machines[0].choices == machines[1].choices
+
+
+def test_the_first_depth_is_the_usual_one_and_nothing_is_built_before_it_is_worth_it() -> None:
+    control = DepthControl(8, 1)
+    assert control.choose({0: AUTO}, set(), may_build=True) == Choice(START)
+    ones = np.ones((8, 1), int)
+    for _ in range(30):  # every draft is accepted
+        choice = control.choose({0: AUTO}, {START}, may_build=False)
+        assert choice == Choice(START)
+        control.saw(choice, START * ones, START * ones, 1.0)
+    assert control.choose({0: AUTO}, {START}, may_build=True).visit
+
+
+def test_a_short_limit_and_fixed_rows_are_kept() -> None:
+    control = DepthControl(8, 2)
+    assert control.depths == (0, 1, 2, 3, 5, 8)
+    assert depths_up_to(2) == (0, 1, 2)
+    assert control.choose({0: DraftConfig(n_max=2)}, ALL, may_build=True) == Choice(8), "nobody left it to the program"
+    machine = Machine(slow, 2)
+    machine.run(control, 0.0, 500)
+    for _ in range(20):
+        wants = {0: AUTO, 1: DraftConfig(n_max=4)}
+        assert control.choose(wants, ALL, may_build=True).depth >= 4
+    assert DEPTHS[0] == 0
+
+
+def test_only_drafts_that_were_reached_are_trials() -> None:
+    rates = Rates(1, 3)
+    rates.add(np.array([[3], [3], [1]]), np.array([[1], [3], [0]]))
+    assert rates.trials.tolist() == [[3, 2, 1]]
+    assert rates.hits.tolist() == [[2, 1, 1]]
+    assert (np.diff(rates.believed()) <= 0.2).all()
+
+
+def test_a_new_request_starts_from_what_all_rows_have_shown() -> None:
+    rates = Rates(2, 2)
+    for _ in range(20):
+        rates.add(np.full((8, 2), 2), np.tile([2, 0], (8, 1)))
+    before = rates.believed()
+    assert before[0, 0] > 0.9
+    assert before[1, 0] < 0.1
+    rates.forget(1)
+    assert 0.4 < rates.believed()[1, 0] < 0.6
+    assert rates.believed()[0, 0] == before[0, 0]
+
+
+def test_a_sudden_change_is_believed_after_two_chunks() -> None:
+    rates = Rates(1, 3)
+    for _ in range(MEMORY):
+        rates.add(np.full((8, 1), 3), np.full((8, 1), 3))
+    assert rates.believed().min() > 0.95
+    for _ in range(2):
+        rates.add(np.full((8, 1), 3), np.zeros((8, 1), int))
+    assert rates.believed()[0, 0] < 0.3
+    assert rates.believed()[0, 2] < 0.3, "what comes after a draft that fails is not believed to be better"
+
+
+def test_costs_are_ratios_whatever_the_machine_does_meanwhile() -> None:
+    costs = Costs()
+    rng = np.random.default_rng(0)
+    speed = 1.0
+    for index in range(60):
+        speed *= 1.03  # in the end five times as slow as in the beginning
+        costs.add(3, 2.0 * speed * rng.uniform(0.9, 1.1))
+        if index % 6 == 5:
+            costs.add(0, 1.0 * speed * rng.uniform(0.9, 1.1), visit=True)
+    assert costs.of(0) / costs.of(3) == pytest.approx(0.5, rel=0.25)
+    assert 0.5 < costs.of(1) / costs.of(3) < 1
+    assert costs.of(8) > costs.of(3)
+    assert costs.known().keys() == {0, 3}
+    assert Costs(costs.known()).of(0) == costs.of(0)
