@@ -14,7 +14,7 @@ import checkpoints
 from specjax.models import registry
 from specjax.models.protocol import Choice, Drafter, Params, Target
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parent / "fixtures"
 TARGET = FIXTURES / "drafter_target" / "hf"
 TOLERANCE = 1e-5  # relative RMS, float32
 
