@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from scripted import CAPACITY, HEAD, Run, ScriptedMTP, ragged_prompts, run, script
+from test_loop_file_drafters import drafter
 from test_loop_gemma4 import ScriptedAssistant
 from test_loop_step3_5 import ScriptedHeads
 from tiny_models import DENSE, make_params
@@ -73,6 +74,18 @@ def dense() -> Pair:
     return Pair(target, DraftModel(target, model.config.vocab_size), {**model.params, "draft": {"target": own}})
 
 
+def eagle3() -> Pair:
+    """Two layers of its own; the target is a dense one of seven layers."""
+    own, params = drafter("eagle3/speculators_layers")
+    return Pair(own.target, own, params)
+
+
+def dflash() -> Pair:
+    """One of the layers has a ring."""
+    own, params = drafter("dflash/specforge_sliding")
+    return Pair(own.target, own, params)
+
+
 @cache
 def pair(family: Callable[[], Pair]) -> Pair:
     return family()
@@ -115,7 +128,7 @@ def test_greedy_speculation_equals_plain_greedy(name: str) -> None:
     assert_speculation_is_lossless(qwen3_5, KVTypes(name, name), 3)
 
 
-@pytest.mark.parametrize("family", [gemma4, step3_5, dense])
+@pytest.mark.parametrize("family", [gemma4, step3_5, dense, eagle3, dflash])
 def test_greedy_speculation_equals_plain_greedy_in_every_family(family: Callable[[], Pair]) -> None:
     assert_speculation_is_lossless(family, KVTypes("q8_0", "turbo3"), 3)
 
@@ -128,7 +141,7 @@ def test_greedy_speculation_equals_plain_greedy_for_other_windows(name: str, dra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [qwen3_5, gemma4, step3_5, dense])
+@pytest.mark.parametrize("family", [qwen3_5, gemma4, step3_5, dense, eagle3, dflash])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_greedy_speculation_equals_plain_greedy_in_every_family_and_type(family: Callable[[], Pair], name: str) -> None:
     assert_speculation_is_lossless(family, KVTypes(name, name), 3)
