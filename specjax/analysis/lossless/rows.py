@@ -66,7 +66,7 @@ class Fed:
         """The state after all tokens but the last."""
         capacity = slots_for(len(self.prompt) + self.room + self.decoder.rows)
         state = on_device_of(self.params, self.decoder.init_state(1, capacity, chunk=PIECE))
-        models = self.decoder.target, self.decoder.active_drafter
+        models = self.decoder.target, self.decoder.drafter
         for begin in range(0, len(self.prompt) - 1, PIECE):
             piece = list(self.prompt[begin : min(begin + PIECE, len(self.prompt) - 1)])
             tokens = np.array([piece + [0] * (PIECE - len(piece))], np.int32)
