@@ -29,7 +29,7 @@ from specjax.analysis.lossless.statistics import (
 from specjax.analysis.lossless.texts import check_texts, draw_texts, without_drafts
 from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.settings import DraftConfig
-from specjax.models.parts.mtp import MTPState, MTPWindow
+from specjax.models.parts.paired import PairedState, PairedWindow
 from specjax.models.protocol import Features, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP
 
@@ -133,7 +133,7 @@ class OneNoise(Qwen35MTP):
 class Forgetful(Qwen35MTP):
     """Honest, with a state that is wrong: it sees noise instead of what was verified."""
 
-    def observe(self, tokens: jax.Array, features: Features, state: MTPState) -> MTPWindow:
+    def observe(self, tokens: jax.Array, features: Features, state: PairedState) -> PairedWindow:
         assert features.final_hidden is not None
         return super().observe(tokens, features._replace(final_hidden=jnp.sin(1e3 * features.final_hidden)), state)
 

@@ -71,7 +71,7 @@ def losses(drafter: DFlashDrafter, params: Params, text: Text, key: Array, recip
 
 
 def block_losses(
-    drafter: DFlashDrafter, params: Params, text: Text, anchors: Int[Array, "B A"], kept: Bool[Array, "B A"]
+    drafter: DFlashDrafter, params: Params, text: Text, anchors: Int[Array, "B anchors"], kept: Bool[Array, "B anchors"]
 ) -> Losses:
     """The losses of blocks at these anchors, of which some are kept."""
     c, length = drafter.config, text.tokens.shape[1]
@@ -92,7 +92,7 @@ def block_losses(
         trained = jnp.cumprod(trained.astype(jnp.int32), axis=-1) > 0
     weights = trained * jnp.exp(-slots / DECAY)
 
-    def mean(values: Float[Array, "B A K"]) -> Float[Array, ""]:
+    def mean(values: Float[Array, "B anchors K"]) -> Float[Array, ""]:
         return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1e-6)
 
     entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -113,12 +113,14 @@ def block_losses(
     return Losses(total, parts, agreement)
 
 
-def _of(rows: Array, place: Int[Array, "B A K"]) -> Array:
-    """Rows [B, T, ...] of a text at places [B, A, K]."""
+def _of(rows: Array, place: Int[Array, "B anchors K"]) -> Array:
+    """Rows [B, T, ...] of a text at places [B, anchors, K]."""
     return jax.vmap(lambda of_text, at: of_text[at])(rows, place)
 
 
-def _blocks(drafter: DFlashDrafter, params: Params, text: Text, anchors: Int[Array, "B A"]) -> Float[Array, "B A S D"]:
+def _blocks(
+    drafter: DFlashDrafter, params: Params, text: Text, anchors: Int[Array, "B anchors"]
+) -> Float[Array, "B anchors S D"]:
     """The hidden states of the slots of all blocks.
 
     The caches of a text serve each of its blocks: a block sees the context up to its own position alone.
@@ -135,8 +137,8 @@ def _blocks(drafter: DFlashDrafter, params: Params, text: Text, anchors: Int[Arr
 
 
 def _corrected(
-    drafter: DFlashDrafter, params: Params, hidden: Float[Array, "B A K D"], before: Int[Array, "B A K"]
-) -> tuple[Float[Array, "B A K M"], Float[Array, "B A K"] | None]:
+    drafter: DFlashDrafter, params: Params, hidden: Float[Array, "B anchors K D"], before: Int[Array, "B anchors K"]
+) -> tuple[Float[Array, "B anchors K M"], Float[Array, "B anchors K"] | None]:
     """The logits of all slots, and the logits of the confidence head, given the true token before each slot."""
     c, logits = drafter.config, drafter.logits(params, hidden)
     if c.markov is None:

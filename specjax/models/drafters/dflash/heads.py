@@ -24,7 +24,7 @@ class Biased(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B outputs"]:
-        """Float32 outputs."""
+        """Products and bias, in float32."""
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         return Linear(self.features, jnp.float32, name="proj")(x) + bias
 
@@ -72,7 +72,7 @@ class Gated(Vanilla):
         self.gate = Biased(self.config.rank)
 
     def factor(self, e: Float[Array, "B rank"], hidden: Float[Array, "B D"], memory: Any) -> tuple[Array, Any]:
-        """The gated embedding."""
+        """The embedding, gated; nothing is remembered."""
         return jax.nn.sigmoid(self.gate(jnp.concatenate([hidden, e], axis=-1))) * e, memory
 
 
@@ -84,7 +84,7 @@ class Recurrent(Vanilla):
         self.joint = Biased(3 * self.config.rank)
 
     def start(self, batch: int) -> Float[Array, "B rank"]:
-        """Zeros."""
+        """Zeros, because nothing has come before."""
         return jnp.zeros((batch, self.config.rank), jnp.float32)
 
     def factor(self, e: Float[Array, "B rank"], hidden: Float[Array, "B D"], memory: Any) -> tuple[Array, Any]:
@@ -107,7 +107,7 @@ class ConfidenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B"]:
-        """Probabilities."""
+        """The probability of each row's draft."""
         return jax.nn.sigmoid(Biased(1, name="proj")(x)[:, 0])
 
 
