@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.parts.head import Head, MTPBlock, Own
@@ -74,6 +75,10 @@ class MTPState(Part):
             tokens=jnp.zeros((batch, rows - 1), jnp.int32),
             count=jnp.ones((batch,), jnp.int32),
         )
+
+    def latest(self, rows: int) -> MTPState:
+        """With room for fewer waiting rows, of which no more may wait."""
+        return replace(self, hidden=self.hidden[:, -rows:], tokens=self.tokens[:, self.tokens.shape[1] - rows + 1 :])
 
     def pairs(
         self,
@@ -175,6 +180,19 @@ class MTPDrafter(BaseDrafter):
         pairs = state.pairs(tokens, hidden[:, :-1], n_valid, length)
         return state.fed(self.feed(params, pairs, state.kv), hidden, n_valid)
 
+    def narrowed(self, params: Params, state: MTPState, length: Int[Array, "B"], rows: int) -> MTPState:
+        """Feed all waiting rows but the last, if too many wait anywhere."""
+        if state.hidden.shape[1] <= rows:
+            return state
+        params = jax.tree.map(in_device_memory, params)  # XLA fails on host memory that a conditional reads
+
+        def fed() -> MTPState:
+            none = jnp.zeros_like(state.count)
+            pairs = state.pairs(none[:, None], state.hidden[:, :0], none, length)
+            return replace(state, kv=self.feed(params, pairs, state.kv), count=none + 1)
+
+        return jax.lax.cond(jnp.any(state.count > rows), fed, lambda: state)
+
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: MTPState) -> MTPWindow:
         """The verified rows will wait for the next round's first pass."""
         assert features.final_hidden is not None
@@ -254,7 +272,7 @@ class RepeatedHead(MTPDrafter):
     ) -> Proposal:
         """One pass over the waiting rows, which gives the first draft, and a row at a time for the others."""
         own, length = state.drafter, state.length
-        pairs = own.pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
+        pairs = own.latest(num_drafts + 1).pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
         fed, kv = self.run(params, pairs.tokens, pairs.hidden, pairs.positions, pairs.valid, own.kv)
         hidden = fed[:, -1]
         choice = choose(self.logits(params, hidden), length + 1)
