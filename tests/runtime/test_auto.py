@@ -99,3 +99,17 @@ def test_without_a_drafter_or_with_a_short_one_auto_does_what_it_can() -> None:
         specjax.GenerateOptions(draft="automatic")
     with pytest.raises(ValueError, match="n_min"):
         DraftConfig(n_min=1, auto=True)
+
+
+def test_turns_of_a_session_go_on_from_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a session keeps after a turn has all that was said in it, in the drafter's state too."""
+    model = specjax.load()
+    texts = ("def add(a, b):\n", "\n\ndef sub(a, b):\n")
+    plain = model.session(draft=0, ignore_eos=True, max_tokens=20)
+    scripted(monkeypatch, (Choice((0, 3, 0, 1)[index % 4], 3) for index in count()))
+    chat = model.session(draft="auto", ignore_eos=True, max_tokens=20)
+    for text in texts:
+        want, plain = plain.generate(text)
+        got, chat = chat.generate(text)
+        assert got.tokens == want.tokens
+    assert got.stats.accepted > 3
