@@ -45,6 +45,7 @@ class Contender:
     draft: int | str
     batch: int
     requests: int = 0
+    running: int = 0
     speeds: dict[float, list[float]] = field(default_factory=dict)
     stats: dict[float, DecodeStats] = field(default_factory=dict)
 
@@ -64,13 +65,15 @@ class Contender:
         return (stats.tokens - before) / taken
 
     def _step(self, stats: DecodeStats) -> None:
-        while len(self.engine._waiting) < self.batch:
+        while self.running < self.batch:
+            self.running += 1
             prompt = random_prompt(self.model.target.vocab_size, PROMPT_TOKENS, self.requests)
             self.engine.submit(self.model.request(prompt, self.options, sequence=self.requests))
             self.requests += 1
         for update in self.engine.step():
             if update.record is not None:
                 stats.add(update.record, update.row)
+            self.running -= update.job.finish_reason is not None
 
 
 def measure(

@@ -15,7 +15,7 @@ from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
 from specjax.models.protocol import Features, Params
 
-UNSEEN_BLOCK = 8
+UNSEEN_BLOCK = 32
 """Rounds without drafts whose tokens a drafter is given at once."""
 
 
@@ -56,6 +56,10 @@ def decode_chunk(
     before = state
     if idle_drafter:
         state = _with_drafter(state, None)
+    elif decoder.drafter:
+        sequences = state.sequences
+        own = decoder.drafter.narrowed(params, sequences.drafter, sequences.length, decoder.rows)
+        state = _with_drafter(state, own)
 
     @partial(jax.jit, inline=True)  # so that it is traced once, for shapes and loop
     def run_round(params: Params, state: DecodeState) -> tuple[DecodeState, tuple[RoundRecord, Unseen | None]]:

@@ -267,6 +267,10 @@ class Drafter(Protocol):
         """Take in final tokens and the target's features of them; `length` counts the tokens before them."""
         ...
 
+    def narrowed(self, params: Params, state: Any, length: Int[Array, "B"], rows: int) -> Any:
+        """The state with no more than `rows` verified rows waiting in it, so that rounds of that many rows follow."""
+        ...
+
     def propose(
         self,
         params: Params,

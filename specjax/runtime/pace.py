@@ -33,18 +33,20 @@ class Pace:
         self._round_seconds: float | None = None
         self._last_look = 0.0
 
-    def rounds(self, *, others_wait: bool) -> int:
+    def rounds(self, *, others_wait: bool, unhurried: bool = False) -> int:
         """The rounds of the next chunk, at least 1.
 
         Args:
             others_wait: whether requests wait for a seat. A row that is done idles until its chunk ends, so chunks are
                 then no longer than usual.
+            unhurried: whether chunks may last as long as users have patience, because each has a cost of its own.
         """
         chosen = USUAL
         if self._round_seconds:
-            chosen = min(USUAL, int(PATIENCE / self._round_seconds))
+            patient = int(PATIENCE / self._round_seconds)
+            chosen = min(USUAL, patient)
             if not others_wait:
-                chosen = max(chosen, int(BRIEF / self._round_seconds))
+                chosen = max(chosen, patient if unhurried else int(BRIEF / self._round_seconds))
         return max(1, min(chosen, self.most))
 
     def since(self, now: float) -> float:

@@ -17,8 +17,9 @@ from specjax.runtime.pace import Pace
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
 
-PAUSE = 0.2
-"""The share of a chunk's time beyond which a pause of the caller makes its time meaningless."""
+PAUSE, PAUSE_SHARE = 0.01, 0.2
+"""A pause of the caller that is longer than so many seconds, and than this share of a chunk's time, makes that time
+meaningless."""
 
 
 class Rounds:
@@ -78,7 +79,8 @@ class Rounds:
         if choice.depth not in self._ready:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
             return state, Reading(record, jobs, choice=choice, built=True)
-        rounds = self._pace.rounds(others_wait=others_wait)
+        unseen = decoder.drafter is not None and choice.depth == 0  # a chunk ends with what the drafter has not seen
+        rounds = self._pace.rounds(others_wait=others_wait, unhurried=unseen)
         limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
         state, record = decode_chunk(decoder.at_most(choice.depth), params, state, self.most, limit)
         return state, Reading(record, jobs, choice=choice, alone=alone)
@@ -109,7 +111,7 @@ class Rounds:
         """
         rounds = reading.n_rounds
         seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds)
-        alone = reading.alone and self._pause < PAUSE * seconds
+        alone = reading.alone and self._pause < max(PAUSE, PAUSE_SHARE * seconds)
         if rounds and reading.choice:
             self._control.saw(reading.choice, *reading.drafts(jobs), seconds if alone else None)
             self._experience.effort.rounds += seconds

@@ -15,6 +15,7 @@ from test_loop_drafters import with_draft_model
 from tiny_models import DENSE, make_params
 
 import checkpoints
+import specjax
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
@@ -37,6 +38,12 @@ Drafts = dict[tuple[int, int], list[int]]
 
 def qwen(rollback: str) -> tuple[Decoder, Params]:
     return Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "coupled", 3, rollback), make_params(DENSE)
+
+
+def bundled() -> tuple[Decoder, Params]:
+    """Its head is trained, so that drafts stand and several verified rows wait where the depth changes."""
+    model = specjax.load()
+    return Decoder(model.target, model.drafter, "coupled", 3), dict(model.params)
 
 
 def small_model() -> tuple[Decoder, Params]:
@@ -86,8 +93,8 @@ def decode(
 @pytest.mark.parametrize("sampler", [SamplerConfig(), SamplerConfig(temperature=0.8)], ids=["greedy", "coupled"])
 @pytest.mark.parametrize(
     "model",
-    [lambda: qwen("replay"), lambda: qwen("snapshot"), small_model, ngrams, chained_heads, assistant],
-    ids=["replay", "snapshot", "draft model", "ngrams", "chained heads", "assistant"],
+    [bundled, lambda: qwen("replay"), lambda: qwen("snapshot"), small_model, ngrams, chained_heads, assistant],
+    ids=["bundled", "replay", "snapshot", "draft model", "ngrams", "chained heads", "assistant"],
 )
 def test_changing_the_depth_changes_neither_tokens_nor_drafts(model, sampler: SamplerConfig) -> None:
     decoder, params = model()

@@ -53,6 +53,11 @@ class BaseDrafter:
         del params, tokens, features, n_valid, length
         return state
 
+    def narrowed(self, params: Params, state: Any, length: Int[Array, "B"], rows: int) -> Any:
+        """The state itself, in which nothing waits."""
+        del params, length, rows
+        return state
+
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window | None:
         """The state, which does not change."""
         del tokens, features

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import Choice, ChooseDraft, Features, KeepGoing, Params, Proposal
@@ -72,6 +73,10 @@ class PairedState(Part):
             tokens=jnp.zeros((batch, rows - 1), jnp.int32),
             count=jnp.full((batch,), int(zero_row), jnp.int32),
         )
+
+    def latest(self, rows: int) -> PairedState:
+        """With room for fewer waiting rows, of which no more may wait."""
+        return replace(self, hidden=self.hidden[:, -rows:], tokens=self.tokens[:, self.tokens.shape[1] - rows + 1 :])
 
     def pairs(
         self,
@@ -158,6 +163,19 @@ class PairedDrafter(BaseDrafter):
         pairs = state.pairs(tokens, hidden[:, :-1], n_valid, length)
         return state.fed(self.feed(params, pairs, state.kv), hidden, n_valid)
 
+    def narrowed(self, params: Params, state: PairedState, length: Int[Array, "B"], rows: int) -> PairedState:
+        """Feed all waiting rows but the last, if too many wait anywhere."""
+        if state.hidden.shape[1] <= rows:
+            return state
+        params = jax.tree.map(in_device_memory, params)  # XLA fails on host memory that a conditional reads
+
+        def fed() -> PairedState:
+            none = jnp.zeros_like(state.count)
+            pairs = state.pairs(none[:, None], state.hidden[:, :0], none, length)
+            return replace(state, kv=self.feed(params, pairs, state.kv), count=jnp.minimum(state.count, 1))
+
+        return jax.lax.cond(jnp.any(state.count > rows), fed, lambda: state)
+
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: PairedState) -> PairedWindow:
         """The verified rows will wait for the next round's first pass."""
         return PairedWindow(state, tokens, self.rows_of(features))
@@ -212,7 +230,7 @@ class RepeatedDrafter(PairedDrafter):
     ) -> Proposal:
         """One pass over the waiting rows, which gives the first draft, and a row at a time for the others."""
         own, length = state.drafter, state.length
-        pairs = own.pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
+        pairs = own.latest(num_drafts + 1).pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
         fed, kv = self._run_pairs(params, pairs, own.kv)
         hidden = fed[:, -1]
         choice = self.choose_next(params, hidden, length + 1, choose)

@@ -108,7 +108,7 @@ class Step35MTP(MTPDrafter):
         own, length = state.drafter, state.length
         if num_drafts > len(own.kv):
             raise ValueError(f"{num_drafts} drafts need as many heads; this state was made for {len(own.kv)}")
-        pairs = own.pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
+        pairs = own.latest(num_drafts + 1).pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
         kv, choices, going = [], [], jnp.array(True)
         for index, cache in enumerate(own.kv):
             out, cache = self.run(params, index, pairs, cache)

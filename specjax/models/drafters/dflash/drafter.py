@@ -22,7 +22,7 @@ from specjax.models.drafters.dflash.config import DFlashConfig
 from specjax.models.drafters.dflash.modules import DFlash, make_caches
 from specjax.models.drafters.dflash.state import FeatureState, FeatureWindow, Rows
 from specjax.models.drafters.fit import check_fit, usual_layers
-from specjax.models.parts.apply import apply
+from specjax.models.parts.apply import apply, in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.parts.room import Room
@@ -99,6 +99,18 @@ class DFlashDrafter(BaseDrafter):
         kv = self.inject(params, rows, state.kv)
         return replace(state, kv=kv, count=jnp.where(n_valid > 0, 0, state.count))
 
+    def narrowed(self, params: Params, state: FeatureState, length: Int[Array, "B"], rows: int) -> FeatureState:
+        """Inject all features that wait, if too many wait anywhere."""
+        if state.features.shape[1] <= rows:
+            return state
+        params = jax.tree.map(in_device_memory, params)  # XLA fails on host memory that a conditional reads
+
+        def injected() -> FeatureState:
+            kv = self.inject(params, state.waiting(length), state.kv)
+            return replace(state, kv=kv, count=jnp.zeros_like(state.count))
+
+        return jax.lax.cond(jnp.any(state.count > rows), injected, lambda: state)
+
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: FeatureState) -> FeatureWindow:
         """The features of verified tokens will wait for the next round."""
         del tokens
@@ -140,7 +152,7 @@ class DFlashDrafter(BaseDrafter):
     ) -> Proposal:
         """One pass over a block, and then a choice after the other."""
         own, length, c = state.drafter, state.length, self.config
-        kv = self.inject(params, own.waiting(length), own.kv)
+        kv = self.inject(params, own.earliest(num_drafts + 1).waiting(length), own.kv)
         hidden, kv = self.block(params, pending, length, kv, num_drafts)
         first_slot = 0 if c.from_anchor else 1
         drafting = hidden[:, first_slot : first_slot + num_drafts]

@@ -44,6 +44,10 @@ class FeatureState(Part):
         """Drop the tokens from the caches. What waits is newer, and stays."""
         return replace(self, kv=jax.tree.map(lambda cache: cache.shift(shift), self.kv, is_leaf=self._is_inner))
 
+    def earliest(self, rows: int) -> FeatureState:
+        """With room for fewer features that wait, of which no more may wait."""
+        return replace(self, features=self.features[:, :rows])
+
     def waiting(self, length: Int[Array, "B"]) -> Rows:
         """The features that wait; `length` counts the committed tokens."""
         index = jnp.arange(self.features.shape[1])

@@ -1,0 +1,115 @@
+"""`draft="auto"` in an engine: it says what plain decoding says, whatever the clock makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, cycle
+
+import pytest
+from test_engine import DRAFTING, PROMPTS, WANTS, alone, assert_as_alone, engine, finish
+from tiny_models import DENSE
+
+import specjax
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
+from specjax.runtime.depth.control import Choice, DepthControl
+from specjax.runtime.engine import Engine
+from specjax.runtime.request import Request
+
+AUTO = DraftConfig(n_max=3, auto=True)
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, choices: Iterator[Choice]) -> None:
+    """Choose what the script says, and time chunks by a clock that means nothing."""
+    monkeypatch.setattr(DepthControl, "choose", lambda self, wants, ready, *, may_build: next(choices))
+
+
+@pytest.mark.parametrize("n_seats", [1, 3])
+def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged prompts, greedy and coupled rows, stop tokens; with few seats requests join while others run."""
+    script = [Choice(3), Choice(0), Choice(1, 2, visit=True), Choice(0, 3), Choice(2), Choice(3, 1)]
+    scripted(monkeypatch, cycle(script))
+    running = engine(DRAFTING, n_seats, 512, rounds=4)
+    jobs = []
+    for index, (prompt, wants) in enumerate(zip(PROMPTS, WANTS, strict=True)):
+        settings = Settings(wants.sampler, AUTO, wants.seed, wants.stop_tokens)
+        jobs.append(running.submit(Request(tuple(prompt), 24, settings, index)))
+    finish(running)
+    for index, job in enumerate(jobs):
+        want = alone(index)
+        assert (job.tokens, job.finish_reason) == (want.tokens, want.finish_reason)
+
+
+def test_stop_tokens_inside_drafts_end_texts_at_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = specjax.load()
+    want = model.generate("def add(a, b):\n", max_tokens=40, draft=0, ignore_eos=True)
+    stop = max(want.tokens, key=want.tokens.index)  # the token that comes up last
+    scripted(monkeypatch, (Choice((3, 0, 8, 1)[index % 4], 2) for index in count()))
+    options = specjax.GenerateOptions(max_tokens=40, draft="auto")
+    running = model.engine([options], seats=2, slots=256)
+    settings = Settings(draft=DraftConfig(n_max=8, auto=True), stop_tokens=(stop,))
+    prompt = tuple(model.encode("def add(a, b):\n"))
+    jobs = [running.submit(Request(prompt, 40, settings)), running.submit(Request(prompt, 40, Settings(draft=AUTO)))]
+    finish(running)
+    assert jobs[0].tokens == want.tokens[: want.tokens.index(stop) + 1]
+    assert jobs[1].tokens == want.tokens
+    assert sum(job.stats.accepted for job in jobs) > 10
+
+
+def test_left_to_itself_it_says_the_same_beside_fixed_numbers() -> None:
+    running = engine(DRAFTING, 4, 512)
+    wants = {index: Settings(WANTS[index].sampler, AUTO, WANTS[index].seed) for index in (0, 1, 3)}
+    automatic = [running.submit(Request(tuple(PROMPTS[i]), 24, settings, i)) for i, settings in wants.items()]
+    fixed = running.submit(Request(tuple(PROMPTS[4]), 24, WANTS[4], 4))
+    finish(running)
+    assert [job.tokens for job in automatic] == [alone(index).tokens for index in wants]
+    assert_as_alone(fixed)
+
+
+def test_programs_are_built_once_and_nothing_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A depth that has been used before compiles nothing, in another engine of the model either."""
+    monkeypatch.setattr("specjax.runtime.rounds.PAUSE", float("inf"))  # every chunk is timed, however busy the machine
+    decoder = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "greedy", 3)
+    first = engine(decoder, 1, 512)
+    request = Request(tuple(PROMPTS[0]), 100, Settings(SamplerConfig(), AUTO))
+    first.experience.effort.rounds = float("inf")
+    for _ in range(2):
+        first.submit(request)
+        finish(first)
+    assert first.experience.costs[decoder, 1].keys() >= {0, 3}
+    second = Engine(decoder, first.params, seats=1, slots=512, rounds_per_chunk=4, experience=first.experience)
+    first.experience.effort.rounds = 0.0  # nothing more may be built
+    job = second.submit(request)
+    finish(second)
+    assert second.compile_seconds == 0
+    assert job.timings.compile == 0
+    assert len(job.stats.rounds_by_drafts) <= 4
+    assert sum(job.stats.rounds_by_drafts) == job.stats.rounds
+
+
+def test_without_a_drafter_or_with_a_short_one_auto_does_what_it_can() -> None:
+    options = specjax.GenerateOptions(draft="auto")
+    assert options.draft_config(has_drafter=False) == DraftConfig(n_max=0)
+    assert options.draft_config(has_drafter=True) == DraftConfig(n_max=8, auto=True)
+    assert options.draft_config(has_drafter=True, max_drafts=3) == DraftConfig(n_max=3, auto=True)
+    limited = specjax.GenerateOptions(draft=DraftConfig(n_max=5, p_min=0.5, auto=True))
+    assert limited.draft_config(has_drafter=True, max_drafts=3) == DraftConfig(n_max=3, p_min=0.5, auto=True)
+    with pytest.raises(TypeError, match="'auto'"):
+        specjax.GenerateOptions(draft="automatic")
+    with pytest.raises(ValueError, match="n_min"):
+        DraftConfig(n_min=1, auto=True)
+
+
+def test_turns_of_a_session_go_on_from_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a session keeps after a turn has all that was said in it, in the drafter's state too."""
+    model = specjax.load()
+    texts = ("def add(a, b):\n", "\n\ndef sub(a, b):\n")
+    plain = model.session(draft=0, ignore_eos=True, max_tokens=20)
+    scripted(monkeypatch, (Choice((0, 3, 0, 1)[index % 4], 3) for index in count()))
+    chat = model.session(draft="auto", ignore_eos=True, max_tokens=20)
+    for text in texts:
+        want, plain = plain.generate(text)
+        got, chat = chat.generate(text)
+        assert got.tokens == want.tokens
+    assert got.stats.accepted > 3
