@@ -27,7 +27,7 @@ def check_equality(name: str, model: Model, prompts: Sequence[Sequence[int]], op
     return Check(
         name,
         "are the tokens those of plain decoding?",
-        f"{tokens} tokens after {len(prompts)} prompts, {accepted} of {offered} drafts accepted, {ties} parted at near-ties",
+        f"{tokens} tokens after {len(prompts)} prompts, {accepted} of {offered} drafts accepted, {ties} near-ties",
         tuple(faults),
         advice="Drafter.observe and the target's rollback: something of a rejected draft has stayed in the state",
     )
