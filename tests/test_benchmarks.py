@@ -174,3 +174,13 @@ def test_the_benchmark_of_decoding_runs_and_counts(
     assert drafted["K"] == len(drafted["accepted_by_position"]) == 2
     assert drafted["tau"] > 1
     assert "K = 2: accepted by position" in capsys.readouterr().out
+
+
+def test_the_benchmark_of_rules_compares_them_all(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--draft", "2", "--temperature", "1", "--max-tokens", "6", "--prompts", "1", "--seeds", "1"]
+    monkeypatch.setattr(sys, "argv", ["acceptance_rules.py", *sizes])
+    benchmark("acceptance_rules").main()
+    said = capsys.readouterr().out
+    assert all(rule in said for rule in ("rejection", "block", "coupled"))
