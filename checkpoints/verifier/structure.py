@@ -7,6 +7,7 @@ from collections import Counter
 from checkpoints.findings import Report
 from checkpoints.gguf.writer import FILE_TYPES, stays_f32
 from checkpoints.load import OpenedCheckpoint
+from checkpoints.mapping.table import INTEGERS
 
 
 def check(opened: OpenedCheckpoint, report: Report) -> None:
@@ -23,7 +24,7 @@ def _vectors_are_f32(opened: OpenedCheckpoint, report: Report) -> None:
     wrong = [
         f"{info.name} ({info.type})"
         for info in opened.source.tensors.values()
-        if info.name in used and stays_f32(info.name, info.shape) and info.type not in ("F32", "I32")
+        if info.name in used and stays_f32(info.name, info.shape) and info.type not in ("F32", *INTEGERS)
     ]
     if wrong:
         report.note(

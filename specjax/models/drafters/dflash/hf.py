@@ -118,7 +118,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         target_layers=layers_read,
         rope_width=hf.rope_width(text, layers["head_width"], 1.0),
         causal=tuple(causal if window is None else sliding_causal for window in layers["windows"]),
-        window_from=window_from,
+        window_from=window_from if any(layers["windows"]) else "slot",
         from_anchor=from_anchor,
         embedding_scale=float(special.get("input_embedding_scale") or 1.0),
         own_embedding="embed_tokens.weight" in shapes,
