@@ -28,6 +28,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, choices: Iterator[Choice]) -> None
 @pytest.mark.parametrize("n_seats", [1, 3])
 def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged prompts, greedy and coupled rows, stop tokens; with few seats requests join while others run."""
+    wanted = [alone(index) for index in range(len(PROMPTS))]  # with a fixed depth
     script = [Choice(3), Choice(0), Choice(1, 2, visit=True), Choice(0, 3), Choice(2), Choice(3, 1)]
     scripted(monkeypatch, cycle(script))
     running = engine(DRAFTING, n_seats, 512, rounds=4)
@@ -36,8 +37,7 @@ def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, mo
         settings = Settings(wants.sampler, AUTO, wants.seed, wants.stop_tokens)
         jobs.append(running.submit(Request(tuple(prompt), 24, settings, index)))
     finish(running)
-    for index, job in enumerate(jobs):
-        want = alone(index)
+    for job, want in zip(jobs, wanted, strict=True):
         assert (job.tokens, job.finish_reason) == (want.tokens, want.finish_reason)
 
 
