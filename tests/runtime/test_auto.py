@@ -105,11 +105,14 @@ def test_turns_of_a_session_go_on_from_every_depth(monkeypatch: pytest.MonkeyPat
     """What a session keeps after a turn has all that was said in it, in the drafter's state too."""
     model = specjax.load()
     texts = ("def add(a, b):\n", "\n\ndef sub(a, b):\n")
+    turns = []
     plain = model.session(draft=0, ignore_eos=True, max_tokens=20)
+    for text in texts:
+        turn, plain = plain.generate(text)
+        turns.append(turn.tokens)
     scripted(monkeypatch, (Choice((0, 3, 0, 1)[index % 4], 3) for index in count()))
     chat = model.session(draft="auto", ignore_eos=True, max_tokens=20)
-    for text in texts:
-        want, plain = plain.generate(text)
+    for text, want in zip(texts, turns, strict=True):
         got, chat = chat.generate(text)
-        assert got.tokens == want.tokens
-    assert got.stats.accepted > 3
+        assert got.tokens == want
+    assert 0 < got.stats.accepted < got.stats.drafted, "drafts that stood, and others, after rounds without any"
