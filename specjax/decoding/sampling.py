@@ -221,7 +221,9 @@ def spread(candidates: Shortlist, vocab_size: int) -> Float[Array, "B *T V"]:
         return candidates.log_probs
     rows = candidates.scores.shape[:-1]
     excluded = jnp.full((*rows, vocab_size), -jnp.inf, jnp.float32)
-    return jnp.put_along_axis(excluded, candidates.tokens, candidates.log_probs, axis=-1, inplace=False)
+    # Padding bears the name of a token, whose probability it must not overwrite.
+    tokens = jnp.where(candidates.scores > -jnp.inf, candidates.tokens, vocab_size)
+    return jnp.put_along_axis(excluded, tokens, candidates.log_probs, axis=-1, inplace=False, mode="drop")
 
 
 @partial(jax.jit, inline=True)  # outside of a program, JAX would compile its conditionals in every call

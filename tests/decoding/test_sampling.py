@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from wants import GREEDY, alike
 
-from specjax.decoding.sampling import sample_tokens, top2_margin, warp
+from specjax.decoding.sampling import FIRST_LOOK, sample_tokens, top2_margin, warp
 from specjax.decoding.settings import SamplerConfig
 
 
@@ -184,3 +184,13 @@ def test_margin_is_best_minus_second_best():
     logits = jnp.array([[[1.0, 4.0, 3.5], [2.0, 2.0, -1.0]]])
     np.testing.assert_array_equal(top2_margin(logits), [[0.5, 0.0]])
     assert top2_margin(logits.astype(jnp.bfloat16)).dtype == jnp.float32
+
+
+def test_the_first_token_of_the_vocabulary_keeps_its_probability_in_a_padded_list():
+    """Where few of many tokens are looked at, the list is padded; what pads it has no token of its own."""
+    logits = np.zeros((2, 3 * FIRST_LOOK), np.float32)
+    logits[:, [0, 5]] = [[4, 3], [3, 4]]
+    for config in (SamplerConfig(1.0, top_k=2), SamplerConfig(1.0, top_p=0.05), SamplerConfig(1.0, min_p=0.2)):
+        p = np.exp(jax.jit(warp)(logits, alike(2, config)))
+        np.testing.assert_allclose(p.sum(axis=-1), 1, rtol=1e-6)
+        assert p[0].argmax() == 0
