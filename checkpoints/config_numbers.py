@@ -45,16 +45,18 @@ def check_numbers(config: Any, tensors: Mapping[str, TensorInfo], where: str) ->
             file has room for. All are listed.
     """
     largest = max([_ANY_SIZE, *(math.prod(info.shape) for info in tensors.values())])
-    wrong = [f"{name} is {value}: {reason}" for name, value, reason in _wrong(config, largest)]
+    wrong = [f"{name} is {value!r}: {reason}" for name, value, reason in _wrong(config, largest)]
     if wrong:
         raise ConfigError(
             f"{where}: the metadata describe no model: {'; '.join(dict.fromkeys(wrong))}; download or convert it again"
         )
 
 
-def _wrong(config: Any, largest: int, prefix: str = "") -> Iterator[tuple[str, float, str]]:
+def _wrong(config: Any, largest: int, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     for field in fields(config):
         value, name = getattr(config, field.name), prefix + field.name
+        if field.type == "int" and not isinstance(value, int):
+            yield name, value, "it must be a whole number"
         for part in value if isinstance(value, tuple) else (value,):
             if is_dataclass(part):
                 yield from _wrong(part, largest, f"{name}.")

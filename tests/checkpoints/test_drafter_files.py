@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ import pytest
 from drafter_fixtures import FIXTURES, TARGET
 from fixture_models import assert_same_model
 from gguf import GGMLQuantizationType
-from safetensors.numpy import load_file, save_file
-from tiny_checkpoints import edit_gguf
+from safetensors.numpy import load_file
 
 import checkpoints
-from checkpoints import CheckpointError, ConfigError
+from checkpoints import ConfigError
 from checkpoints.convert import ConvertOptions, prepare
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import QuantizeOptions

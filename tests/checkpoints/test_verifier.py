@@ -349,9 +349,19 @@ def _damage(file: Path, rng: random.Random) -> None:
     file.write_bytes(raw)
 
 
+DAMAGED = (
+    "qwen3_5/moe/model.gguf",
+    "step3_5/flash/hf",
+    "gemma4/edge/assistant",
+    "eagle3/speculators",
+    "dspark/speculators_rnn",
+    "orbax",
+)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["qwen3_5/moe/model.gguf", "step3_5/flash/hf", "gemma4/edge/assistant", "orbax"])
+@pytest.mark.parametrize("name", DAMAGED)
 def test_random_damage_ends_in_an_explanation_or_in_a_model(name: str, seed: int, good: Path, tmp_path: Path) -> None:
     """Bytes are changed, cut out and put in; JSON values are replaced. Only the package's own errors may come of it."""
     rng, source = random.Random(f"{name} {seed}"), FIXTURES / name

@@ -13,6 +13,7 @@ from typing import Any
 from checkpoints.errors import ConfigError
 from specjax.models.parts import hf
 from specjax.models.parts.fields import Fields
+from specjax.models.parts.requirements import MOST_LAYERS
 
 MODEL_TYPE = "speculators_model_type"
 LAYERS = "transformer_layer_config"
@@ -27,6 +28,7 @@ KEYS = {
     "context_length": "max_position_embeddings",
 }
 _COUNT = "num_hidden_layers"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _COMMON = {"norm_eps": 1e-6, "num_heads": 32, "width": 4096, "num_layers": 32}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"vocab_size": 32000, "mlp_width": 11008, "context_length": 2048, "num_kv_heads": None},
@@ -66,9 +68,14 @@ def layer_fields(text: Mapping[str, Any], config_type: type, where: str) -> dict
     read = fields.read(text.get)
     read["num_kv_heads"] = read["num_kv_heads"] or read["num_heads"]
     read["head_width"] = read["head_width"] or read["width"] // read["num_heads"]
-    window, kinds = text.get("sliding_window"), text.get("layer_types") or []
-    count = text.get(_COUNT, 1)
-    windows = tuple(window if "sliding_attention" in kinds[i : i + 1] else None for i in range(count))
+    if (count := text.get(_COUNT, 1)) not in range(1, MOST_LAYERS):
+        raise ConfigError(f"{where}: {_COUNT} is {count!r}; it must be a whole number from 1")
+    window, kinds = text.get("sliding_window"), text.get("layer_types") or [_FULL] * count
+    if len(kinds) != count or not set(kinds) <= {_FULL, _SLIDING}:
+        raise ConfigError(f"{where}: layer_types is {kinds}; it names {_FULL} or {_SLIDING} for each of {count} layers")
+    if _SLIDING in kinds and not (isinstance(window, int) and window > 0):
+        raise ConfigError(f"{where}: sliding_window is {window!r}; layers that slide need a whole number from 1")
+    windows = tuple(window if kind == _SLIDING else None for kind in kinds)
     return {**read, "windows": windows, "rope_theta": hf.rope_theta(text)}
 
 
@@ -83,6 +90,6 @@ def layer_document(config: Any, kind: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     if sizes := {window for window in config.windows if window}:
-        kinds = ["full_attention" if window is None else "sliding_attention" for window in config.windows]
+        kinds = [_FULL if window is None else _SLIDING for window in config.windows]
         document |= {"sliding_window": sizes.pop(), "use_sliding_window": True, "layer_types": kinds}
     return document

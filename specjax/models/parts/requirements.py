@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MOST_LAYERS = 1 << 16
+"""More than any model has: a number beyond it is damage."""
+
 
 def require(config: object, met: bool, wrong: str) -> None:
     """Something holds, or else it is said what is wrong."""
@@ -26,6 +29,12 @@ def require_pairs(config: object, rope_width: int, head_width: int, where: str =
     """The dimensions that rotate are pairs of those of a head; `where` stands before the message."""
     wrong = f"{where}rope_width ({rope_width}) must be even and at most head_width ({head_width})"
     require(config, 0 < rope_width <= head_width and rope_width % 2 == 0, wrong)
+
+
+def require_target_layers(config: object, target_layers: tuple[int, ...]) -> None:
+    """What a drafter reads of its target are layers, by their numbers."""
+    wrong = f"target_layers is {target_layers}; it names layers by whole numbers from 0"
+    require(config, all(index in range(MOST_LAYERS) for index in target_layers), wrong)
 
 
 def require_one_head(config: object, mtp_layers: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specjax.models.parts.requirements import require, require_groups, require_pairs
+from specjax.models.parts.requirements import require, require_groups, require_pairs, require_target_layers
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 WINDOW_FROM = ("slot", "block")
@@ -115,6 +115,7 @@ class DFlashConfig:
         require(self, len(self.windows) > 0, "windows is empty; a drafter has at least one layer")
         counts = f"windows has {len(self.windows)} entries and causal {len(self.causal)}"
         require(self, len(self.causal) == len(self.windows), f"{counts}; both have one for each layer")
+        require_target_layers(self, self.target_layers)
         require_groups(self, self.num_heads, self.num_kv_heads)
         require_pairs(self, self.rope_width, self.head_width)
         known = f"window_from is {self.window_from!r}; known are {', '.join(WINDOW_FROM)}"

@@ -204,16 +204,16 @@ def from_file(config: DFlashConfig) -> FileDrafter:
     """How a block drafter drafts for a target."""
 
     def attach(target: Target) -> DFlashDrafter:
-        known = replace(config, target_layers=config.target_layers or usual_layers(target.num_layers))
+        layers = config.target_layers or usual_layers(target.num_layers)
         check_fit(
             target,
-            vocab_size=known.vocab_size,
-            target_width=known.width,
-            layers=known.target_layers,
-            width=known.width,
-            shares_embedding=not known.own_embedding,
-            shares_output=not (known.own_output or known.own_embedding),
+            vocab_size=config.vocab_size,
+            target_width=config.width,
+            layers=layers,
+            width=config.width,
+            shares_embedding=not config.own_embedding,
+            shares_output=not (config.own_output or config.own_embedding),
         )
-        return DFlashDrafter(target, known)
+        return DFlashDrafter(target, replace(config, target_layers=layers))
 
     return FileDrafter(part="dflash", under=None, own_vocabulary=True, attach=attach)

@@ -111,7 +111,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     layers = layer_fields(text, DFlashConfig, where)
     return DFlashConfig(
         **layers,
-        **_heads(shapes, special, layers["width"]),
+        **_heads(shapes, special, layers["width"], where),
         draft_vocab_size=shapes["d2t"][0] if "d2t" in shapes else layers["vocab_size"],
         block_size=block,
         mask_token=special[_MASK],
@@ -119,7 +119,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         rope_width=hf.rope_width(text, layers["head_width"], 1.0),
         causal=tuple(causal if window is None else sliding_causal for window in layers["windows"]),
         window_from=window_from if any(layers["windows"]) else "slot",
-        from_anchor=from_anchor,
+        from_anchor=bool(from_anchor),
         embedding_scale=float(special.get("input_embedding_scale") or 1.0),
         own_embedding="embed_tokens.weight" in shapes,
         own_output="lm_head.weight" in shapes,
@@ -143,8 +143,12 @@ def _spread(num_target_layers: int, count: int) -> list[int]:
     return [round(1 + index * (num_target_layers - 4) / (count - 1)) for index in range(count)]
 
 
-def _heads(shapes: Mapping[str, tuple[int, ...]], special: Mapping[str, Any], width: int) -> dict[str, Any]:
-    """The fields about heads and convolutions."""
+def _heads(shapes: Mapping[str, tuple[int, ...]], special: Mapping[str, Any], width: int, where: str) -> dict[str, Any]:
+    """The fields about heads and convolutions.
+
+    Raises:
+        ConfigError: the file declares a part that is not in it, without which its drafts would be others.
+    """
     heads: dict[str, Any] = {}
     for place in _MARKOV_PLACES:
         if (embedding := shapes.get(f"{place}markov_w1.weight")) is not None:
@@ -158,6 +162,12 @@ def _heads(shapes: Mapping[str, tuple[int, ...]], special: Mapping[str, Any], wi
     if (base := shapes.get(f"{_CONVOLUTION}base_kernel")) is not None:
         rows = shapes[f"{_CONVOLUTION}kernel_projection.weight"][0]
         heads["convolution"] = Convolution(base[1], 2 * base[1] * base[2] // rows)
+    declared = {
+        "markov": bool(special.get("markov_rank")),
+        "selector": special.get(MODEL_TYPE) == "dflash2" or hf.has_class(special, _CLASSES[1:2]),
+    }
+    if lacking := [head for head, there in declared.items() if there and head not in heads]:
+        raise ConfigError(f"{where}: declares a {' and a '.join(lacking)} head, but has no tensors of it")
     return heads
 
 

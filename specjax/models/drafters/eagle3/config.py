@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checkpoints.mapping.rope_formula import Llama3Rope
-from specjax.models.parts.requirements import require, require_groups
+from specjax.models.parts.requirements import require, require_groups, require_target_layers
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Eagle3Config:
 
     def __post_init__(self) -> None:
         require(self, len(self.windows) > 0, "windows is empty; a drafter has at least one layer")
+        require_target_layers(self, self.target_layers)
         require_groups(self, self.num_heads, self.num_kv_heads)
         require(self, self.head_width % 2 == 0, f"head_width ({self.head_width}) must be even to rotate")
         require(

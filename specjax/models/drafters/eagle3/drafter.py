@@ -102,16 +102,16 @@ def from_file(config: Eagle3Config) -> FileDrafter:
     """How an EAGLE-3 drafter drafts for a target."""
 
     def attach(target: Target) -> Eagle3Drafter:
-        known = replace(config, target_layers=config.target_layers or usual_layers(target.num_layers))
+        layers = config.target_layers or usual_layers(target.num_layers)
         check_fit(
             target,
-            vocab_size=known.vocab_size,
-            target_width=known.target_width,
-            layers=known.target_layers,
-            width=known.width,
-            shares_embedding=not known.own_embedding,
-            shares_output=not known.own_output,
+            vocab_size=config.vocab_size,
+            target_width=config.target_width,
+            layers=layers,
+            width=config.width,
+            shares_embedding=not config.own_embedding,
+            shares_output=not config.own_output,
         )
-        return Eagle3Drafter(target, known)
+        return Eagle3Drafter(target, replace(config, target_layers=layers))
 
     return FileDrafter(part="eagle3", under=None, own_vocabulary=True, attach=attach)
