@@ -12,9 +12,9 @@ from specjax.cli.runtime import UsageError
 
 DESCRIPTION = """\
 Train a small model and what drafts for it, or with --drafter a drafter for a model that you have (see below). Text is
-by default the source files of this Python's own standard library. The Qwen3.5-style
-one with its multi-token-prediction block is how the bundled model was made; a tenth of its size are the Gemma-4-style
-target with an assistant, and the Step-3.5-style model with three chained heads.
+by default the source files of this Python's own standard library. The Qwen3.5-style model with its
+multi-token-prediction block is how the bundled model was made; a tenth of its size are the Gemma-4-style target with an
+assistant, and the Step-3.5-style model with three chained heads.
 
 Nothing is downloaded. The vocabulary is trained first, then the model; both see the training files only. Some modules
 (textwrap, calendar, heapq, queue, ...) are held out for evaluation.

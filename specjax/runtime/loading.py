@@ -72,8 +72,7 @@ def load(
     opened = checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES)
     if registry.is_assistant(opened.config):
         raise SpecjaxError(
-            f"{opened.path} is an assistant, which only drafts: load the model it was made for, and give this file as"
-            " its drafter"
+            f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
         )
     other = None if drafter is None else open_drafter(drafter, registry.build(opened.config)[0])
     placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
