@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafter_fixtures import attached, target
 from scripted import cut, feed, ragged_prompts, start
 from test_loop_drafters import with_draft_model
 from tiny_models import DENSE, make_params
@@ -67,6 +68,11 @@ def assistant() -> tuple[Decoder, Params]:
     return Decoder(Gemma4Target(target.config), drafter, "coupled", 3), {**target.params, **own.params}
 
 
+def trained(folder: str) -> tuple[Decoder, Params]:
+    drafter, params = attached(f"{folder}/llama_cpp/hf")
+    return Decoder(target()[0], drafter, "coupled", 3), params
+
+
 def decode(
     decoder: Decoder, params: Params, sampler: SamplerConfig, changes: Sequence[tuple[int, int]]
 ) -> tuple[list[list[int]], Drafts]:
@@ -93,8 +99,30 @@ def decode(
 @pytest.mark.parametrize("sampler", [SamplerConfig(), SamplerConfig(temperature=0.8)], ids=["greedy", "coupled"])
 @pytest.mark.parametrize(
     "model",
-    [bundled, lambda: qwen("replay"), lambda: qwen("snapshot"), small_model, ngrams, chained_heads, assistant],
-    ids=["bundled", "replay", "snapshot", "draft model", "ngrams", "chained heads", "assistant"],
+    [
+        bundled,
+        lambda: qwen("replay"),
+        lambda: qwen("snapshot"),
+        small_model,
+        ngrams,
+        chained_heads,
+        assistant,
+        lambda: trained("eagle3"),
+        lambda: trained("dflash"),
+        lambda: trained("dspark"),
+    ],
+    ids=[
+        "bundled",
+        "replay",
+        "snapshot",
+        "draft model",
+        "ngrams",
+        "chained heads",
+        "assistant",
+        "eagle3",
+        "dflash",
+        "dspark",
+    ],
 )
 def test_changing_the_depth_changes_neither_tokens_nor_drafts(model, sampler: SamplerConfig) -> None:
     decoder, params = model()
