@@ -51,10 +51,10 @@ DRAFTERS = ("eagle3", "dflash", "dspark")
 DEFAULT_FAMILY = "qwen3_5"
 DEFAULT_HEAD_STEPS = 300
 DRAFTER_RECIPE: dict[str, Any] = {
-    "steps": 600,
+    "steps": 2000,
     "batch_size": 4,
     "length": 256,
-    "learning_rate": 2e-3,
+    "learning_rate": 8e-3,
     "mtp_steps": 5,
     "mtp_sequences": 1,
     "eval_every": 100,
@@ -102,7 +102,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--steps",
         type=int,
         metavar="N",
-        help="optimizer steps (default: those of the family's recipe, 1400 for the bundled model); may be changed on "
+        help="optimizer steps (default: those of the family's recipe, 1400 for the bundled model; 2000 for a drafter); "
+        "may be changed on "
         "resuming as long as the learning rate has not begun to decay, which it does over the last 40 %% of the steps",
     )
     length.add_argument(

@@ -41,7 +41,7 @@ def plot_drafter(folder: RunFolder) -> None:
         steps, values = series(lines, "held_out", f"agreement_{draft}")
         if len(steps):
             below.plot(steps, values, "o-", markersize=3, label=f"draft {draft}")
-    _finish(below, "share of drafts, after a true text, that are the target's choice")
+    _finish(below, "agreement with the target")
     _save(figure, folder)
 
 
