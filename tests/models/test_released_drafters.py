@@ -24,8 +24,14 @@ from specjax.models.drafters.eagle3 import parameters as eagle3_parameters
 
 Shapes = dict[str, tuple[int, ...]]
 OTHER_TYPES = {"d2t": ("I64", 8), "t2d": ("BOOL", 1)}
-MASKED_9B = {"block_size": 16, "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 8, 15, 22, 29]}}
-MASKED_27B = {"block_size": 16, "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 61]}}
+MASKED_9B: dict[str, Any] = {
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 8, 15, 22, 29]},
+}
+MASKED_27B: dict[str, Any] = {
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 61]},
+}
 
 
 @dataclass(frozen=True)
@@ -209,6 +215,27 @@ QWEN3_4B_DSPARK = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
 }
+# satgeze/Qwen3.6-27B-DSpark: blocks of 15, what config.json copies from the target (of whose heads a quarter rotates),
+# and 8.80 GB are published. Its other sizes, layers and mask are taken to be those of z-lab's drafter for this target,
+# from which its training started; they make 8.80 GB.
+QWEN36_27B_DSPARK = {
+    **QWEN3_4B_DSPARK,
+    **sizes(5120, 17408, 248320, layers=5),
+    "block_size": 15,
+    **MASKED_27B["dflash_config"],
+    "partial_rotary_factor": 0.25,
+    "rope_parameters": {
+        "rope_theta": 1e7,
+        "rope_type": "default",
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+}
 # The DFlash 2 of Muse Glimmer 30B: config.json and the header of its file, from the tests of z-lab/dflash. Two keys are
 # apart, which are refused.
 MUSE_DFLASH2 = {
@@ -241,6 +268,7 @@ BLOCKS = {
     "Qwen3.5-9B": Released(QWEN35_9B_DFLASH, block(QWEN35_9B_DFLASH, 5), 1_048_626_432),
     "Qwen3.6-27B": Released(QWEN36_27B_DFLASH, block(QWEN36_27B_DFLASH, 5), (3_460_432_504 - 6264) // 2),
     "Qwen3-4B-DSpark": Released(QWEN3_4B_DSPARK, spark(QWEN3_4B_DSPARK, 5), 1_393_133_569),
+    "Qwen3.6-27B-DSpark": Released(QWEN36_27B_DSPARK, spark(QWEN36_27B_DSPARK, 5), 4_400_155_137),
     "Muse-DFlash-2": Released(MUSE_DFLASH2, second(MUSE_DFLASH2), 5_544_319_488 // 2),
 }
 
@@ -285,8 +313,13 @@ def test_released_block_drafters_are_read(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("released", "gigabytes", "digits"),
-    [(EAGLES["Llama-3.1-8B"], 0.85, 2), (BLOCKS["Qwen3.5-9B"], 2.1, 1), (BLOCKS["Qwen3-4B-DSpark"], 2.79, 2)],
-    ids=["Llama-3.1-8B", "Qwen3.5-9B", "Qwen3-4B-DSpark"],
+    [
+        (EAGLES["Llama-3.1-8B"], 0.85, 2),
+        (BLOCKS["Qwen3.5-9B"], 2.1, 1),
+        (BLOCKS["Qwen3-4B-DSpark"], 2.79, 2),
+        (BLOCKS["Qwen3.6-27B-DSpark"], 8.80, 2),
+    ],
+    ids=["Llama-3.1-8B", "Qwen3.5-9B", "Qwen3-4B-DSpark", "Qwen3.6-27B-DSpark"],
 )
 def test_files_are_as_large_as_published(released: Released, gigabytes: float, digits: int) -> None:
     """Where the number of parameters is not published."""
