@@ -8,7 +8,7 @@
 Which heads a drafter has is told by its tensors.
 
 Sources: speculators 0.9.0 `models/{dflash,dflash2,dspark}/config.py`, SpecForge 0.2.0 `modeling/draft/dflash.py` and
-`dspark.py` and its training's masks, llama.cpp `conversion/qwen.py`.
+`dspark.py` and its training's masks, DeepSpec `modeling/dspark/qwen3`, llama.cpp `conversion/qwen.py`.
 """
 
 from __future__ import annotations
