@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
+import jax
 import numpy as np
 import pytest
 from drafter_fixtures import FIXTURES, TARGET
 from fixture_models import assert_same_model
 from gguf import GGMLQuantizationType
 from safetensors.numpy import load_file
+from tiny_checkpoints import assert_same
 
 import checkpoints
 from checkpoints import ConfigError
@@ -26,6 +29,7 @@ from checkpoints.quantization import QuantizeOptions
 from checkpoints.quantization import prepare as prepare_quantization
 from checkpoints.safetensors.file import SafetensorsDirectory
 from checkpoints.verifier import verify
+from specjax.models.drafters.dflash.parameters import init_params
 from specjax.models.registry import FAMILIES
 
 EAGLES = tuple(f"eagle3/{name}" for name in ("specforge", "specforge_wide", "speculators", "speculators_qwen3"))
@@ -143,6 +147,47 @@ def test_rows_of_queries_and_keys_are_paired_in_an_eagle3_gguf(tmp_path: Path) -
     block = GGUFFile(as_gguf("dflash/specforge", tmp_path / "dflash"))
     rows = SafetensorsDirectory(FIXTURES / "dflash/specforge").read("layers.1.self_attn.q_proj.weight", np.float32)
     np.testing.assert_array_equal(block.read("blk.1.attn_q.weight", np.float32), rows)
+
+
+@pytest.mark.parametrize("family", ["eagle3", "dflash", "dspark"])
+def test_a_gguf_has_what_llama_cpp_writes(family: str, tmp_path: Path) -> None:
+    """Tensors by name, type of integers, shape and values, and the metadata that are read."""
+    folder = FIXTURES / family / "llama_cpp"
+    file = converted(folder / "hf", tmp_path / "drafter.gguf", "gguf")
+    ours, theirs = GGUFFile(file), GGUFFile(folder / "model.gguf")
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for name, info in theirs.tensors.items():
+        assert ours.tensors[name].shape == info.shape
+        assert (ours.tensors[name].type == "I64") == (info.type == "I64") == (name == "d2t")
+        np.testing.assert_array_equal(ours.read(name, np.float32), theirs.read(name, np.float32))
+    read = [key for key in theirs.metadata if key.startswith(f"{theirs.metadata['general.architecture']}.")]
+    read += [key for key in theirs.metadata if key in ("general.architecture", "tokenizer.ggml.mask_token_id")]
+    assert {key: ours.metadata.get(key) for key in read} == {key: theirs.metadata[key] for key in read}
+    assert_same_model(load(file), load(folder / "model.gguf"))
+
+
+def test_convolutions_and_a_selector_go_through_gguf(tmp_path: Path) -> None:
+    """A DFlash 2 whose windows are counted from each slot, which is the kind that GGUF has."""
+    trained = load(FIXTURES / "dflash/dflash2").config
+    config = replace(trained, window_from="slot", causal=(False,) * len(trained.windows))
+    assert config.selector is not None
+    assert config.convolution is not None
+    assert any(config.windows)
+    params = jax.tree.map(np.asarray, init_params(config, jax.random.key(5)))
+    tokenizer = checkpoints.load(TARGET, FAMILIES).tokenizer
+    assert tokenizer is not None
+    file = tmp_path / "drafter.gguf"
+    checkpoints.write_gguf(file, FAMILIES, config, params, tokenizer)
+    written = GGUFFile(file)
+    assert {"selector_hidden.weight", "selector_predecessor.weight", "selector_successor.weight"} <= set(
+        written.tensors
+    )
+    for part in ("attn_conv_base", "attn_conv_proj.weight", "ffn_conv_base", "ffn_conv_proj.weight"):
+        assert f"blk.{len(config.windows) - 1}.{part}" in written.tensors
+    assert not verify(file, FAMILIES).findings
+    got = load(file)
+    assert got.config == config
+    assert_same(got.params, params, rtol=0)
 
 
 @pytest.mark.parametrize("name", NOT_IN_GGUF)

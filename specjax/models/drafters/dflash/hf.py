@@ -8,7 +8,7 @@
 Which heads a drafter has is told by its tensors.
 
 Sources: speculators 0.9.0 `models/{dflash,dflash2,dspark}/config.py`, SpecForge 0.2.0 `modeling/draft/dflash.py` and
-`dspark.py` and its training's masks, llama.cpp `conversion/qwen.py`.
+`dspark.py` and its training's masks, DeepSpec `modeling/dspark/qwen3`, llama.cpp `conversion/qwen.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from specjax.models.parts import hf
 from specjax.models.parts.draft_vocabulary import as_offsets
 from specjax.models.parts.rules import rule_table
 
-_CLASSES = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+_DEEPSPEC = "Qwen3DSparkModel"
+_CLASSES = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", _DEEPSPEC)
 _TYPES = ("dflash", "dflash2", "dspark")
 _SPECIAL, _BLOCK, _MASK = "dflash_config", "block_size", "mask_token_id"
 _OUTPUTS, _INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
@@ -109,6 +110,10 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     if asked := [key for key in _UNSUPPORTED if special.get(key)]:
         raise ConfigError(f"{where}: {', '.join(asked)}: not supported for block drafters")
     layers = layer_fields(text, DFlashConfig, where)
+    rope_width = hf.rope_width(text, layers["head_width"], 1.0)
+    if hf.has_class(document, (_DEEPSPEC,)):
+        # It copies the target's config.json, also how much of a head rotates there. In these drafters all of it does.
+        rope_width = layers["head_width"]
     return DFlashConfig(
         **layers,
         **_heads(shapes, special, layers["width"], where),
@@ -116,7 +121,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         block_size=block,
         mask_token=special[_MASK],
         target_layers=layers_read,
-        rope_width=hf.rope_width(text, layers["head_width"], 1.0),
+        rope_width=rope_width,
         causal=tuple(causal if window is None else sliding_causal for window in layers["windows"]),
         window_from=window_from if any(layers["windows"]) else "slot",
         from_anchor=bool(from_anchor),
