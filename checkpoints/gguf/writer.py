@@ -28,7 +28,7 @@ FILE_TYPES: Mapping[str, LlamaFileType] = {
     "Q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
 """The number by which a file says of what type most of its matrices are."""
-_ALWAYS_F32 = ("_norm.weight", "ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+_ALWAYS_F32 = ("_norm.weight", "_conv_base", "ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Small tensors on which much depends; llama.cpp's converter keeps them in F32 too."""
 
 

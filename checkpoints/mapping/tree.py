@@ -13,7 +13,7 @@ SEPARATOR = "."
 
 def is_matrix(path: str, shape: Shape) -> bool:
     """Whether a parameter may be stored in few bits: everything but vectors and convolution taps."""
-    return len(shape) > 1 and f"{SEPARATOR}conv{SEPARATOR}" not in path
+    return len(shape) > 1 and f"conv{SEPARATOR}" not in path.removesuffix(f"{SEPARATOR}proj{SEPARATOR}weight")
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

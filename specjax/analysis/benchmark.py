@@ -13,6 +13,7 @@ import numpy as np
 from specjax.analysis.profiling import RoundCost, round_cost, speedup_bound
 from specjax.decoding.acceptance import Synthetic
 from specjax.decoding.stats import DecodeStats
+from specjax.runtime.building import Experience
 from specjax.runtime.engine import Engine, slots_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
@@ -101,6 +102,8 @@ def measure_speed(
         ValueError: the first options draft; there are no prompts, turns or rounds, or fewer probabilities than drafts.
         PromptError, SpecjaxError: see `Model.generate`.
     """
+    model = replace(model, _experience=Experience())  # what is learnt here is not for the caller
+    model._experience.effort.rounds = math.inf  # building counts for nothing
     runs = [_Runs(each) for each in options]
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]), default=0)
     if not prompts or turns < 1:
@@ -113,7 +116,6 @@ def measure_speed(
     for number, run in enumerate(runs):
         for _ in range(FINDING_RUNS if run.options.finds_depth else 0):
             for engine, job in _engines(model, prompts, run.options, synthetic):
-                engine.experience.effort.rounds = math.inf  # building counts for nothing here
                 _seconds(engine, job)
         for index, (engine, _) in enumerate(_engines(model, prompts, run.options, synthetic)):
             for update in engine.run():  # the first run compiles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ examples:
 
 FAMILIES = ("qwen3_5", "gemma4", "step3_5")
 DRAFTERS = ("eagle3", "dflash", "dspark")
+FOR_DRAFTERS = ("target", "text", "layers", "draft_vocab", "block", "draft_steps")
+FOR_MODELS = ("family", "head_of", "mtp_weight")
+"""Options that only the one kind of run has."""
 DEFAULT_FAMILY = "qwen3_5"
 DEFAULT_HEAD_STEPS = 300
 DRAFTER_RECIPE: dict[str, Any] = {
@@ -93,7 +97,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="the drafter knows the N most frequent tokens of the text, and has an output head for them (default: all"
         " tokens, by the target's own head)",
     )
-    drafter.add_argument("--block", type=int, default=8, metavar="B", help="slots of a block (default: 8)")
+    drafter.add_argument("--block", type=int, metavar="B", help="slots of a block (default: 8)")
     drafter.add_argument(
         "--draft-steps", type=int, metavar="K", help="drafts that training unrolls, for eagle3 (default: 5)"
     )
@@ -167,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
     folder, progress = RunFolder(args.out), Progress()
     if args.drafter is not None:
         return train_drafter(args, folder, progress)
+    refuse(args, FOR_DRAFTERS, "that train a drafter: add --drafter")
     start = None if args.head_of is None else RunFolder(args.head_of)
     family = chosen_family(args, folder, start)
     recipe = chosen_recipe(args, folder, family)
@@ -194,21 +199,20 @@ def train_drafter(args: argparse.Namespace, folder: Any, progress: Any) -> int:
     from specjax.training.loop import steps_within
     from specjax.training.recipe import Recipe
 
-    for name in ("family", "head_of", "mtp_weight"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is for runs that train a model, not a drafter")
+    refuse(args, FOR_MODELS, "that train a model, not a drafter")
+    refuse(args, ("block",) if args.drafter == "eagle3" else ("draft_steps",), f"of other drafters than {args.drafter}")
     given = {"steps": args.steps, "batch_size": args.batch, "length": args.length, "seed": args.seed}
     given["mtp_steps"] = args.draft_steps
     if args.minutes is not None and folder.description.exists():
         raise UsageError(f"--minutes is for new runs; {args.out} holds one (use --steps)")
-    recipe = replace(Recipe(**DRAFTER_RECIPE), **{name: value for name, value in given.items() if value is not None})
+    begun = folder.read_recipe() or Recipe(**DRAFTER_RECIPE)
+    recipe = replace(begun, **{name: value for name, value in given.items() if value is not None})
     model = load(args.target, need_tokenizer=True)
     corpus = standard_library() if args.text is None else text_files(args.text)
     sizes = {"layers": args.layers, "draft_vocab": args.draft_vocab, "block": args.block}
     training = DrafterRun(KINDS[args.drafter], model, corpus, recipe, **sizes)
     if args.minutes is not None:
-        recipe = steps_within(args.minutes, training.task)
-        training = DrafterRun(KINDS[args.drafter], model, corpus, recipe, **sizes)
+        recipe = training.recipe = steps_within(args.minutes, training.task)
     progress.say(f"a {args.drafter} drafter for {model.path}, {recipe.steps} steps; the first one compiles")
     params = training.train(folder, progress)
     if params is None:
@@ -219,6 +223,13 @@ def train_drafter(args: argparse.Namespace, folder: Any, progress: Any) -> int:
         training.export(params, args.export, args.type.upper())
         progress.say(f"wrote {args.export}")
     return 0
+
+
+def refuse(args: argparse.Namespace, names: Sequence[str], whose: str) -> None:
+    """Raise `UsageError` if an option is given that is for other runs."""
+    for name in names:
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for runs {whose}")
 
 
 def chosen_family(args: argparse.Namespace, folder: Any, start: Any) -> Any:

@@ -165,8 +165,9 @@ class Choice(NamedTuple):
         token: [B].
         logq: the log-probabilities that the token was drawn from, of the whole vocabulary; None when it was not drawn
             for rejection sampling.
-        confidence: the drafter's largest probability, before warping. It is a function of the logits alone, not of
-            the draw: to stop drafting because of the token that was *drawn* would bias rejection sampling.
+        confidence: how sure the drafter is: its largest probability, before warping, or what a head says. It may depend
+            on the drafts before this one, never on this one: to stop drafting because of the token that was *drawn*
+            would bias rejection sampling.
     """
 
     token: Int[Array, "B"]
@@ -268,7 +269,7 @@ class Drafter(Protocol):
         ...
 
     def narrowed(self, params: Params, state: Any, length: Int[Array, "B"], rows: int) -> Any:
-        """The state with no more than `rows` verified rows waiting in it, so that rounds of that many rows follow."""
+        """The state with no more than `rows` verified rows waiting in it, so that rounds of that many rows can follow."""
         ...
 
     def propose(

@@ -167,10 +167,9 @@ def text_files(paths: Sequence[Path]) -> Corpus:
         raise FileNotFoundError(
             f"{len(documents)} text files in {', '.join(map(str, paths))}; give at least two, one of which is held out"
         )
-    held_out = documents[::20]
     return Corpus(
-        train=tuple(document for document in documents if document not in held_out),
-        held_out=tuple(held_out),
+        train=tuple(document for index, document in enumerate(documents) if index % 20),
+        held_out=tuple(documents[::20]),
         source=", ".join(map(str, paths)),
     )
 

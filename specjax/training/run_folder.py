@@ -76,8 +76,16 @@ class RunFolder:
         return Recipe.from_dict(self._read()["recipe"]) if self.description.exists() else None
 
     def read_family(self) -> Family:
-        """The family of the model that the run trains."""
-        return FAMILIES[self._read()["family"]]
+        """The family of the model that the run trains.
+
+        Raises:
+            ValueError: the run trains a drafter.
+        """
+        if (family := self._read().get("family")) is None:
+            raise ValueError(
+                f"{self.path} holds a run of a drafter; continue it with --drafter, or choose another folder"
+            )
+        return FAMILIES[family]
 
     def read_config(self) -> TrainingConfig:
         """The config of the model that the run trains."""

@@ -103,7 +103,7 @@ def test_drafts_are_the_best_tokens_of_the_trainers_slots(folder: str) -> None:
     want = peer(folder)
     for (proposal, _), best in zip(made, want["best"], strict=True):
         assert proposal.tokens[0].tolist() == best[1:].tolist()
-    logits = jax.jit(own.logits)(params, made[-1][1][0])
+    logits = jax.jit(own.scores)(params, made[-1][1][0])
     assert relative_rms(logits, want["logits"]) <= TOLERANCE
 
 
@@ -123,5 +123,5 @@ def test_the_markov_head_and_confidence_equal_the_trainers(folder: str) -> None:
         assert proposal.tokens[0].tolist() == want["drafts"][index].tolist()
         assert relative_rms(proposal.logq[0], want["draft_logits"][index]) <= TOLERANCE
         assert relative_rms(proposal.confidence[0], want["confidence"][index]) <= TOLERANCE
-    logits = jax.jit(own.logits)(params, made[-1][1][0])
+    logits = jax.jit(own.scores)(params, made[-1][1][0])
     assert relative_rms(logits, want["base_logits"]) <= TOLERANCE

@@ -150,7 +150,11 @@ def _stops(rounds: Sequence[Round], sampling: Sampling) -> tuple[str, ...]:
     p_min, faults = sampling.settings.draft.p_min, {}
     for drafted in rounds:
         for k in range(drafted.tokens.shape[1]):
-            for rows in _alike(drafted.tokens, k):
+            # Drafting may stop where no row of a batch goes on: what a row says of later places then means nothing.
+            went_on = drafted.verified[:, k - 1] if k else np.ones(len(drafted.tokens), bool)
+            for alike in _alike(drafted.tokens, k):
+                if not (rows := alike & went_on).any():
+                    continue
                 sure, kept = drafted.confidence[rows, k], drafted.verified[rows, k]
                 if kept.any() and not kept.all() and not (p_min > 0 and (np.abs(sure - p_min) < TOLERANCE).any()):
                     faults[k, 0] = (

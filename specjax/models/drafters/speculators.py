@@ -71,16 +71,24 @@ def layer_fields(text: Mapping[str, Any], config_type: type, where: str) -> dict
     if (count := text.get(_COUNT, 1)) not in range(1, MOST_LAYERS):
         raise ConfigError(f"{where}: {_COUNT} is {count!r}; it must be a whole number from 1")
     window, kinds = text.get("sliding_window"), text.get("layer_types") or [_FULL] * count
+    if text.get("use_sliding_window") and not text.get("layer_types"):
+        raise ConfigError(f"{where}: use_sliding_window is true, and layer_types does not say which layers slide")
     if len(kinds) != count or not set(kinds) <= {_FULL, _SLIDING}:
         raise ConfigError(f"{where}: layer_types is {kinds}; it names {_FULL} or {_SLIDING} for each of {count} layers")
     if _SLIDING in kinds and not (isinstance(window, int) and window > 0):
         raise ConfigError(f"{where}: sliding_window is {window!r}; layers that slide need a whole number from 1")
-    windows = tuple(window if kind == _SLIDING else None for kind in kinds)
+    # Qwen3's class has no window unless this is set, whatever the kinds of its layers are.
+    slides = text.get("model_type") != "qwen3" or bool(text.get("use_sliding_window"))
+    windows = tuple(window if kind == _SLIDING and slides else None for kind in kinds)
     return {**read, "windows": windows, "rope_theta": hf.rope_theta(text)}
 
 
 def layer_document(config: Any, kind: str) -> dict[str, Any]:
-    """The keys that `layer_fields` reads, of a transformers class."""
+    """The keys that `layer_fields` reads, of a transformers class.
+
+    Raises:
+        ConfigError: the windows are of several sizes.
+    """
     document = {
         "model_type": kind,
         **{key: getattr(config, name) for name, key in KEYS.items()},
@@ -89,7 +97,9 @@ def layer_document(config: Any, kind: str) -> dict[str, Any]:
         "attention_bias": False,
         "tie_word_embeddings": False,
     }
-    if sizes := {window for window in config.windows if window}:
+    if len(sizes := {window for window in config.windows if window}) > 1:
+        raise ConfigError(f"config.json has one sliding_window, and the drafter has {sorted(sizes)}")
+    if sizes:
         kinds = [_FULL if window is None else _SLIDING for window in config.windows]
         document |= {"sliding_window": sizes.pop(), "use_sliding_window": True, "layer_types": kinds}
     return document

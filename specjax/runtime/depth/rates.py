@@ -48,7 +48,8 @@ class Rates:
     def add(self, n_drafted: Int[np.ndarray, "N B"], n_accepted: Int[np.ndarray, "N B"]) -> None:
         """Take in N rounds.
 
-        Only drafts that were reached count: those after the first rejected one say nothing, and are not looked at.
+        Only drafts that were reached count: those after the first rejected one say nothing, and are not looked at. For
+        block verification, which judges drafts together, this is an approximation.
 
         Args:
             n_drafted: drafts that were verified.

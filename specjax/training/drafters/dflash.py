@@ -140,7 +140,7 @@ def _corrected(
     drafter: DFlashDrafter, params: Params, hidden: Float[Array, "B anchors K D"], before: Int[Array, "B anchors K"]
 ) -> tuple[Float[Array, "B anchors K M"], Float[Array, "B anchors K"] | None]:
     """The logits of all slots, and the logits of the confidence head, given the true token before each slot."""
-    c, logits = drafter.config, drafter.logits(params, hidden)
+    c, logits = drafter.config, drafter.scores(params, hidden)
     if c.markov is None:
         return logits, None
 
@@ -153,8 +153,7 @@ def _corrected(
         correction, embedding, memory = run("correct", tokens[:, slot], flat[:, slot], memory)
         corrections.append(correction)
         if c.confidence is not None:
-            probability = jnp.clip(run("sureness", flat[:, slot], embedding), 1e-7, 1 - 1e-7)
-            sure.append(jnp.log(probability) - jnp.log1p(-probability))
+            sure.append(run("sureness", flat[:, slot], embedding if c.confidence == "both" else None))
     logits += jnp.stack(corrections, axis=1).reshape(logits.shape)
     return logits, jnp.stack(sure, axis=1).reshape(before.shape) if sure else None
 

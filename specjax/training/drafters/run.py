@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,14 @@ from specjax.runtime.model import Model
 from specjax.training.batches import Batches, consecutive_blocks
 from specjax.training.corpus import Corpus
 from specjax.training.drafters.base import DrafterKind, Size, frequent_tokens
-from specjax.training.drafters.task import DrafterTask
+from specjax.training.drafters.task import DrafterTask, Objective
 from specjax.training.loop import train
 from specjax.training.plots import plot_drafter
 from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
 from specjax.training.run_folder import RunFolder
 
+DEFAULT_BLOCK = 8
 CHANGEABLE = ("steps", "eval_every", "eval_batches", "save_every")
 """Settings of a recipe that a run may be continued with, see `specjax.training.run`."""
 
@@ -48,7 +47,7 @@ class DrafterRun:
         *,
         layers: int | None = None,
         draft_vocab: int | None = None,
-        block: int = 8,
+        block: int | None = None,
     ) -> None:
         """
         Args:
@@ -58,25 +57,36 @@ class DrafterRun:
             recipe: how it is trained.
             layers: of the drafter; default: what is usual for its kind.
             draft_vocab: the drafter knows so many tokens, the most frequent ones of the text; None: all.
-            block: slots of a block, for kinds that fill blocks.
+            block: slots of a block, for kinds that fill blocks; default: 8.
         """
         if model.tokenizer is None:
             raise SpecjaxError(f"{model.path} has no tokenizer that can be used, and the drafter is trained on texts")
-        self.kind, self.model, self.corpus = kind, model, corpus
+        self.kind, self.model, self.corpus, self.recipe = kind, model, corpus, recipe
         self.documents, self.held_out = (
             [np.array(model.tokenizer.encode(document.text), np.int32) for document in documents]
             for documents in (corpus.train, corpus.held_out)
         )
-        whole = draft_vocab is None or draft_vocab >= model.target.vocab_size
-        tokens = None if whole or draft_vocab is None else frequent_tokens(self.documents, draft_vocab)
-        size = Size(layers or kind.layers, tokens, block, rarest_token(self.documents, model.target.vocab_size))
+        vocab_size = model.target.vocab_size
+        counts = np.bincount(np.concatenate(self.documents), minlength=vocab_size)
+        whole = draft_vocab is None or draft_vocab >= vocab_size
+        tokens = None if whole or draft_vocab is None else frequent_tokens(counts, draft_vocab)
+        rarest = vocab_size - 1 - int(np.argmin(counts[::-1]))  # it can stand for what is to be filled in
+        size = Size(
+            kind.layers if layers is None else layers, tokens, DEFAULT_BLOCK if block is None else block, rarest
+        )
         try:
-            config = kind.config(model.target, size)
+            self.config = kind.config(model.target, size)
         except ValueError as error:
             raise SpecjaxError(f"there is no {kind.name} drafter for {model.path}: {error}") from error
-        fixed: dict[str, Any] = {} if tokens is None else {kind.branch: {"tokens": jnp.asarray(tokens, jnp.int32)}}
-        target_params = {"target": model.params["target"]}
-        self.task = DrafterTask(kind, config, model.target, recipe, target_params, fixed)
+        self._fixed: dict[str, Any] = {}
+        if tokens is not None:
+            self._fixed = {kind.branch: {"tokens": jnp.asarray(tokens, jnp.int32)}}
+
+    @property
+    def task(self) -> DrafterTask:
+        """What the training loop is given."""
+        objective = Objective(self.kind, self.config, self.model.target, self.recipe)
+        return DrafterTask(objective, {"target": self.model.params["target"]}, self._fixed)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -84,8 +94,8 @@ class DrafterRun:
         return {
             "drafter": self.kind.name,
             "target": {"path": str(self.model.path), "digest": self.model.digest},
-            "recipe": self.task.recipe.to_dict(),
-            "config": asdict(self.task.config),
+            "recipe": self.recipe.to_dict(),
+            "config": asdict(self.config),
             "corpus": self.corpus.provenance.to_dict(),
         }
 
@@ -100,17 +110,17 @@ class DrafterRun:
             ValueError: the text is too short for a batch.
         """
         self._check_same(folder)
-        recipe = self.task.recipe
+        recipe, task = self.recipe, self.task
         held_out = consecutive_blocks(self.held_out, recipe.batch_size, recipe.length)
         held_out = held_out[:: max(1, len(held_out) // recipe.eval_batches)]
         batches = Batches(self.documents, recipe.batch_size, recipe.length, recipe.seed)
         write_text(folder.description, json.dumps(self.description, indent=2) + "\n")
-        state = train(self.task, batches, held_out, folder, progress)
+        state = train(task, batches, held_out, folder, progress)
         plot_drafter(folder)
         if int(state.step) < recipe.steps:
             return None
-        folder.write_report(self.task.evaluate(state.params, held_out))
-        return self.task.params(state.params)
+        folder.write_report(task.evaluate(state.params, held_out))
+        return task.params(state.params)
 
     def export(self, params: dict, path: Path, weights: WeightType) -> None:
         """Write the drafter as a GGUF with the target's tokenizer."""
@@ -118,7 +128,7 @@ class DrafterRun:
         write_gguf(
             path,
             FAMILIES,
-            self.task.config,
+            self.config,
             params,
             self.model.tokenizer,
             weights=weights,
@@ -145,11 +155,3 @@ def _decisive(fields: dict[str, Any]) -> dict[str, Any]:
     recipe = {name: value for name, value in plain.get("recipe", {}).items() if name not in CHANGEABLE}
     target = plain.get("target", {}).get("digest")
     return {**plain, "target": target, "recipe": recipe, "corpus": plain.get("corpus", {}).get("sha256")}
-
-
-def rarest_token(documents: Sequence[np.ndarray], vocab_size: int) -> int:
-    """The token that texts have least often, the last of several: it can stand for what is to be filled in."""
-    counts: Counter[int] = Counter()
-    for document in documents:
-        counts.update(document.tolist())
-    return min(range(vocab_size), key=lambda token: (counts[token], -token))

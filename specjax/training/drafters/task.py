@@ -37,74 +37,72 @@ def read_text(target: Target, drafter: Drafter, params: Params, tokens: Int[Arra
 
 
 @dataclass(frozen=True)
-class DrafterTask:
-    """See `specjax.training.loop.Task`.
+class Objective:
+    """What is trained and how, without any arrays: the static argument of the jitted steps.
 
     Attributes:
         kind, config: of the drafter.
         target: what it drafts for.
         recipe: how it is trained; `mtp_steps` is how many drafts are unrolled, for kinds that unroll them.
-        target_params: the parameters that stand still, {"target": ...}.
-        fixed: parameters of the drafter that no gradient reaches, as a part of its tree.
     """
 
     kind: DrafterKind
     config: Any
     target: Target
     recipe: Recipe
+
+    def losses(self, trainable: dict, target_params: Params, fixed: Params, tokens: Array, key: Array) -> Losses:
+        """The losses of a batch; gradients reach `trainable` alone."""
+        drafter = self.kind.attach(self.config, self.target)
+        frozen = jax.lax.stop_gradient(read_text(self.target, drafter, target_params, tokens))
+        with using("xla"):  # a prompt's own kernels have no derivatives
+            params = {**target_params, **from_trainable(trainable, fixed)}
+            return self.kind.losses(drafter, params, frozen, key, self.recipe)
+
+
+@dataclass(frozen=True)
+class DrafterTask:
+    """See `specjax.training.loop.Task`.
+
+    Attributes:
+        objective: what is trained and how.
+        target_params: the parameters that stand still, {"target": ...}.
+        fixed: parameters of the drafter that no gradient reaches, as a part of its tree.
+    """
+
+    objective: Objective
     target_params: Params = field(repr=False)
     fixed: Params = field(repr=False)
 
     @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
+    def recipe(self) -> Recipe:
+        return self.objective.recipe
 
     @property
-    def drafter(self) -> Drafter:
-        """The drafter, attached to the target."""
-        return self.kind.attach(self.config, self.target)
+    def vocab_size(self) -> int:
+        return self.objective.target.vocab_size
 
     def initial(self) -> TrainState:
         """Random parameters, a function of the seed alone."""
-        trainable = to_trainable(self.kind.initial(self.config, jax.random.key(self.recipe.seed)))
+        objective = self.objective
+        trainable = to_trainable(objective.kind.initial(objective.config, jax.random.key(self.recipe.seed)))
         return TrainState(jnp.int32(0), trainable, make_optimizer(self.recipe).init(trainable))
 
     def params(self, trainable: dict) -> Params:
         """The drafter's parameters, as it is run with them."""
         return from_trainable(trainable, self.fixed)
 
-    def losses(self, trainable: dict, target_params: Params, fixed: Params, tokens: Array, key: Array) -> Losses:
-        """The losses of a batch; gradients reach `trainable` alone."""
-        frozen = jax.lax.stop_gradient(read_text(self.target, self.drafter, target_params, tokens))
-        with using("xla"):  # a prompt's own kernels have no derivatives
-            params = {**target_params, **from_trainable(trainable, fixed)}
-            return self.kind.losses(self.drafter, params, frozen, key, self.recipe)
-
     def step(self, state: TrainState, tokens: Int[np.ndarray, "B T"]) -> tuple[TrainState, dict[str, Array]]:
         """One optimizer step; consumes the state that it is given."""
-        return _step(_Static(self), self.target_params, self.fixed, state, tokens)
+        return _step(self.objective, self.target_params, self.fixed, state, tokens)
 
     def evaluate(self, trainable: dict, blocks: Int[np.ndarray, "n B T"]) -> dict[str, float]:
         """Means over held-out blocks; random choices are the same each time."""
         measured = [
-            jax.device_get(_measure(_Static(self), self.target_params, self.fixed, trainable, tokens))
+            jax.device_get(_measure(self.objective, self.target_params, self.fixed, trainable, tokens))
             for tokens in blocks
         ]
         return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
-
-
-class _Static:
-    """A task as a static argument: equal tasks have equal kinds, configs, targets and recipes."""
-
-    def __init__(self, task: DrafterTask) -> None:
-        self.task = task
-        self._key = (task.kind, task.config, task.target, task.recipe)
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self._key == other._key
 
 
 def _logged(losses: Losses) -> dict[str, Array]:
@@ -114,24 +112,24 @@ def _logged(losses: Losses) -> dict[str, Array]:
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _step(
-    static: _Static, target_params: Params, fixed: Params, state: TrainState, tokens: Int[Array, "B T"]
+    objective: Objective, target_params: Params, fixed: Params, state: TrainState, tokens: Int[Array, "B T"]
 ) -> tuple[TrainState, dict[str, Array]]:
-    task = static.task
-    key = jax.random.fold_in(jax.random.key(task.recipe.seed), state.step)
+    recipe = objective.recipe
+    key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
 
     def loss(trainable: dict) -> tuple[Array, Losses]:
-        losses = task.losses(trainable, target_params, fixed, tokens, key)
+        losses = objective.losses(trainable, target_params, fixed, tokens, key)
         return losses.total, losses
 
     gradient, losses = jax.grad(loss, has_aux=True)(state.params)
-    updates, opt_state = make_optimizer(task.recipe).update(gradient, state.opt_state, state.params)
+    updates, opt_state = make_optimizer(recipe).update(gradient, state.opt_state, state.params)
     parts = _logged(losses)
-    parts |= {"gradient_norm": optax.tree.norm(gradient), "learning_rate": learning_rate(task.recipe)(state.step)}
+    parts |= {"gradient_norm": optax.tree.norm(gradient), "learning_rate": learning_rate(recipe)(state.step)}
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), parts
 
 
 @partial(jax.jit, static_argnums=0)
 def _measure(
-    static: _Static, target_params: Params, fixed: Params, trainable: dict, tokens: Int[Array, "B T"]
+    objective: Objective, target_params: Params, fixed: Params, trainable: dict, tokens: Int[Array, "B T"]
 ) -> dict[str, Array]:
-    return _logged(static.task.losses(trainable, target_params, fixed, tokens, jax.random.key(0)))
+    return _logged(objective.losses(trainable, target_params, fixed, tokens, jax.random.key(0)))

@@ -153,6 +153,11 @@ class DFlashConfig:
         return len(self.windows)
 
     @property
+    def heads_itself(self) -> bool:
+        """Whether its own output head gives its logits, or its own embedding table, as in llama.cpp."""
+        return self.own_output or self.own_embedding
+
+    @property
     def num_features(self) -> int:
         """How many layers of the target are fused."""
         return len(self.target_layers) or 3

@@ -21,41 +21,21 @@ from jaxtyping import Array, Float, Int
 from specjax.models.drafters.dflash.config import DFlashConfig
 from specjax.models.drafters.dflash.modules import DFlash, make_caches
 from specjax.models.drafters.dflash.state import FeatureState, FeatureWindow, Rows
-from specjax.models.drafters.fit import check_fit, usual_layers
-from specjax.models.parts.apply import apply, in_device_memory
+from specjax.models.drafters.fused import FusedDrafter, file_drafter
+from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.chain import draft_chain
-from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.parts.room import Room
-from specjax.models.protocol import (
-    Choice,
-    ChooseDraft,
-    FeatureRequest,
-    Features,
-    FileDrafter,
-    KeepGoing,
-    Params,
-    Proposal,
-    Target,
-)
+from specjax.models.protocol import Choice, ChooseDraft, Features, FileDrafter, KeepGoing, Params, Proposal
 from specjax.state import KVTypes, SequenceState
 
 
 @dataclass(frozen=True)
-class DFlashDrafter(BaseDrafter):
-    """See `specjax.models.protocol.Drafter`. Its parameters are `params["dflash"]`.
+class DFlashDrafter(FusedDrafter):
+    """See `FusedDrafter` and `specjax.models.protocol.Drafter`."""
 
-    Attributes:
-        target: whose layers it reads, and whose embedding table and output head if it has none of its own.
-        config: its hyper-parameters; `target_layers` names the layers.
-    """
-
-    target: Target
     config: DFlashConfig
-
-    @property
-    def request(self) -> FeatureRequest:
-        """The inputs of the target's layers."""
-        return FeatureRequest(layer_inputs=self.config.target_layers)
+    part = "dflash"
+    module_type = DFlash
 
     @property
     def max_drafts(self) -> int:
@@ -70,19 +50,10 @@ class DFlashDrafter(BaseDrafter):
         features = jnp.zeros((batch, rows, self.config.num_features * self.config.width), jnp.float32)
         return FeatureState(make_caches(self.config, room), features, jnp.zeros((batch,), jnp.int32))
 
-    def _apply(self, params: Params, method: str | None, *args: Any) -> Any:
-        return apply(DFlash(self.config), params["dflash"], *args, method=method)
-
-    def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Rows of the drafter's embedding table, or of the target's."""
-        if self.config.own_embedding:
-            return self._apply(params, "embed_tokens", tokens)
-        return self.target.embedding_rows(params, tokens)
-
     def inject(self, params: Params, rows: Rows, kv: Any) -> Any:
         """The caches with the features of verified tokens."""
-        kind = jax.eval_shape(self.embed, params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).dtype
-        return self._apply(params, "inject", rows.features.astype(kind), rows.positions, rows.valid, kv)
+        features = self.as_embedded(params, rows.features)
+        return self.apply(params, "inject", features, rows.positions, rows.valid, kv)
 
     def extend(
         self,
@@ -95,7 +66,7 @@ class DFlashDrafter(BaseDrafter):
     ) -> FeatureState:
         """Inject the features that wait, and those of the tokens."""
         del tokens
-        rows = state.then(jnp.concatenate(features.layer_inputs, axis=-1), n_valid, length)
+        rows = state.then(self.rows_of(features), n_valid, length)
         kv = self.inject(params, rows, state.kv)
         return replace(state, kv=kv, count=jnp.where(n_valid > 0, 0, state.count))
 
@@ -114,7 +85,7 @@ class DFlashDrafter(BaseDrafter):
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: FeatureState) -> FeatureWindow:
         """The features of verified tokens will wait for the next round."""
         del tokens
-        return FeatureWindow(state, jnp.concatenate(features.layer_inputs, axis=-1))
+        return FeatureWindow(state, self.rows_of(features))
 
     def hidden_norm(self, state: FeatureState) -> Float[Array, "B"]:
         """The norm of the last token's features; 0 if none wait."""
@@ -131,14 +102,7 @@ class DFlashDrafter(BaseDrafter):
         slots = needed if all(c.causal) else c.block_size
         masks = jnp.full((pending.shape[0], slots - 1), c.mask_token, jnp.int32)
         tokens = jnp.concatenate([pending[:, None], masks], axis=1)
-        return self._apply(params, None, self.embed(params, tokens), start, kv)
-
-    def logits(self, params: Params, normed: Float[Array, "... D"]) -> Float[Array, "... M"]:
-        """Float32 logits of the drafter's M tokens, before any head corrects them."""
-        if self.config.own_output or self.config.own_embedding:
-            return self._apply(params, "project", normed)
-        logits = self.target.unembed(params, normed)
-        return logits[..., params["dflash"]["tokens"]] if self.config.maps_tokens else logits
+        return self.apply(params, None, self.embed(params, tokens), start, kv)
 
     def propose(
         self,
@@ -156,7 +120,7 @@ class DFlashDrafter(BaseDrafter):
         hidden, kv = self.block(params, pending, length, kv, num_drafts)
         first_slot = 0 if c.from_anchor else 1
         drafting = hidden[:, first_slot : first_slot + num_drafts]
-        base = jnp.swapaxes(self.logits(params, drafting), 0, 1)
+        base = jnp.swapaxes(self.scores(params, drafting), 0, 1)
         drafting = jnp.swapaxes(drafting, 0, 1)
 
         def step(index: Any, token: Int[Array, "B"], memory: Any) -> tuple[Choice, Any]:
@@ -165,9 +129,9 @@ class DFlashDrafter(BaseDrafter):
 
         memory: Any = ()
         if c.markov is not None:
-            memory = self._apply(params, "begin", pending.shape[0])
+            memory = self.apply(params, "begin", pending.shape[0])
             if not c.from_anchor:  # in training the memory runs through the slot that drafts nothing
-                memory = self._apply(params, "correct", pending, hidden[:, 0], memory)[2]
+                memory = self.apply(params, "correct", pending, hidden[:, 0], memory)[2]
         choice, memory = step(0, pending, memory)
         drafts, _ = draft_chain(choice, step, memory, num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=replace(own, kv=kv))
@@ -183,37 +147,22 @@ class DFlashDrafter(BaseDrafter):
         choose: ChooseDraft,
     ) -> tuple[Choice, Any]:
         """A draft for a slot after a token, and what the Markov head remembers."""
-        c, tokens, embedding = self.config, None, None
-        if c.maps_tokens:
-            tokens = jnp.broadcast_to(params["dflash"]["tokens"], logits.shape)
+        c, tokens, embedding = self.config, self.scored_tokens(params, logits), None
         if c.markov is not None:
-            correction, embedding, memory = self._apply(params, "correct", token, hidden, memory)
+            correction, embedding, memory = self.apply(params, "correct", token, hidden, memory)
             logits = logits + correction
         if c.selector is not None:
             logits, best = jax.lax.top_k(logits, c.selector.top_k)
             tokens = best if tokens is None else jnp.take_along_axis(tokens, best, axis=1)
-            logits = logits + self._apply(params, "select", token, hidden, tokens)
+            logits = logits + self.apply(params, "select", token, hidden, tokens)
         choice = choose(logits, position, tokens)
         if c.confidence is not None:
             # It depends on the tokens before this draft and not on the draft, as `Choice.confidence` must.
-            choice = choice._replace(confidence=self._apply(params, "sureness", hidden, embedding))
+            read = embedding if c.confidence == "both" else None
+            choice = choice._replace(confidence=jax.nn.sigmoid(self.apply(params, "sureness", hidden, read)))
         return choice, memory
 
 
 def from_file(config: DFlashConfig) -> FileDrafter:
     """How a block drafter drafts for a target."""
-
-    def attach(target: Target) -> DFlashDrafter:
-        layers = config.target_layers or usual_layers(target.num_layers)
-        check_fit(
-            target,
-            vocab_size=config.vocab_size,
-            target_width=config.width,
-            layers=layers,
-            width=config.width,
-            shares_embedding=not config.own_embedding,
-            shares_output=not (config.own_output or config.own_embedding),
-        )
-        return DFlashDrafter(target, replace(config, target_layers=layers))
-
-    return FileDrafter(part="dflash", under=None, own_vocabulary=True, attach=attach)
+    return file_drafter(config, config.width, DFlashDrafter, DFlashDrafter.part)

@@ -30,7 +30,6 @@ _TARGET_LAYERS, _CAUSAL, _FROM_ANCHOR = "target_layers", "attention.causal", "sa
 _WINDOW, _SLIDING, _SCALE = "attention.sliding_window", "attention.sliding_window_pattern", "embedding_scale"
 _TOKENS, _OUTPUT, _EMBEDDING, _MARKOV = "d2t", "output.weight", "token_embd.weight", "markov_w1.weight"
 _CONFIDENCE, _SELECTOR, _CONVOLUTION = "conf_proj.weight", "selector_hidden.weight", "blk.0.attn_conv_base"
-_SECTIONS = "rope.dimension_sections"
 _UNSUPPORTED = (
     "attention.value_scale",
     "attention.scale",

@@ -103,12 +103,12 @@ def markov_head(config: MarkovHead, vocab_size: int, draft_vocab_size: int) -> V
 
 
 class ConfidenceHead(nn.Module):
-    """How likely a draft is to be accepted; it sees what is known before the draft is chosen."""
+    """How likely a draft is to be accepted, as a logit; it sees what is known before the draft is chosen."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B"]:
-        """The probability of each row's draft."""
-        return jax.nn.sigmoid(Biased(1, name="proj")(x)[:, 0])
+        """The logit of each row's draft."""
+        return Biased(1, name="proj")(x)[:, 0]
 
 
 class PairScores(nn.Module):

@@ -107,7 +107,8 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         from_anchor = special.get(_FROM_ANCHOR, any(f"{place}markov_w1.weight" in shapes for place in _MARKOV_PLACES))
     hf.need(special, (_MASK,), where)
     hf.rope_type(hf.rope_of(text), where, "default")
-    if asked := [key for key in _UNSUPPORTED if special.get(key)]:
+    interleaved = ["rope_is_neox_style: false"] * (not special.get("rope_is_neox_style", True))
+    if asked := [*(key for key in _UNSUPPORTED if special.get(key)), *interleaved]:
         raise ConfigError(f"{where}: {', '.join(asked)}: not supported for block drafters")
     layers = layer_fields(text, DFlashConfig, where)
     rope_width = hf.rope_width(text, layers["head_width"], 1.0)
@@ -186,9 +187,7 @@ def config_to_hf(config: DFlashConfig) -> dict[str, Any]:
 
 
 def _nested_document(config: DFlashConfig) -> dict[str, Any]:
-    sliding = {causal for causal, window in zip(config.causal, config.windows, strict=True) if window is not None}
-    full = {causal for causal, window in zip(config.causal, config.windows, strict=True) if window is None}
-    _check_expressible(config, full, sliding, "speculators")
+    sliding = _check_expressible(config, {True, False}, "speculators")
     kind = "dspark" if config.markov or config.confidence else "dflash2" if config.selector else "dflash"
     layers = layer_document(config, "qwen3")
     layers["rope_parameters"] = _rope(config)
@@ -208,9 +207,7 @@ def _nested_document(config: DFlashConfig) -> dict[str, Any]:
 
 
 def _plain(config: DFlashConfig) -> dict[str, Any]:
-    sliding = {causal for causal, window in zip(config.causal, config.windows, strict=True) if window is not None}
-    full = {causal for causal, window in zip(config.causal, config.windows, strict=True) if window is None}
-    _check_expressible(config, full, sliding - {True}, "the plain form")
+    _check_expressible(config, {True}, "the plain form")
     kind = "DFlash2DraftModel" if config.selector else "DSparkDraftModel" if config.markov else "DFlashDraftModel"
     special = {
         _OUTPUTS: [index - 1 for index in config.target_layers],
@@ -221,24 +218,22 @@ def _plain(config: DFlashConfig) -> dict[str, Any]:
         **_head_keys(config),
     }
     rope = {"rope_parameters": _rope(config)}
-    return {
-        "architectures": [kind],
-        **layer_document(config, "qwen3"),
-        **rope,
-        _BLOCK: config.block_size,
-        _SPECIAL: special,
-    }
+    beside = {_BLOCK: config.block_size, _SPECIAL: special}  # SpecForge reads the size of a block there alone
+    return {"architectures": [kind], **layer_document(config, "qwen3"), **rope, **beside}
 
 
-def _check_expressible(config: DFlashConfig, full: set[bool], sliding: set[bool], form: str) -> None:
+def _check_expressible(config: DFlashConfig, sliding_causal: set[bool], form: str) -> set[bool]:
+    """Whether the sliding layers are causal; a form knows those that are as `sliding_causal` says."""
+    layers = list(zip(config.causal, config.windows, strict=True))
+    sliding = {causal for causal, window in layers if window is not None}
     lacking = {
-        "full layers that are causal": True in full,
-        "sliding layers of this kind": len(sliding) > 1 or (form != "speculators" and len(sliding) > 0),
-        "windows of several sizes": len({window for window in config.windows if window}) > 1,
+        "full layers that are causal": any(causal for causal, window in layers if window is None),
+        "sliding layers of this kind": len(sliding) > 1 or not sliding <= sliding_causal,
         "a scale of embeddings": config.embedding_scale != 1,
     }
     if asked := [what for what, there in lacking.items() if there]:
         raise ConfigError(f"config.json has no block drafter with {', '.join(asked)} in {form}")
+    return sliding
 
 
 def _rope(config: DFlashConfig) -> dict[str, Any]:

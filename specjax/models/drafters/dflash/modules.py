@@ -172,9 +172,9 @@ class DFlash(nn.Module):
         return self.markov(token, hidden, memory)
 
     def sureness(self, hidden: Float[Array, "B D"], embedding: Float[Array, "B rank"] | None) -> Float[Array, "B"]:
-        """The probability that a slot's draft is accepted if all before it are."""
-        read = [hidden] if self.config.confidence == "hidden" or embedding is None else [hidden, embedding]
-        return self.confidence(jnp.concatenate(read, axis=-1))
+        """The logit of the probability that a slot's draft is accepted if all before it are."""
+        read = hidden if embedding is None else jnp.concatenate([hidden, embedding], axis=-1)
+        return self.confidence(read)
 
     def select(
         self, token: Int[Array, "B"], hidden: Float[Array, "B D"], candidates: Int[Array, "B k"]
@@ -196,7 +196,7 @@ class DFlash(nn.Module):
             made.append(self.markov(tokens[:, 0], normed[:, 0], self.markov.start(tokens.shape[0])))
             embedding = made[-1][1]
         if c.confidence is not None:
-            made.append(self.sureness(normed[:, 0], embedding))
+            made.append(self.sureness(normed[:, 0], embedding if c.confidence == "both" else None))
         if c.selector is not None:
             made.append(self.selector(tokens[:, 0], normed[:, 0], tokens))
         return normed, made

@@ -91,6 +91,11 @@ class Eagle3Config:
         return len(self.windows)
 
     @property
+    def heads_itself(self) -> bool:
+        """Whether its own output head gives its logits."""
+        return self.own_output
+
+    @property
     def num_features(self) -> int:
         """How many layers of the target are fused."""
         return len(self.target_layers) or 3

@@ -44,7 +44,7 @@ _ENDS = weights(
         "norm": "norm",
         "lm_head": "lm_head",
         "embed_tokens": "embed",
-        **{f"fc_norm.{index}": f"feature_norms_{index}" for index in range(16)},
+        **{f"fc_norm.{index}": f"feature_norms_{index}" for index in range(64)},
     }
 )
 _IGNORED = {
@@ -102,15 +102,17 @@ def _target_layers(document: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _is_plain(config: Eagle3Config) -> bool:
-    """Whether the plain form can express the drafter."""
-    nested_only = (
-        config.qk_norm or config.final_norm == "both" or len(config.windows) > 1 or config.windows[0] is not None
-    )
-    return not nested_only
+    """Whether the plain form can express the drafter to all programs that read it."""
+    one_plain_layer = config.windows == (None,) and not config.qk_norm and not config.norm_before_residual
+    return one_plain_layer and config.final_norm != "both" and config.norm_features != "all"
 
 
 def config_to_hf(config: Eagle3Config) -> dict[str, Any]:
-    """The config.json of the plain form if it can express the drafter, else that of speculators."""
+    """The config.json of the plain form if it can express the drafter, else that of speculators.
+
+    Raises:
+        ConfigError: neither can express it.
+    """
     layers = layer_document(config, "qwen3" if config.qk_norm else "llama")
     layers["rope_parameters"] = {"rope_theta": config.rope_theta, **hf.write_formula(config.rope_formula)}
     document: dict[str, Any] = {
@@ -123,6 +125,8 @@ def config_to_hf(config: Eagle3Config) -> dict[str, Any]:
         document[_TARGET_LAYERS] = list(config.target_layers)
     if _is_plain(config):
         return {"architectures": [_CLASS], **layers, **document, "norm_output": config.final_norm == "head"}
+    if config.final_norm is None:
+        raise ConfigError("config.json has no such EAGLE-3 drafter without a norm before its output head")
     return {
         "architectures": [_NESTED_CLASS],
         "model_type": "speculator_model",
