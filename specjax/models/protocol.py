@@ -269,7 +269,7 @@ class Drafter(Protocol):
         ...
 
     def narrowed(self, params: Params, state: Any, length: Int[Array, "B"], rows: int) -> Any:
-        """The state with no more than `rows` verified rows waiting in it, so that rounds of that many rows can follow."""
+        """The state with at most `rows` verified rows waiting in it, so that rounds of that many rows can follow."""
         ...
 
     def propose(
