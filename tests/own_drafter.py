@@ -11,8 +11,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "drafters.md"
 
 
 def code_blocks() -> list[str]:
-    """The Python code of the page."""
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """The Python code of the page, without blocks that a comment before them leaves out."""
+    return re.findall(r"(?<!-->\n)```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @cache

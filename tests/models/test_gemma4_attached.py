@@ -39,5 +39,5 @@ def test_an_assistant_that_does_not_fit_says_in_what() -> None:
 
 
 def test_an_assistant_alone_is_refused() -> None:
-    with pytest.raises(specjax.SpecjaxError, match="which only drafts"):
+    with pytest.raises(specjax.SpecjaxError, match="only drafts: load the model it was made for"):
         specjax.load(GEMMA / "dense" / "assistant")

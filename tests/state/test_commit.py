@@ -113,7 +113,7 @@ def test_state_after_commit_is_that_of_a_fresh_run(rollback: RollbackStrategy, r
 def test_the_head_catches_up_with_the_targets_hidden_states(rollback: RollbackStrategy) -> None:
     """The waiting rows, fed with the next token, leave the head's cache as a fresh run does; its draft is the same."""
     params = make_params(DENSE)
-    got, want = (propose(params, NEXT, state, 1) for state in (committed(rollback), fresh(rollback)))
+    got, want = (propose(params, NEXT, state, DRAFTS) for state in (committed(rollback), fresh(rollback)))
     np.testing.assert_array_equal(got.tokens, want.tokens)
     got_norm, want_norm = (Qwen35MTP(DENSE).hidden_norm(state(rollback).drafter) for state in (committed, fresh))
     np.testing.assert_allclose(got_norm, want_norm, rtol=1e-5)
