@@ -27,7 +27,7 @@ KEYS = {
     "norm_eps": "rms_norm_eps",
     "context_length": "max_position_embeddings",
 }
-_COUNT = "num_hidden_layers"
+_COUNT, _SLIDES = "num_hidden_layers", "use_sliding_window"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _COMMON = {"norm_eps": 1e-6, "num_heads": 32, "width": 4096, "num_layers": 32}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -50,7 +50,9 @@ def nested_layers(document: Mapping[str, Any], config_type: type, where: str) ->
         raise ConfigError(f"{where}: layers as those of {kind!r} are not supported, only of {known}")
     defaults = {**_COMMON, **_DEFAULTS[kind], "head_width": _HEAD_WIDTH[kind]}
     read = Fields(config_type, {**KEYS, "num_layers": _COUNT}, defaults).read(nested.get)
-    return {**nested, **{key: read[name] for name, key in KEYS.items()}, _COUNT: read["num_layers"]}, kind
+    slides = nested.get(_SLIDES, kind != "qwen3")  # Qwen3's class has no windows by default, whatever its layers are
+    filled = {key: read[name] for name, key in KEYS.items()}
+    return {**nested, **filled, _COUNT: read["num_layers"], _SLIDES: slides}, kind
 
 
 def layer_fields(text: Mapping[str, Any], config_type: type, where: str) -> dict[str, Any]:
@@ -71,14 +73,13 @@ def layer_fields(text: Mapping[str, Any], config_type: type, where: str) -> dict
     if (count := text.get(_COUNT, 1)) not in range(1, MOST_LAYERS):
         raise ConfigError(f"{where}: {_COUNT} is {count!r}; it must be a whole number from 1")
     window, kinds = text.get("sliding_window"), text.get("layer_types") or [_FULL] * count
-    if text.get("use_sliding_window") and not text.get("layer_types"):
+    if text.get(_SLIDES) and window and not text.get("layer_types"):
         raise ConfigError(f"{where}: use_sliding_window is true, and layer_types does not say which layers slide")
     if len(kinds) != count or not set(kinds) <= {_FULL, _SLIDING}:
         raise ConfigError(f"{where}: layer_types is {kinds}; it names {_FULL} or {_SLIDING} for each of {count} layers")
     if _SLIDING in kinds and not (isinstance(window, int) and window > 0):
         raise ConfigError(f"{where}: sliding_window is {window!r}; layers that slide need a whole number from 1")
-    # Qwen3's class has no window unless this is set, whatever the kinds of its layers are.
-    slides = text.get("model_type") != "qwen3" or bool(text.get("use_sliding_window"))
+    slides = text.get(_SLIDES, True)
     windows = tuple(window if kind == _SLIDING and slides else None for kind in kinds)
     return {**read, "windows": windows, "rope_theta": hf.rope_theta(text)}
 
@@ -101,5 +102,5 @@ def layer_document(config: Any, kind: str) -> dict[str, Any]:
         raise ConfigError(f"config.json has one sliding_window, and the drafter has {sorted(sizes)}")
     if sizes:
         kinds = [_FULL if window is None else _SLIDING for window in config.windows]
-        document |= {"sliding_window": sizes.pop(), "use_sliding_window": True, "layer_types": kinds}
+        document |= {"sliding_window": sizes.pop(), _SLIDES: True, "layer_types": kinds}
     return document

@@ -31,7 +31,7 @@ from specjax.state import KVTypes, SequenceState
 
 @dataclass(frozen=True)
 class DFlashDrafter(FusedDrafter):
-    """See `FusedDrafter` and `specjax.models.protocol.Drafter`."""
+    """A drafter that fills a block of masks in one pass, see `FusedDrafter`."""
 
     config: DFlashConfig
     part = "dflash"

@@ -26,7 +26,7 @@ from specjax.state import KVCache, KVTypes
 
 @dataclass(frozen=True)
 class Eagle3Drafter(FusedDrafter, RepeatedDrafter):
-    """See `FusedDrafter` and `specjax.models.protocol.Drafter`."""
+    """A decoder over pairs of tokens and fused features, see `FusedDrafter`."""
 
     config: Eagle3Config
     part = "eagle3"
