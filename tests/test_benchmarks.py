@@ -176,6 +176,7 @@ def test_the_benchmark_of_decoding_runs_and_counts(
     assert "K = 2: accepted by position" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_rules_compares_them_all(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,7 +200,9 @@ def test_an_honest_drafter_passes_however_bad_it_is(path: Path, drafter: Any, dr
 
 
 @pytest.mark.parametrize(
-    ("drafter", "fits"), [(Certain(CONFIG), True), (Flattened(CONFIG), False)], ids=["certain", "lies"]
+    ("drafter", "fits"),
+    [pytest.param(Certain(CONFIG), True, marks=pytest.mark.slow), (Flattened(CONFIG), False)],
+    ids=["certain", "lies"],
 )
 def test_texts_show_whether_a_drafter_lies_under_both_rules(path: Path, drafter: Any, fits: bool) -> None:
     rng, model, drawing = np.random.default_rng(0), specjax.load(path, drafter=drafter), sampling(1500)

@@ -101,8 +101,8 @@ def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]])
     [
         bundled,
         lambda: qwen("replay"),
-        lambda: qwen("snapshot"),
-        small_model,
+        pytest.param(lambda: qwen("snapshot"), marks=pytest.mark.slow),
+        pytest.param(small_model, marks=pytest.mark.slow),
         ngrams,
         chained_heads,
         assistant,
