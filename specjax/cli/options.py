@@ -119,8 +119,9 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
     drafting.add_argument(
         "--drafter",
         metavar="FILE|DIR|ngram",
-        help="what drafts: an assistant made for the model, a small model with the same vocabulary, or ngram, which"
-        " looks up what followed the last tokens before (default: the model's own MTP head)",
+        help="what drafts: a drafter made for the model (an assistant, EAGLE-3, DFlash, DSpark), a small model with the"
+        " same vocabulary, or ngram, which looks up what followed the last tokens before (default: the model's own MTP"
+        " head)",
     )
     one_number: dict[str, Any] = {
         "type": draft_count,

@@ -21,8 +21,8 @@ from specjax.models.protocol import Drafter, FileDrafter, Params, Target
 from specjax.state import KVTypes, Part
 
 DrafterSource = str | Path | Drafter
-"""A file or folder with a small model or an assistant, "ngram", or any drafter: `specjax.NGram(longest=3)`, or an
-object of a class of your own."""
+"""A file or folder with a small model or with a drafter that was made for the target, "ngram", or any drafter:
+`specjax.NGram(longest=3)`, or an object of a class of your own."""
 
 
 @dataclass(frozen=True)

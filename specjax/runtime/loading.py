@@ -46,8 +46,9 @@ def load(
     Args:
         path: FILE.gguf or a directory with config.json; or OWNER/MODEL or OWNER/MODEL/FILE.gguf of the Hugging Face
             hub.
-        drafter: what drafts, if not the head in the file itself: another model's file or directory, "ngram", or any
-            drafter, such as an `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`).
+        drafter: what drafts, if not the head in the file itself: the file or directory of a small model or of a drafter
+            made for this one (an assistant, EAGLE-3, DFlash, DSpark), "ngram", or any drafter, such as a
+            `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`).
         dtype: the type of matrices that are not quantized or do not stay packed: "float32", "bfloat16" or "float16".
             Norms and recurrent parameters are always float32.
         packed: how to multiply quantized matrices, which stay packed as in the file. "a16" rounds activations to 16

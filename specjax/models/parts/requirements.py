@@ -37,6 +37,14 @@ def require_target_layers(config: object, target_layers: tuple[int, ...]) -> Non
     require(config, all(index in range(MOST_LAYERS) for index in target_layers), wrong)
 
 
+def require_draft_vocabulary(config: object, draft_vocab_size: int, vocab_size: int, *, maps_tokens: bool) -> None:
+    """A drafter knows some of the target's tokens; unless it is all of them, it says which."""
+    sizes = f"draft_vocab_size is {draft_vocab_size}, vocab_size is {vocab_size}"
+    require(config, 0 < draft_vocab_size <= vocab_size, f"{sizes}; it must be from 1 to that")
+    whole = maps_tokens or draft_vocab_size == vocab_size
+    require(config, whole, f"{sizes}, and nothing says which tokens the drafter's are")
+
+
 def require_one_head(config: object, mtp_layers: int) -> None:
     """There is one MTP block, or none."""
     require(config, mtp_layers in (0, 1), f"mtp_layers is {mtp_layers}; this family has 0 or 1")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specjax.models.parts.requirements import require, require_groups, require_pairs, require_target_layers
+from specjax.models.parts.requirements import (
+    require,
+    require_draft_vocabulary,
+    require_groups,
+    require_pairs,
+    require_target_layers,
+)
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 WINDOW_FROM = ("slot", "block")
@@ -123,10 +129,7 @@ class DFlashConfig:
         require(self, self.num_drafts > 0, f"a block of {self.block_size} leaves nothing to draft")
         outside = f"mask_token is {self.mask_token}; the target has {self.vocab_size} tokens"
         require(self, 0 <= self.mask_token < self.vocab_size, outside)
-        sizes = f"draft_vocab_size is {self.draft_vocab_size}, vocab_size is {self.vocab_size}"
-        require(self, 0 < self.draft_vocab_size <= self.vocab_size, f"{sizes}; it must be from 1 to that")
-        whole = self.maps_tokens or self.draft_vocab_size == self.vocab_size
-        require(self, whole, f"{sizes}, and nothing says which tokens the drafter's are")
+        require_draft_vocabulary(self, self.draft_vocab_size, self.vocab_size, maps_tokens=self.maps_tokens)
         if self.markov is not None:
             known = f"a Markov head of the kind {self.markov.kind!r}; known are {', '.join(MARKOV_KINDS)}"
             require(self, self.markov.kind in MARKOV_KINDS, known)

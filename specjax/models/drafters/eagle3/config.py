@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checkpoints.mapping.rope_formula import Llama3Rope
-from specjax.models.parts.requirements import require, require_groups, require_target_layers
+from specjax.models.parts.requirements import require, require_draft_vocabulary, require_groups, require_target_layers
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,7 @@ class Eagle3Config:
             self.final_norm in ("head", "both", None),
             f"final_norm is {self.final_norm!r}; known are 'head', 'both' and None",
         )
-        sizes = f"draft_vocab_size is {self.draft_vocab_size}, vocab_size is {self.vocab_size}"
-        require(self, 0 < self.draft_vocab_size <= self.vocab_size, f"{sizes}; it must be from 1 to that")
-        whole = self.maps_tokens or self.draft_vocab_size == self.vocab_size
-        require(self, whole, f"{sizes}, and nothing says which tokens the drafter's are")
+        require_draft_vocabulary(self, self.draft_vocab_size, self.vocab_size, maps_tokens=self.maps_tokens)
 
     @property
     def architecture(self) -> str:
