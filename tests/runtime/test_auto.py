@@ -77,7 +77,7 @@ def test_programs_are_built_once_and_nothing_after_that(monkeypatch: pytest.Monk
     for _ in range(2):
         first.submit(request)
         finish(first)
-    assert first.experience.costs[decoder, 1].keys() >= {0, 3}
+    assert 3 in first.experience.costs[decoder, 1]
     second = Engine(decoder, first.params, seats=1, slots=512, rounds_per_chunk=4, experience=first.experience)
     first.experience.effort.rounds = 0.0  # nothing more may be built
     job = second.submit(request)
