@@ -14,7 +14,7 @@ from specjax.runtime.building import Building, Experience
 from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import DepthControl
 from specjax.runtime.depth.costs import Costs
-from specjax.runtime.pace import Pace
+from specjax.runtime.pace import USUAL, Pace
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
 
@@ -86,7 +86,7 @@ class Rounds:
         unseen = decoder.drafter is not None and choice.depth == 0  # a chunk ends with what the drafter has not seen
         rounds = self._pace.rounds(others_wait=others_wait, unhurried=unseen)
         limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
-        state, record = decode_chunk(decoder.at_most(choice.depth), params, state, self.most, limit)
+        state, record = decode_chunk(decoder.at_most(choice.depth), params, state, self.most, limit, np.int32(USUAL))
         return state, Reading(record, jobs, choice=choice, alone=alone)
 
     def _recall(self, params: Params) -> None:
@@ -109,7 +109,7 @@ class Rounds:
         jax.block_until_ready(state)
         before = self._building.seconds
         with self._building.building(f"rounds of {depth} drafts", jobs.values()):
-            result = decode_chunk(decoder.at_most(depth), params, state, self.most, np.int32(1))
+            result = decode_chunk(decoder.at_most(depth), params, state, self.most, np.int32(1), np.int32(USUAL))
             jax.block_until_ready(result)
         self._experience.effort.building += self._building.seconds - before
         self._building.first_time(*self._program(depth))

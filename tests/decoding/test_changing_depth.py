@@ -33,9 +33,15 @@ LENGTHS = (1, 17, 65)
 BUDGETS = (44, 29, 44)
 SAMPLERS = (SamplerConfig(), SamplerConfig(temperature=0.8), SamplerConfig())
 CHANGES = ((3, 2), (0, 11), (1, 2), (0, 1), (3, 3), (0, 3), (1, 1))
-"""Depths of chunks, and their rounds: a block of rounds without drafts is exceeded, and not filled."""
+"""Depths of chunks, and their rounds."""
 
 Drafts = dict[tuple[int, int], list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 11 rounds then have blocks of both sizes, and one that is not full."""
+    monkeypatch.setattr("specjax.decoding.loop.UNSEEN_BLOCKS", (8, 2))
 
 
 def qwen(rollback: str) -> tuple[Decoder, Params]:

@@ -47,7 +47,7 @@ class Machine:
             choice = control.choose(dict.fromkeys(range(self.rows), want), self.ready, may_build=True)
             self.ready.add(choice.depth)
             self.choices.append(choice)
-            rounds = USUAL if choice.rounds is None else choice.rounds
+            rounds = min(USUAL, choice.rounds or USUAL)
             accepted = np.cumprod(self.rng.random((rounds, self.rows, choice.depth)) < acceptance, axis=2).sum(axis=2)
             taken = (rounds * self.cost(choice.depth) + self.extra) * max(0.2, 1 + self.noise * self.rng.normal())
             self.unread.append((choice, np.full_like(accepted, choice.depth), accepted, taken))

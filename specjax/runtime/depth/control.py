@@ -31,6 +31,9 @@ LEAST_LOSS = 0.03
 HOPELESS = 4.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
 
+MEASURED_ROUNDS = 32
+"""The most rounds of a visit that is to measure costs; what each chunk costs besides is then little."""
+
 PROBE_TRIALS = 4
 """First drafts that a visit tries at least, in all rows together, if only acceptance is asked for."""
 
@@ -65,8 +68,8 @@ class DepthControl:
 
     Other depths are visited between two chunks of the usual one. A depth of which too little is known is visited as
     soon as it promises an advantage. Further visits, which tell whether acceptance has risen while nothing was drafted
-    and keep costs exact, may lose `VISIT_SHARE` of the time. A visit that measures costs is as long as other chunks,
-    because each chunk has a cost of its own, whatever its length.
+    and keep costs exact, may lose `VISIT_SHARE` of the time. A visit that measures costs is about as long as other
+    chunks, because each chunk has a cost of its own, whatever its length.
 
     Nothing that happens in a chunk has a say in that chunk: the choice looks at earlier ones only.
 
@@ -168,12 +171,13 @@ class DepthControl:
         self._dear = 1.0
         best = max(others, key=speed.__getitem__)
         if self.costs.samples(best) < SETTLED and speed[best] > ADVANTAGE * speed[usual]:
-            return Choice(best, visit=True)
+            return Choice(best, MEASURED_ROUNDS, visit=True)
         tried = [depth for depth in self._turns if depth in others and self.costs.samples(depth)]
         if not tried:
             return None
         visit = self._next_visit(usual, tried)
-        loss = (visit.rounds or self._rounds) * self.costs.of(visit.depth) * (1 - speed[visit.depth] / speed[usual])
+        rounds = min(visit.rounds or MEASURED_ROUNDS, self._rounds)
+        loss = rounds * self.costs.of(visit.depth) * (1 - speed[visit.depth] / speed[usual])
         return visit if self._credit > max(loss, 0.0) else None
 
     def _next_visit(self, usual: int, tried: list[int]) -> Choice:
@@ -185,13 +189,13 @@ class DepthControl:
         """
         unsure = [depth for depth in tried if self.costs.samples(depth) < KEPT]
         if usual:  # all depths are judged by the acceptance of its drafts
-            return Choice((unsure or tried)[0], visit=True)
+            return Choice((unsure or tried)[0], MEASURED_ROUNDS, visit=True)
         least = min(tried)
         if all(self._rows * (depth + 1) <= self._speed * self.costs.of(depth) for depth in tried):
             self._dear = HOPELESS
         elif least not in unsure:
             return Choice(least, -(-PROBE_TRIALS // self._rows), visit=True, timed=False)
-        return Choice(least, visit=True)
+        return Choice(least, MEASURED_ROUNDS, visit=True)
 
     def _tokens(self, wants: Mapping[int, DraftConfig]) -> dict[int, float]:
         """Expected tokens of a round of each depth, of all rows."""
