@@ -41,18 +41,16 @@ class TokenList:
 
     Attributes:
         vocab_size, vocabulary, origin, tokens: see above.
-        draft_vocabulary: the version of the format.
     """
 
     vocab_size: int
     vocabulary: str | None
     origin: str
     tokens: tuple[int, ...]
-    draft_vocabulary: int = VERSION
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        write_text(path, json.dumps(asdict(self)) + "\n")
+        write_text(path, json.dumps({"draft_vocabulary": VERSION, **asdict(self)}) + "\n")
 
 
 def read_token_list(path: Path) -> TokenList:
@@ -90,14 +88,14 @@ def draft_tokens(
         SpecjaxError: the number is out of range, or the file is not for this target; all that is wrong is named.
         OSError: the file cannot be read.
     """
-    always = indispensable(tokenizer)
     if isinstance(source, int):
-        return np.array(sorted(_lowest(source, always, vocab_size)), np.int32)
+        lowest = most_frequent(np.zeros(vocab_size, np.int64), tokenizer, source)
+        return np.array(lowest, np.int32)
     path = Path(source)
     given = read_token_list(path)
     if wrong := list(_mismatches(given, fingerprint(tokenizer), vocab_size)):
         raise SpecjaxError(f"{path} is no draft vocabulary for this model: {'; '.join(wrong)}")
-    return np.array(sorted({*given.tokens, *always}), np.int32)
+    return np.array(sorted({*given.tokens, *indispensable(tokenizer)}), np.int32)
 
 
 def most_frequent(counts: Int[np.ndarray, "V"], tokenizer: TextTokenizer | None, size: int) -> tuple[int, ...]:
@@ -111,7 +109,8 @@ def most_frequent(counts: Int[np.ndarray, "V"], tokenizer: TextTokenizer | None,
     always = indispensable(tokenizer)
     _check_size(size, always, len(counts))
     order = np.argsort(-counts, kind="stable").tolist()
-    chosen = always.union(_first(order, always, size))
+    others = [token for token in order if token not in always][: size - len(always)]
+    chosen = always.union(others)
     return tuple(token for token in order if token in chosen)
 
 
@@ -136,20 +135,10 @@ def fingerprint(tokenizer: TextTokenizer | None) -> str | None:
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
-def _lowest(count: int, always: frozenset[int], vocab_size: int) -> set[int]:
-    _check_size(count, always, vocab_size)
-    return {*always, *_first(range(vocab_size), always, count)}
-
-
-def _first(order: Iterable[int], always: frozenset[int], size: int) -> list[int]:
-    others = [token for token in order if token not in always]
-    return others[: size - len(always)]
-
-
 def _check_size(size: int, always: frozenset[int], vocab_size: int) -> None:
     if not 1 <= size <= vocab_size:
         raise SpecjaxError(
-            f"a draft vocabulary of {size} tokens is asked for; the model has {vocab_size}: give 1 to that"
+            f"a draft vocabulary of {size} tokens is asked for; give a number from 1 to the {vocab_size} of the model"
         )
     if size < len(always):
         raise SpecjaxError(

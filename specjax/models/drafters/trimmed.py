@@ -33,7 +33,7 @@ from specjax.models.protocol import (
 )
 from specjax.state import KVTypes, Part, SequenceState, Window
 
-BRANCH = "trimmed"
+TRIMMED = "trimmed"
 """The branch of the parameters: "tokens" [M], and "rows" with the rows of heads by the paths of these."""
 
 
@@ -93,7 +93,7 @@ class TrimmedDrafter(BaseDrafter):
         keep_going: KeepGoing,
     ) -> Proposal:
         """What the drafter proposes if its head has only the rows of its tokens."""
-        scored = in_device_memory(params[BRANCH]["tokens"])
+        scored = in_device_memory(params[TRIMMED]["tokens"])
 
         def choose_scored(
             logits: Float[Array, "B M"], position: Int[Array, "B"], tokens: Int[Array, "B M"] | None = None
@@ -112,7 +112,7 @@ class TrimmedDrafter(BaseDrafter):
 
 
 def _with_fewer_rows(params: Params) -> Params:
-    flat, rows = flatten(params), flatten(params[BRANCH]["rows"])
+    flat, rows = flatten(params), flatten(params[TRIMMED]["rows"])
     return unflatten(flat | {path: SomeRows(flat[path], own) for path, own in rows.items()})
 
 
@@ -132,7 +132,7 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
     flat, paths = flatten(params), drafter.head_paths()
     tokens = tokens[tokens < min(flat[path].shape[0] for path in paths)]
     rows = {path: put(path, _gathered(flat[path], jnp.asarray(tokens))) for path in paths}
-    return TrimmedDrafter(drafter), {BRANCH: {"tokens": put(paths[0], tokens), "rows": unflatten(rows)}}
+    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], tokens), "rows": unflatten(rows)}}
 
 
 @jax.jit
