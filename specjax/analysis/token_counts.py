@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from checkpoints import TextTokenizer
+from specjax.errors import SpecjaxError
 from specjax.evaluation import Evaluation
 from specjax.evaluation.prompts import PromptLine
 from specjax.runtime.model import Model
@@ -52,17 +53,20 @@ class TokenCounts:
             progress: called with bytes done and bytes in all.
 
         Raises:
-            UnicodeDecodeError: a file is not UTF-8.
+            SpecjaxError: a file is not UTF-8.
             OSError: a file cannot be read.
         """
         sizes, done = [path.stat().st_size for path in paths], 0
         for path, size in zip(paths, sizes, strict=True):
             read = 0
-            for portion in _portions(path):
-                self.add(tokenizer.encode(portion, special=False))
-                read += len(portion.encode())
-                if progress is not None:
-                    progress(done + read, sum(sizes))
+            try:
+                for portion in _portions(path):
+                    self.add(tokenizer.encode(portion, special=False))
+                    read += len(portion.encode())
+                    if progress is not None:
+                        progress(done + read, sum(sizes))
+            except UnicodeDecodeError as error:
+                raise SpecjaxError(f"{path} is not UTF-8 text: {error}") from error
             done += size
 
     def generate(
