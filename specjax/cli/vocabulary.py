@@ -141,7 +141,7 @@ def _count(
 ) -> None:
     from specjax.cli.progress import byte_progress, prompt_progress
 
-    with byte_progress("text") as progress:
+    with byte_progress("text", quiet=args.quiet) as progress:
         counted.read(tokenizer, args.text, progress)
     if prompts:
         model = load_model(args, need_tokenizer=True)

@@ -29,8 +29,7 @@ DRAFTS = 2
 LENGTHS = (3, 9, 1, 14, 5, 30)
 SAMPLERS = [SamplerConfig(), SamplerConfig(temperature=0.8, top_k=20), SamplerConfig(temperature=1.3)] * 2
 CASES = {
-    "head-that-shares": ("qwen3_5/tied/hf", None, ["target.embed.weight"]),
-    "packed-head": (bundled_model(), None, ["target.embed.weight"]),
+    "packed-head-that-shares": (bundled_model(), None, ["target.embed.weight"]),
     "head-of-its-own": ("glm4_moe/large/hf", None, ["mtp.lm_head.weight"]),
     "chain-that-shares": ("step3_5/plain/hf", None, ["target.lm_head.weight"]),
     "chain-of-its-own": ("step3_5/flash/hf", None, [f"mtp.heads_{i}.lm_head.weight" for i in range(3)]),
@@ -41,7 +40,6 @@ CASES = {
         ["target.lm_head.weight", "dflash.markov.out.weight"],
     ),
     "assistant": ("gemma4/dense/hf", "gemma4/dense/assistant", ["mtp.embed.weight"]),
-    "draft-model": ("qwen3_5/dense/hf", "dense/qwen3/hf", ["draft.target.embed.weight"]),
 }
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from checkpoints.mapping.table import Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import kept_rows
 from specjax.layers.some_rows import SomeRows
@@ -116,7 +117,7 @@ def _with_fewer_rows(params: Params) -> Params:
     return unflatten(flat | {path: SomeRows(flat[path], own) for path, own in rows.items()})
 
 
-def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put: Any) -> tuple[TrimmedDrafter, Params]:
+def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put: Put) -> tuple[TrimmedDrafter, Params]:
     """The drafter that scores only these tokens, and the parameters that it adds.
 
     Args:
