@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafter_fixtures import greedy
 from gguf import TokenType
 from small_model import CONFIG, END, byte_tokenizer, write_small_model
 
 import specjax
 from checkpoints import TextTokenizer
 from checkpoints.tokenizers import gguf as tokenizer_gguf
+from pallas_kernels.matmul import as_weight
 from specjax.models.drafters.trimmed import TrimmedDrafter
 from specjax.runtime.draft_vocabulary import TokenList, draft_tokens, fingerprint, most_frequent, read_token_list
+from specjax.state import SequenceState
 
 FIXTURES = Path(__file__).parent / "fixtures"
 V = CONFIG.vocab_size
@@ -55,6 +60,46 @@ def test_a_trimmed_model_says_so(whole: specjax.Model, model: specjax.Model) -> 
     assert "drafted for by Qwen35MTP with 140 tokens" in repr(model)
     assert isinstance(model.drafter, TrimmedDrafter)
     assert model.drafter.keeper == whole.drafter
+
+
+@dataclass(frozen=True)
+class OwnHead(specjax.BaseDrafter):
+    """A user's drafter, which scores what may follow a token with a table of its own."""
+
+    def parameters(self, target: Any) -> Any:
+        table = np.random.default_rng(0).standard_normal((target.vocab_size, target.width), np.float32)
+        return {"own": {"head": table}}
+
+    def head_paths(self) -> tuple[str, ...]:
+        return ("own.head",)
+
+    def propose(
+        self, params: Any, pending: Any, state: Any, *, num_drafts: int, choose: Callable, keep_going: Callable
+    ) -> specjax.Proposal:
+        head = as_weight(params["own"]["head"])
+        drafts = []
+        for index in range(num_drafts):
+            pending = choose(head.matmul(head.take(pending)), state.length + index + 1).token
+            drafts.append(pending)
+        return specjax.Proposal.sure(jnp.stack(drafts, axis=1), state.drafter)
+
+
+def test_a_drafter_of_ones_own_can_say_where_its_head_is(path: Path) -> None:
+    own = specjax.load(path, drafter=OwnHead(), draft_vocab=100)
+    assert own.drafter is not None
+    tokens, pending = np.asarray(own.params["trimmed"]["tokens"]), jnp.arange(200, 208)
+    state = SequenceState((), None, jnp.zeros(8, jnp.int32))
+    got = own.drafter.propose(own.params, pending, state, num_drafts=2, choose=greedy, keep_going=None).tokens  # type: ignore[arg-type]
+    table, last = np.asarray(own.params["own"]["head"]), np.asarray(pending)
+    for drafts in np.asarray(got).T:
+        last = tokens[np.argmax(table[last] @ table[tokens].T, axis=1)]
+        np.testing.assert_array_equal(drafts, last)
+
+
+def test_gathered_rows_lie_where_their_head_lies(path: Path) -> None:
+    placed = specjax.load(path, draft_vocab=140, place=["target.lm_head=pinned_host"]).params["trimmed"]
+    assert placed["rows"]["target"]["lm_head"]["weight"].sharding.memory_kind == "pinned_host"
+    assert placed["tokens"].sharding.memory_kind == "pinned_host"
 
 
 def test_saved_sessions_do_not_depend_on_the_draft_vocabulary(

@@ -249,7 +249,8 @@ class Drafter(Protocol):
     def head_paths(self) -> tuple[str, ...]:
         """Paths of the parameters that its logits are products with: matrices with a row for each token, in order.
 
-        If only some of their rows are there, its logits are those of these tokens, and `propose` works as before.
+        They are multiplied with by `as_weight`, see `pallas_kernels.matmul`. If that gives products with some of their
+        rows only, the logits are those of these tokens, and `propose` works as before.
 
         Raises:
             ValueError: there are none, or their rows cannot be left out; the message says why.

@@ -1,9 +1,9 @@
 """A trimmed drafter scores some of the target's tokens, and drafts as before.
 
 Where the vocabulary is large, much of a draft's time goes into the products with the rows of the output head, and most
-of these tokens are hardly ever drafted. The rows of the others are gathered once, in the form that they have. While the
-drafter drafts, they stand in place of the head's. Tokens without a row have probability 0, so nothing is lost: what the
-target says is never trimmed.
+of these tokens are hardly ever drafted. The rows of those that are wanted are gathered once, in the form that they
+have. While the drafter drafts, products with the head are products with these rows. All other tokens have probability 0
+as drafts, which every acceptance rule takes into account. The target's own products are whole.
 """
 
 from __future__ import annotations
