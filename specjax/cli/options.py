@@ -127,8 +127,8 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
         "--draft-vocab",
         type=draft_vocabulary,
         metavar="FILE|N",
-        help="the drafter scores only these tokens of the model's, which makes drafts cheaper and changes no text: a"
-        " file that specjax vocabulary wrote, or the N lowest ids; special tokens are always among them (default: all)",
+        help="the drafter scores only these tokens of the model's, which makes drafts cheaper: a file that specjax"
+        " vocabulary wrote, or the N lowest ids; special tokens are always among them (default: all)",
     )
     one_number: dict[str, Any] = {
         "type": draft_count,
