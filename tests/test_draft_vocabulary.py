@@ -15,6 +15,7 @@ from drafter_fixtures import greedy
 from gguf import TokenType
 from small_model import CONFIG, END, byte_tokenizer, write_small_model
 
+import checkpoints
 import specjax
 from checkpoints import TextTokenizer
 from checkpoints.tokenizers import gguf as tokenizer_gguf
@@ -154,6 +155,9 @@ def test_ids_that_fill_a_vocabulary_up_are_no_part_of_its_fingerprint() -> None:
     padding = {"tokens": (*plain.tokens, "[PAD0]"), "types": (*plain.types, TokenType.UNUSED)}
     padded = tokenizer_gguf.from_vocabulary(replace(plain, **padding))
     assert fingerprint(padded) == fingerprint(byte_tokenizer()) != fingerprint(with_control_tokens("<a>"))
+    files = [FIXTURES / "qwen3_5" / "dense" / name for name in ("hf", "model.gguf")]
+    folder, gguf = (checkpoints.open_checkpoint(file, specjax.FAMILIES).tokenizer(required=True) for file in files)
+    assert fingerprint(folder) == fingerprint(gguf)
 
 
 @pytest.mark.parametrize("number", [0, -1, V + 1])
