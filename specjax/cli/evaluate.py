@@ -133,6 +133,7 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
         "prompts": fingerprint_of_bytes(prompts),
         "model": named(model),
         "drafter": named(args.drafter),
+        "draft_vocab": named(args.draft_vocab and str(args.draft_vocab)),
         "dtype": args.dtype,
         **decoding,
     }
