@@ -15,7 +15,7 @@ from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
 from specjax.models.protocol import Features, Params
 
-UNSEEN_BLOCKS = (64, 8)
+UNSEEN_BLOCKS = (128, 32, 8)
 """Rounds without drafts whose tokens a drafter is given at once: as many as there are, in as few calls, with little
 that is empty. The longest come first."""
 

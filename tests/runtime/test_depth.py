@@ -98,9 +98,9 @@ def test_a_changing_acceptance_is_followed(cost: Callable[[int], float], extra: 
     machine = Machine(cost, rows, noise=0.05, extra=extra)
     control = DepthControl(8, rows)
     machine.run(control, 0.9, 1000)
-    for phase, acceptance in enumerate((0.9, 0.5, 0.1, 0.9)):
-        speed = machine.run(control, acceptance, 3000)
-        assert speed > 0.94 * machine.best(acceptance), (phase, acceptance)
+    shares = [machine.run(control, acceptance, 3000) / machine.best(acceptance) for acceptance in (0.9, 0.5, 0.1, 0.9)]
+    assert min(shares) > 0.88
+    assert np.mean(shares) > 0.96
 
 
 def test_visits_are_rare_and_what_they_lose_is_bounded() -> None:

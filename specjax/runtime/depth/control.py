@@ -34,6 +34,9 @@ HOPELESS = 4.0
 MEASURED_ROUNDS = 32
 """The most rounds of a visit that is to measure costs; what each chunk costs besides is then little."""
 
+PROBES = 4
+"""Visits in a row that only ask for acceptance; the next one measures costs again."""
+
 PROBE_TRIALS = 4
 """First drafts that a visit tries at least, in all rows together, if only acceptance is asked for."""
 
@@ -92,6 +95,7 @@ class DepthControl:
         self._rounds = 1  # of the last usual chunk
         self._rows, self._speed = rows, math.inf  # that decode; tokens a unit of costs of the usual depth
         self._credit = 0.0  # what visits may lose, in the unit of costs
+        self._probes = 0  # since the last measurement
         self._dear = 1.0  # how many times as dear the present visit is
         self._turns = list(self.depths)  # the one that was measured last comes last
 
@@ -128,6 +132,7 @@ class DepthControl:
         took = rounds * self.costs.of(visit.depth) if seconds is None else self.costs.in_units(seconds)
         loss = took - (rounds * self._rows + accepted) / self._speed
         self._credit -= self._dear * max(loss, LEAST_LOSS * self._rounds * self.costs.of(self._usual or 0))
+        self._probes = 0 if visit.timed else self._probes + 1
         if visit.timed:
             self._turns.remove(visit.depth)
             self._turns.append(visit.depth)
@@ -193,7 +198,7 @@ class DepthControl:
         least = min(tried)
         if all(self._rows * (depth + 1) <= self._speed * self.costs.of(depth) for depth in tried):
             self._dear = HOPELESS
-        elif least not in unsure:
+        elif least not in unsure and self._probes < PROBES:
             return Choice(least, -(-PROBE_TRIALS // self._rows), visit=True, timed=False)
         return Choice(least, MEASURED_ROUNDS, visit=True)
 
