@@ -123,8 +123,8 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
     from specjax.evaluation.results import fingerprint_of_bytes, fingerprint_of_model
     from specjax.runtime.loading import bundled_model
 
-    def named(source: Path | str | None) -> Any:
-        return fingerprint_of_model(Path(source)) if source and Path(source).exists() else source and str(source)
+    def named(source: Path | str) -> Any:
+        return fingerprint_of_model(Path(source)) if Path(source).exists() else str(source)
 
     decoding = asdict(options)
     del decoding["margins"], decoding["rounds_per_chunk"]
@@ -132,7 +132,7 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
     return {
         "prompts": fingerprint_of_bytes(prompts),
         "model": named(model),
-        "drafter": named(args.drafter),
+        "drafters": [named(drafter) for drafter in args.drafter or ()],
         "dtype": args.dtype,
         **decoding,
     }

@@ -196,7 +196,10 @@ class KeepGoing(Protocol):
     """Says which rows have a use for a further draft."""
 
     def __call__(self, confidence: Float[Array, "B"], made: Int[Array, ""] | int) -> Bool[Array, "B"]:
-        """Which rows go on after the `made`-th draft, which had this confidence."""
+        """Which rows go on after the `made`-th draft, which had this confidence.
+
+        0 drafts, with confidence 1, ask which rows want a draft at all.
+        """
         ...
 
 
@@ -286,8 +289,8 @@ class Drafter(Protocol):
 
         The drafter's own state is `state.drafter`; a drafter made for one target may also read that target's layers.
 
-        Drafting may stop when no row keeps going, see `KeepGoing`.
-        Later columns then have confidence 0, and no row verifies them.
+        Drafting may stop when no row keeps going, see `KeepGoing`, and need not begin when none wants a draft. Later
+        columns then have confidence 0, and no row verifies them. The state is kept up in any case.
         """
         ...
 

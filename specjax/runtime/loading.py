@@ -13,7 +13,7 @@ from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.protocol import ModelConfig
 from specjax.runtime.compilation_cache import use_compilation_cache
-from specjax.runtime.drafters import DrafterSource, LoadSettings, open_drafter
+from specjax.runtime.drafters import DrafterSources, LoadSettings, open_drafters
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 
@@ -34,7 +34,7 @@ def bundled_model() -> Path:
 def load(
     path: str | Path | None = None,
     *,
-    drafter: DrafterSource | None = None,
+    drafter: DrafterSources | None = None,
     dtype: Any = "float32",
     packed: Activations | None = "a16",
     place: Sequence[str] = (),
@@ -47,8 +47,9 @@ def load(
         path: FILE.gguf or a directory with config.json; or OWNER/MODEL or OWNER/MODEL/FILE.gguf of the Hugging Face
             hub.
         drafter: what drafts, if not the head in the file itself: the file or directory of a small model or of a drafter
-            made for this one (an assistant, EAGLE-3, DFlash, DSpark), "ngram", or any drafter, such as a
-            `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`).
+            made for this one (an assistant, EAGLE-3, DFlash, DSpark), "ngram", "mtp" (the heads in the file itself), or
+            any drafter, such as a `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`). Of a
+            list, such as ["ngram", "mtp"], the first that has drafts for a row serves it, in each round.
         dtype: the type of matrices that are not quantized or do not stay packed: "float32", "bfloat16" or "float16".
             Norms and recurrent parameters are always float32.
         packed: how to multiply quantized matrices, which stay packed as in the file. "a16" rounds activations to 16
@@ -75,7 +76,7 @@ def load(
         raise SpecjaxError(
             f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
         )
-    other = None if drafter is None else open_drafter(drafter, registry.build(opened.config)[0])
+    other = None if drafter is None else open_drafters(drafter, registry.build(opened.config)[0])
     placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
     settings = LoadSettings(dtype, packed, progress, placement.put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=placement.put)

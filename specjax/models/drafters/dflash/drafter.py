@@ -123,17 +123,21 @@ class DFlashDrafter(FusedDrafter):
         base = jnp.swapaxes(self.scores(params, drafting), 0, 1)
         drafting = jnp.swapaxes(drafting, 0, 1)
 
-        def step(index: Any, token: Int[Array, "B"], memory: Any) -> tuple[Choice, Any]:
-            slot = drafting[index], base[index]
-            return self._choice(params, token, *slot, length + index + 1, memory, choose)
+        near = jax.tree.map(in_device_memory, params)
 
-        memory: Any = ()
-        if c.markov is not None:
-            memory = self.apply(params, "begin", pending.shape[0])
-            if not c.from_anchor:  # in training the memory runs through the slot that drafts nothing
-                memory = self.apply(params, "correct", pending, hidden[:, 0], memory)[2]
-        choice, memory = step(0, pending, memory)
-        drafts, _ = draft_chain(choice, step, memory, num_drafts=num_drafts, keep_going=keep_going)
+        def first() -> tuple[Choice, Any]:
+            memory: Any = ()
+            if c.markov is not None:
+                memory = self.apply(near, "begin", pending.shape[0])
+                if not c.from_anchor:  # in training the memory runs through the slot that drafts nothing
+                    memory = self.apply(near, "correct", pending, hidden[:, 0], memory)[2]
+            return self._choice(near, pending, drafting[0], base[0], length + 1, memory, choose)
+
+        def step(index: Array, token: Int[Array, "B"], memory: Any, caches: tuple[()]) -> tuple[Choice, Any, tuple[()]]:
+            slot = drafting[index], base[index]
+            return *self._choice(params, token, *slot, length + index + 1, memory, choose), caches
+
+        drafts, _ = draft_chain(first, step, (), num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=replace(own, kv=kv))
 
     def _choice(
