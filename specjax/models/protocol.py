@@ -212,6 +212,7 @@ class Proposal(NamedTuple):
         confidence: [B, K], see `Choice`.
         state: the drafter's state after drafting.
         made: [B], how many of the K columns are drafts, None for all; it must not depend on what was drawn.
+        source: [B], by its number, which of several drafters made them; None for a drafter that is one. For figures.
     """
 
     tokens: Int[Array, "B K"]
@@ -219,6 +220,7 @@ class Proposal(NamedTuple):
     confidence: Float[Array, "B K"]
     state: Any
     made: Int[Array, "B"] | None = None
+    source: Int[Array, "B"] | None = None
 
     @classmethod
     def sure(cls, tokens: Int[Array, "B K"], state: Any, made: Int[Array, "B"] | None = None) -> Proposal:

@@ -57,6 +57,12 @@ def ngrams() -> tuple[Decoder, Params]:
     return Decoder(Qwen35Target(DENSE), NGram(longest=3, shortest=1), "coupled", 3), make_params(DENSE)
 
 
+def several() -> tuple[Decoder, Params]:
+    """N-grams before the trained head: both serve rows, and the head's state is kept up while it serves none."""
+    model = specjax.load(drafter=[NGram(longest=4, shortest=2), "mtp"])
+    return Decoder(model.target, model.drafter, "coupled", 3), dict(model.params)
+
+
 def chained_heads() -> tuple[Decoder, Params]:
     loaded = checkpoints.load(FIXTURES / "step3_5" / "flash" / "model.gguf", FAMILIES)
     return Decoder(Step35Target(loaded.config), Step35MTP(loaded.config), "coupled", 3), dict(loaded.params)
@@ -104,6 +110,7 @@ def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]])
         pytest.param(lambda: qwen("snapshot"), marks=pytest.mark.slow),
         pytest.param(small_model, marks=pytest.mark.slow),
         ngrams,
+        several,
         chained_heads,
         assistant,
         lambda: trained("eagle3"),
@@ -116,6 +123,7 @@ def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]])
         "snapshot",
         "draft model",
         "ngrams",
+        "several",
         "chained heads",
         "assistant",
         "eagle3",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
@@ -164,7 +165,8 @@ class FirstOf(BaseDrafter):
             )
             made = jnp.full(pending.shape, count) if proposal.made is None else proposal.made
             made = jnp.where(go_on(proposal.confidence[:, 0], 0), made, 0)
-            proposals.append(_with_columns(proposal._replace(made=made), num_drafts))
+            source = jnp.full_like(pending, len(proposals))
+            proposals.append(_with_columns(proposal._replace(made=made, source=source), num_drafts))
             left &= made == 0
         states = FirstOfState(tuple(proposal.state for proposal in proposals))
         if any(proposal.logq is not None for proposal in proposals):
@@ -220,16 +222,9 @@ def _with_logq(proposal: Proposal, vocab_size: int) -> Proposal:
 def _or_else(first: Proposal, other: Proposal) -> Proposal:
     """The first proposal in the rows for which it has drafts, else the other."""
     assert first.made is not None
-    assert other.made is not None
     serves = first.made > 0
 
     def chosen(own: Array, others: Array) -> Array:
         return jnp.where(serves.reshape(-1, *(1,) * (own.ndim - 1)), own, others)
 
-    return Proposal(
-        tokens=chosen(first.tokens, other.tokens),
-        logq=None if first.logq is None or other.logq is None else chosen(first.logq, other.logq),
-        confidence=chosen(first.confidence, other.confidence),
-        state=None,
-        made=chosen(first.made, other.made),
-    )
+    return jax.tree.map(chosen, first._replace(state=None), other._replace(state=None))
