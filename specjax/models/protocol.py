@@ -291,7 +291,7 @@ class Drafter(Protocol):
 
         The drafter's own state is `state.drafter`; a drafter made for one target may also read that target's layers.
 
-        Drafting may stop when no row keeps going, see `KeepGoing`, and need not begin when none wants a draft. Later
+        Drafting may stop when no row keeps going, see `KeepGoing`, and need not begin if none wants a draft. Later
         columns then have confidence 0, and no row verifies them. The state is kept up in any case.
         """
         ...

@@ -142,8 +142,8 @@ class DraftModel(BaseDrafter):
         assert output.logits is not None
         row = jnp.take_along_axis(self._logits(output.logits), own.count[:, None, None], axis=1)[:, 0]
 
-        def first() -> tuple[Choice, tuple[()]]:
-            return choose(row, length + 1), ()
+        def first(trial: SequenceState) -> tuple[Choice, tuple[()], SequenceState]:
+            return choose(row, length + 1), (), trial
 
         def step(
             index: Array, token: Int[Array, "B"], memory: tuple[()], trial: SequenceState

@@ -104,7 +104,7 @@ class NGram(BaseDrafter):
     @classmethod
     def before_others(cls) -> NGram:
         """One that goes before another drafter, and drafts only where it is very likely right."""
-        return cls(shortest=6)
+        return cls(shortest=4)
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
         """The state of an empty text."""
@@ -166,13 +166,13 @@ class NGram(BaseDrafter):
 
     def _matched(self, text: Int[Array, "B S"], last: Int[Array, "B 1"]) -> Int[Array, "B S"]:
         """How many tokens up to each place equal those up to the last one, at most `longest`; 0 from there on."""
-        place = jnp.arange(text.shape[1])
+        slots = text.shape[1]
+        padded = jnp.pad(text, ((0, 0), (self.longest, 0)), constant_values=-1)  # before the start nothing is equal
         equal, matched = jnp.ones_like(text, dtype=bool), jnp.zeros_like(text)
-        for back in range(self.longest):
-            ending = jnp.take_along_axis(text, jnp.maximum(last - back, 0), axis=1)
-            equal &= (jnp.roll(text, back, axis=1) == ending) & (place >= back)
+        for start in range(self.longest, 0, -1):
+            equal &= padded[:, start : start + slots] == jnp.take_along_axis(padded, last + start, axis=1)
             matched += equal
-        return jnp.where(place < last, matched, 0)
+        return jnp.where(jnp.arange(slots) < last, matched, 0)
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: NGramState) -> NGramWindow:
         """Join the verified tokens to the text. `commit` keeps the accepted ones."""

@@ -213,9 +213,9 @@ class Gemma4Assistant(BaseDrafter):
         """One step per draft, all after the same `state.length` committed tokens."""
         near = jax.tree.map(in_device_memory, params)
 
-        def first() -> tuple[Choice, Float[Array, "B D"]]:
+        def first(caches: tuple[()]) -> tuple[Choice, Float[Array, "B D"], tuple[()]]:
             (logits, tokens), hidden = self.step(near, pending, state.drafter.hidden, state)
-            return choose(logits, state.length + 1, tokens), hidden
+            return choose(logits, state.length + 1, tokens), hidden, caches
 
         def step(
             index: Int[Array, ""], token: Int[Array, "B"], hidden: Float[Array, "B D"], caches: tuple[()]

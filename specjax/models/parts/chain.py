@@ -20,40 +20,33 @@ class Drafts(NamedTuple):
     confidence: Float[Array, "B K"]
 
 
-def first_choice(
-    first: Callable[[], tuple[Choice, Any]], keep_going: KeepGoing
-) -> tuple[Choice, Any, Bool[Array, "B"]]:
-    """What `first` returns, or zeros, at no cost, if no row wants a draft; and which rows want one.
+First = Callable[[Any], tuple[Choice, Any, Any]]
+Step = Callable[[Array, Int[Array, "B"], Any, Any], tuple[Choice, Any, Any]]
 
-    Parameters that `first` reads must be in device memory: XLA fails on host memory that a conditional reads.
-    """
 
-    def run() -> tuple[Choice, Any]:
-        choice, memory = first()
-        return choice._replace(token=choice.token.astype(jnp.int32)), memory
+def first_choice(first: First, caches: Any, keep_going: KeepGoing) -> tuple[Choice, Any, Any, Bool[Array, "B"]]:
+    """What `first` returns, and which rows want a draft. If none does, zeros and the caches as they are, at no cost."""
 
-    def nothing() -> tuple[Choice, Any]:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    def run(caches: Any) -> tuple[Choice, Any, Any]:
+        choice, memory, caches = first(caches)
+        return choice._replace(token=choice.token.astype(jnp.int32)), memory, caches
 
-    shapes = jax.eval_shape(run)
+    def nothing(caches: Any) -> tuple[Choice, Any, Any]:
+        return *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), caches
+
+    shapes = jax.eval_shape(run, caches)[:2]
     wanted = keep_going(jnp.ones(shapes[0].token.shape, jnp.float32), 0)
-    return *jax.lax.cond(jnp.any(wanted), run, nothing), wanted
+    return *jax.lax.cond(jnp.any(wanted), run, nothing, caches), wanted
 
 
-def draft_chain(
-    first: Callable[[], tuple[Choice, Any]],
-    step: Callable[[Array, Int[Array, "B"], Any, Any], tuple[Choice, Any, Any]],
-    caches: Any,
-    *,
-    num_drafts: int,
-    keep_going: KeepGoing,
-) -> tuple[Drafts, Any]:
-    """Draft until there are `num_drafts` or no row keeps going. If none wants even the first one, nothing is run.
+def draft_chain(first: First, step: Step, caches: Any, *, num_drafts: int, keep_going: KeepGoing) -> tuple[Drafts, Any]:
+    """Draft until there are `num_drafts` or no row keeps going. If none wants even the first draft, nothing is run.
 
     Args:
-        first: () -> (the first draft, memory).
+        first: caches -> (the first draft, memory, caches). The parameters that it reads must be in device memory: XLA
+            fails on host memory that a conditional reads.
         step: (index of the draft, the draft before it, memory, caches) -> (choice, memory, caches).
-        caches: what each step changes and `first` does not; kept apart because a conditional would copy it.
+        caches: what they change, a pytree.
         num_drafts: K, at least 1.
         keep_going: which rows go on.
 
@@ -74,7 +67,7 @@ def draft_chain(
         choices = jax.tree.map(lambda column, value: column.at[index].set(value), choices, choice)
         return index + 1, going & keep_going(choice.confidence, index + 1), choices, memory, caches
 
-    choice, memory, going = first_choice(first, keep_going)
+    choice, memory, caches, going = first_choice(first, caches, keep_going)
     loop = (jnp.int32(1), going & keep_going(choice.confidence, 1), jax.tree.map(column_of, choice), memory, caches)
     _, _, choices, _, caches = jax.lax.while_loop(unfinished, one_step, loop)
     token, logq, confidence = jax.tree.map(lambda column: jnp.swapaxes(column, 0, 1), choices)

@@ -234,8 +234,8 @@ class RepeatedDrafter(PairedDrafter):
         fed, kv = self._run_pairs(params, pairs, own.kv)
         near = jax.tree.map(in_device_memory, params)
 
-        def first() -> tuple[Choice, Array]:
-            return self.choose_next(near, fed[:, -1], length + 1, choose), fed[:, -1]
+        def first(kv: Any) -> tuple[Choice, Array, Any]:
+            return self.choose_next(near, fed[:, -1], length + 1, choose), fed[:, -1], kv
 
         def step(index: Array, token: Int[Array, "B"], hidden: Array, kv: Any) -> tuple[Choice, Array, Any]:
             position = (length + index)[:, None]
