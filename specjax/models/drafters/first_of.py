@@ -159,7 +159,8 @@ class FirstOf(BaseDrafter):
                 return left & keep_going(confidence, made)
 
             count = min(num_drafts, num_drafts if drafter.max_drafts is None else drafter.max_drafts)
-            part = drafter.narrowed(params, part, state.length, count + 1)  # longer rounds may have served other rows
+            if count < num_drafts:  # more rows may wait in it than rounds of its own would leave
+                part = drafter.narrowed(params, part, state.length, count + 1)
             proposal = drafter.propose(
                 params, pending, replace(state, drafter=part), num_drafts=count, choose=choose, keep_going=go_on
             )
