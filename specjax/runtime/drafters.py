@@ -101,7 +101,7 @@ class _Own:
 
 @dataclass(frozen=True)
 class _Several:
-    """A list of candidates."""
+    """Candidates that draft together, in their order."""
 
     candidates: tuple[Candidate, ...]
 

@@ -71,7 +71,7 @@ class FirstOf(BaseDrafter):
     drafters: tuple[Drafter, ...]
 
     def attach(self, target: Target) -> FirstOf:
-        """Attach each of them."""
+        """Attach each of them to the target."""
         return FirstOf(tuple(drafter.attach(target) for drafter in self.drafters))
 
     def parameters(self, target: Target) -> Params:
