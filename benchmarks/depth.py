@@ -84,7 +84,7 @@ def measure(
     console = Console(stderr=True)
     for contender in track(contenders, f"batch {batch}: compile", console=console):
         for acceptance in phases * (2 if contender.draft == "auto" else 1):
-            contender.run(acceptance, min(seconds, 3.0))
+            contender.run(acceptance, seconds if contender.draft == "auto" else min(seconds, 3.0))
         contender.stats.clear()
     for _ in track(range(turns), f"batch {batch}: decode", console=console):
         for acceptance in phases:

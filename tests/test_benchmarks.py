@@ -195,3 +195,16 @@ def test_the_benchmark_of_rules_compares_them_all(
     benchmark("acceptance_rules").main()
     said = capsys.readouterr().out
     assert all(rule in said for rule in ("rejection", "block", "coupled"))
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_draft_vocabularies_has_a_row_for_each_size(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--vocab", "4096", "--layers", "4", "--sizes", "512", "--drafts", "2", "--turns", "1"]
+    monkeypatch.setattr(sys, "argv", ["draft_vocabulary.py", *sizes])
+    benchmark("draft_vocabulary").main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["4096", "512", "16"]
+    assert [float(row[1]) for row in rows] == [pytest.approx(size * 1088 / 1e6, abs=0.06) for size in (4096, 512, 16)]
+    assert (rows[0][6], float(rows[2][3])) == ("1.000", 0)

@@ -199,6 +199,16 @@ def test_an_honest_drafter_passes_however_bad_it_is(path: Path, drafter: Any, dr
     assert drafts_of(path, drafter, draft) == {}
 
 
+def test_a_drafter_that_scores_some_tokens_states_their_probabilities(path: Path) -> None:
+    model = specjax.load(path, draft_vocab=140)
+    assert failures(check_drafts(feds(model, WARM), sampling(1000), np.random.default_rng(0))) == {}
+
+
+@pytest.mark.slow
+def test_a_drafter_that_scores_some_tokens_passes_all_checks(path: Path) -> None:
+    specjax.assert_lossless(specjax.load(path, draft_vocab=140), PROMPTS[:1], WARM)
+
+
 @pytest.mark.parametrize(
     ("drafter", "fits"),
     [pytest.param(Certain(CONFIG), True, marks=pytest.mark.slow), (Flattened(CONFIG), False)],

@@ -196,6 +196,20 @@ def test_the_depth_can_be_found_with_several_drafters() -> None:
         assert sum(each.stats.accepted_by_drafter) == each.stats.accepted
 
 
+def test_a_draft_vocabulary_is_that_of_the_head_alone() -> None:
+    """N-grams draft any token."""
+    trimmed = specjax.load(drafter=[NGRAM, "mtp"], draft_vocab=600)
+    assert trimmed.drafter is not None
+    decoder = Decoder(bundled().target, trimmed.drafter, "coupled", DRAFTS)
+    got = run(decoder, dict(trimmed.params), prompts(), TOKENS, rows=rows())
+    assert got.tokens == plain()
+    known = np.asarray(trimmed.params["trimmed"]["tokens"])
+    places = np.arange(DRAFTS) < got.rounds.n_drafted[..., None]
+    by_head = places & (got.rounds.source == 1)[..., None]
+    assert np.isin(got.rounds.drafts[by_head], known).all()
+    assert not np.isin(got.rounds.drafts[places & ~by_head], known).all()
+
+
 def test_a_list_is_ngrams_that_are_sure_before_others_and_the_last_as_it_is_alone() -> None:
     listed = specjax.load(drafter=["ngram", "ngram"]).drafter
     assert listed == FirstOf((NGram.before_others(), NGram()))

@@ -1,6 +1,7 @@
 """The layouts of quantized matrices: which one a backend wants, and how to read values back from any."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jax import Array
@@ -23,6 +24,10 @@ def _take_blocks(tensor: QTensor, rows: Array) -> Array:
     return kind.decode(chosen.reshape(*chosen.shape[:-1], -1, kind.num_bytes)).reshape(*rows.shape, tensor.width)
 
 
+def _keep_blocks(tensor: QTensor, rows: Array) -> dict[str, Array]:
+    return {BLOCKS: jnp.take(tensor.parts[BLOCKS], rows, axis=0, mode="clip")}
+
+
 _DECODE: dict[str, Callable[[QTensor], Array]] = {
     BLOCKS: _decode_blocks,
     panels.PANELS: panels.decode,
@@ -32,6 +37,12 @@ _TAKE: dict[str, Callable[[QTensor, Array], Array]] = {
     BLOCKS: _take_blocks,
     panels.PANELS: panels.take,
     planes.PLANES: planes.take,
+}
+
+_KEEP: dict[str, Callable[[QTensor, Array], dict[str, Array]]] = {
+    BLOCKS: _keep_blocks,
+    panels.PANELS: panels.keep,
+    planes.PLANES: planes.keep,
 }
 
 
@@ -46,9 +57,23 @@ def take_rows(tensor: QTensor, rows: Int[Array, "..."]) -> Float[Array, "... K"]
     Raises:
         ValueError: the tensor is a stack.
     """
-    if tensor.ndim != 2:
-        raise ValueError(f"take_rows: rows are taken from one matrix [N, K]; got a stack {tensor.shape}")
+    _check_matrix("take_rows", tensor)
     return _TAKE[tensor.layout](tensor, rows)
+
+
+def keep_rows(tensor: QTensor, rows: Int[Array, " M"]) -> QTensor:
+    """A matrix [M, K] of some rows of one matrix [N, K], as packed as they are; numbers out of range are clipped.
+
+    Raises:
+        ValueError: the tensor is a stack.
+    """
+    _check_matrix("keep_rows", tensor)
+    return replace(tensor, parts=_KEEP[tensor.layout](tensor, rows), rows=rows.shape[0])
+
+
+def _check_matrix(name: str, tensor: QTensor) -> None:
+    if tensor.ndim != 2:
+        raise ValueError(f"{name}: rows are taken from one matrix [N, K]; got a stack {tensor.shape}")
 
 
 def prepare(tensor: QTensor) -> QTensor:

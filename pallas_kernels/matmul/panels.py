@@ -79,6 +79,27 @@ def take(tensor: QTensor, rows: Array) -> Array:
     return _values(tensor, quads, *scales)
 
 
+def keep(tensor: QTensor, rows: Array) -> dict[str, Array]:
+    """The parts of a matrix of some rows of one matrix [N, K]; row numbers out of range are clipped."""
+    rows = jnp.pad(rows, (0, -rows.shape[0] % LANES), mode="edge")
+    panel, lane = jnp.divmod(jnp.clip(rows, 0, tensor.rows - 1), LANES)
+    codes, scales = tensor.parts[CODES], tensor.parts[SCALES]
+    blocks, count = tensor.width // tensor.block_format.values, rows.shape[0] // LANES
+    halves = 2 * LANES * tensor.block_format.halves
+
+    def gathered(part: Array, size: int) -> Array:
+        """Fields of so many bytes of these rows, from [panels, n, fields of all lanes]."""
+        own = part.reshape(*part.shape[:2], part.shape[2] // (LANES * size), LANES, size)[panel, :, :, lane]
+        return jnp.moveaxis(own.reshape(count, LANES, *own.shape[1:]), 1, 3).reshape(count, *part.shape[1:])
+
+    by_block = scales.reshape(scales.shape[0], blocks, scales.shape[1] // blocks)
+    both = gathered(by_block[..., :halves], 2), gathered(by_block[..., halves:], 1)
+    return {
+        CODES: gathered(codes[:, None], 4)[:, 0],
+        SCALES: jnp.concatenate(both, axis=-1).reshape(count, scales.shape[1]),
+    }
+
+
 def _lanes(tensor: QTensor, scales: Array) -> tuple[Array, Array]:
     """Scales of panels [..., bytes], by row: the float16 ones as floats, then those of bytes, [..., 16, blocks, n]."""
     halves = 2 * LANES * tensor.block_format.halves

@@ -117,6 +117,13 @@ def take(tensor: QTensor, rows: Array) -> Array:
     return decode(replace(tensor, parts=parts, rows=chosen.size)).reshape(*rows.shape, tensor.width)
 
 
+def keep(tensor: QTensor, rows: Int[Array, " M"]) -> dict[str, Array]:
+    """The parts of a matrix of some rows of one matrix [N, K]; row numbers out of range are clipped."""
+    chosen, padding = jnp.clip(rows, 0, tensor.rows - 1), -rows.shape[0] % LANES
+    parts = {name: _take_columns(part, chosen) for name, part in tensor.parts.items()}
+    return {name: jnp.pad(part, ((0, 0), (0, padding))) for name, part in parts.items()}
+
+
 def _take_columns(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
     return lax.platform_dependent(part, chosen, tpu=take_from_tiles, default=partial(jnp.take, axis=-1))
 

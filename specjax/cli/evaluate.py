@@ -133,6 +133,7 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
         "prompts": fingerprint_of_bytes(prompts),
         "model": named(model),
         "drafters": [named(drafter) for drafter in args.drafter or ()],
+        "draft_vocab": args.draft_vocab and named(str(args.draft_vocab)),
         "dtype": args.dtype,
         **decoding,
     }

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli.options import add_command
+from specjax.cli.options import add_command, draft_vocabulary
 
 if TYPE_CHECKING:
     from checkpoints import Description
@@ -24,6 +24,7 @@ EPILOG = """\
 examples:
   specjax inspect model.gguf
   specjax inspect Qwen3.5-4B/ --tensors
+  specjax inspect model.gguf --draft-vocab tokens.json
   specjax inspect model.gguf --json | python -m json.tool
 """
 
@@ -38,6 +39,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE|DIR",
         help="GGUF or safetensors folder (default: the bundled model)",
     )
+    parser.add_argument(
+        "--draft-vocab",
+        type=draft_vocabulary,
+        metavar="FILE|N",
+        help="whether these tokens can be the draft vocabulary of the model, and how many they are",
+    )
     parser.add_argument("--tensors", action="store_true", help="list every tensor, with the parameters made of it")
     parser.add_argument("--json", action="store_true", help="one JSON object on the standard output")
 
@@ -46,10 +53,15 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if the checkpoint would not load."""
     import checkpoints
     from specjax.models.registry import FAMILIES
+    from specjax.runtime.draft_vocabulary import draft_tokens
     from specjax.runtime.loading import bundled_model
 
-    description = checkpoints.describe(args.model or bundled_model(), FAMILIES)
+    path = args.model or bundled_model()
+    description = checkpoints.describe(path, FAMILIES)
     document = as_document(description, tensors=args.tensors)
+    if args.draft_vocab is not None:
+        tokenizer = checkpoints.open_checkpoint(path, FAMILIES).tokenizer(required=False)
+        document["draft_vocabulary"] = len(draft_tokens(args.draft_vocab, tokenizer, description.config.vocab_size))
     if args.json:
         print(json.dumps(document))
     else:
@@ -96,6 +108,7 @@ def _print_report(document: dict[str, Any]) -> None:
         "architecture": document["architecture"],
         "parameters": f"{document['parameters'] / 1e6:.2f} M in {document['num_tensors']} tensors",
         **_drafting(document),
+        **_trimming(document),
         "tokenizer": f"{size} tokens" if size else "none that can be used: prompts must be token ids",
     }
     print_rows(out, rows.items())
@@ -117,6 +130,13 @@ def _drafting(document: dict[str, Any]) -> dict[str, str]:
     if document["role"] != "target":
         return {"role": f"{document['role']}: it drafts for a target, which has a file of its own"}
     return {"MTP head": "yes" if document["mtp"] else "no: plain decoding, unless a drafter is given"}
+
+
+def _trimming(document: dict[str, Any]) -> dict[str, str]:
+    """A row about the draft vocabulary, if one was given."""
+    if "draft_vocabulary" not in document:
+        return {}
+    return {"draft vocabulary": f"{document['draft_vocabulary']} of {document['config']['vocab_size']} tokens"}
 
 
 def _tensor_row(tensor: dict[str, Any], width: int) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from specjax.cli import (
     quantize,
     train,
     verify,
+    vocabulary,
 )
 from specjax.cli.runtime import (
     DEBUG_VARIABLE,
@@ -107,7 +108,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in (generate, chat, inspect, verify, check, convert, quantize, imatrix, logits, evaluate, bench, train):
+    reading = (inspect, verify, check, convert, quantize, imatrix, vocabulary, logits)
+    for command in (generate, chat, *reading, evaluate, bench, train):
         command.add_parser(commands)
     return parser
 

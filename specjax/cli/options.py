@@ -125,6 +125,13 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
         " head; can be repeated, and the first one that has drafts for a text serves it, in each round (default: mtp,"
         " if the model has it)",
     )
+    drafting.add_argument(
+        "--draft-vocab",
+        type=draft_vocabulary,
+        metavar="FILE|N",
+        help="the drafter scores only these tokens of the model's, which makes drafts cheaper: a file that specjax"
+        " vocabulary wrote, or the N lowest ids; special tokens are always among them (default: all)",
+    )
     one_number: dict[str, Any] = {
         "type": draft_count,
         "metavar": "K|auto",
@@ -165,6 +172,11 @@ def draft_count(text: str) -> int | str:
     except ValueError as error:
         hint = "a number of drafts or auto is, and a model's path goes before the options"
         raise argparse.ArgumentTypeError(f"{text!r} is not what --draft takes: {hint}") from error
+
+
+def draft_vocabulary(text: str) -> int | Path:
+    """One of the values of --draft-vocab: a number, or a path."""
+    return int(text) if text.isdecimal() else Path(text)
 
 
 def token_ids(text: str) -> list[int]:
@@ -233,6 +245,7 @@ def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     model = load(
         args.model,
         drafter=getattr(args, "drafter", None),  # commands that do not decode have none
+        draft_vocab=getattr(args, "draft_vocab", None),
         dtype=args.dtype,
         packed=None if args.packed == "off" else args.packed,
         place=args.place,

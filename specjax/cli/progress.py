@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def byte_progress(title: str) -> Iterator[Progress]:
-    """Show a bar while inside; the value is to be called with bytes done and bytes in all."""
+def byte_progress(title: str, *, quiet: bool = False) -> Iterator[Progress]:
+    """Show a bar while inside, unless quiet; the value is to be called with bytes done and bytes in all."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    with _bar(title, DownloadColumn(), TransferSpeedColumn()) as progress:
+    with _bar(title, DownloadColumn(), TransferSpeedColumn(), quiet=quiet) as progress:
         yield progress
 
 

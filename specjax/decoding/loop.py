@@ -15,8 +15,9 @@ from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
 from specjax.models.protocol import Features, Params
 
-UNSEEN_BLOCK = 32
-"""Rounds without drafts whose tokens a drafter is given at once."""
+UNSEEN_BLOCKS = (64, 8)
+"""Rounds without drafts whose tokens a drafter is given at once: as many as there are, in as few calls, with little
+that is empty. The longest come first."""
 
 
 @struct.dataclass
@@ -44,12 +45,20 @@ class Unseen:
 
 @partial(jax.jit, static_argnames=("decoder", "rounds"), donate_argnames="state")
 def decode_chunk(
-    decoder: Decoder, params: Params, state: DecodeState, rounds: int, limit: Int[Array, ""] | int | None = None
+    decoder: Decoder,
+    params: Params,
+    state: DecodeState,
+    rounds: int,
+    limit: Int[Array, ""] | int | None = None,
+    patience: Int[Array, ""] | int | None = None,
 ) -> tuple[DecodeState, ChunkRecord]:
     """Run rounds until `rounds` of them are done or every row is finished. One program, no host in between.
 
-    A `limit` below `rounds` ends the chunk earlier; it is data, so that another one compiles nothing. Rounds without
-    drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the end.
+    A `limit` below `rounds` ends the chunk earlier. After `patience` rounds it also ends as soon as a row has finished
+    in it, so that somebody else can have the row. Both are data, so that other numbers compile nothing.
+
+    Rounds without drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the
+    end.
     """
     most = rounds if limit is None else jnp.minimum(limit, rounds)
     idle_drafter = None if decoder.drafts else decoder.drafter
@@ -71,7 +80,10 @@ def decode_chunk(
 
     def unfinished(carry: tuple) -> Array:
         index, state, _ = carry
-        return (index < most) & jnp.any(state.active)
+        go_on = (index < most) & jnp.any(state.active)
+        if patience is None:
+            return go_on
+        return go_on & ((index < patience) | ~jnp.any(before.active & ~state.active))
 
     def one_round(carry: tuple) -> tuple:
         index, state, outputs = carry
@@ -99,17 +111,22 @@ def _shown(decoder: Decoder, params: Params, before: DecodeState, unseen: Unseen
     if own is None:
         return None
     rounds = unseen.token.shape[0]
-    size = min(UNSEEN_BLOCK, rounds)
-    missing = -rounds % size
-    unseen = jax.tree.map(lambda x: jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))), unseen)
+    sizes = [size for size in UNSEEN_BLOCKS if size <= rounds] or [rounds]
+    unseen = jax.tree.map(lambda x: jnp.pad(x, ((0, -rounds % sizes[-1]), *((0, 0),) * (x.ndim - 1))), unseen)
 
-    def give(carry: tuple) -> tuple:
-        index, length, own = carry
-        block = jax.tree.map(lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, index * size, size), 0, 1), unseen)
+    def give(size: int, carry: tuple) -> tuple:
+        start, length, own = carry
+        block = jax.tree.map(lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, start, size), 0, 1), unseen)
         features = jax.tree.map(lambda x: x[:, :, 0], block.features)
         n_valid = jnp.sum(block.fed, axis=1, dtype=jnp.int32)
         own = drafter.extend(params, block.token, features, n_valid, own, length)
-        return index + 1, length + n_valid, own
+        return start + size, length + n_valid, own
+
+    def more(end: Array, carry: tuple) -> Array:
+        return carry[0] < end
 
     carry = (jnp.int32(0), before.sequences.length, own)
-    return jax.lax.while_loop(lambda carry: carry[0] * size < n_rounds, give, carry)[2]
+    for size in sizes:
+        end = n_rounds if size == sizes[-1] else n_rounds // size * size
+        carry = jax.lax.while_loop(partial(more, end), partial(give, size), carry)
+    return carry[2]

@@ -132,6 +132,10 @@ class Target(Protocol):
         """Float32 logits of normed hidden states, for drafters that share the output head."""
         ...
 
+    def head_paths(self) -> tuple[str, ...]:
+        """Paths of the parameters that `unembed` multiplies with: matrices with a row for each token."""
+        ...
+
     def extend(
         self,
         params: Params,
@@ -245,6 +249,23 @@ class Drafter(Protocol):
 
     def parameters(self, target: Target) -> Params:
         """The parameters that it brings along, by names that the target's tree does not have; {} for none."""
+        ...
+
+    def head_paths(self) -> tuple[str, ...]:
+        """Paths of the parameters that its logits are products with: matrices with a row for each token, in order.
+
+        They are multiplied with by `as_weight`, see `pallas_kernels.matmul`. If that gives products with some of their
+        rows only, the logits are those of these tokens, and `propose` works as before. A drafter that scores no tokens
+        has none.
+
+        Raises:
+            ValueError: there are none, or their rows cannot be left out; the message says why.
+        """
+        ...
+
+    @property
+    def keeper(self) -> Drafter:
+        """The drafter that its state belongs to, whose saved sessions it can go on with: itself, if it wraps none."""
         ...
 
     @property

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from gguf import TokenType
+from jaxtyping import Int
 
 import checkpoints
 from checkpoints.mapping.table import Put
@@ -19,6 +21,7 @@ from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.drafters.first_of import FirstOf, united
 from specjax.models.drafters.ngram import NGram
+from specjax.models.drafters.trimmed import trimmed
 from specjax.models.protocol import Drafter, FileDrafter, Params, Target
 from specjax.state import KVTypes, Part
 
@@ -174,6 +177,18 @@ class _File:
             check_vocabulary(loaded, checkpoint)
         params = {self.form.part: loaded.params[self.form.part]}
         return drafter, params if self.form.under is None else {self.form.under: params}
+
+
+def trimmed_drafter(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put: Put) -> tuple[Drafter, Params]:
+    """The drafter that scores only these tokens, see `specjax.models.drafters.trimmed`.
+
+    Raises:
+        SpecjaxError: its head cannot be trimmed; the message says why.
+    """
+    try:
+        return trimmed(drafter, params, tokens, put)
+    except ValueError as error:
+        raise SpecjaxError(f"no draft vocabulary can be given to this drafter: {error}; leave it out") from error
 
 
 def check_drafter(drafter: Any) -> None:

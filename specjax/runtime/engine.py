@@ -178,6 +178,7 @@ class Engine:
             self._rounds.learn(reading, self._jobs)
         if self.idle:
             self._unread.clear()  # a chunk in which every row was idle
+            self._rounds.remember()
 
     # Seats
 

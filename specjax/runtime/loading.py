@@ -13,7 +13,8 @@ from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.protocol import ModelConfig
 from specjax.runtime.compilation_cache import use_compilation_cache
-from specjax.runtime.drafters import DrafterSources, LoadSettings, open_drafters
+from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
+from specjax.runtime.drafters import DrafterSources, LoadSettings, open_drafters, trimmed_drafter
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 
@@ -35,6 +36,7 @@ def load(
     path: str | Path | None = None,
     *,
     drafter: DrafterSources | None = None,
+    draft_vocab: DraftVocabularySource | None = None,
     dtype: Any = "float32",
     packed: Activations | None = "a16",
     place: Sequence[str] = (),
@@ -50,6 +52,10 @@ def load(
             made for this one (an assistant, EAGLE-3, DFlash, DSpark), "ngram", "mtp" (the heads in the file itself), or
             any drafter, such as a `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`). Of a
             list, such as ["ngram", "mtp"], the first that has drafts for a row serves it, in each round.
+        draft_vocab: the drafter scores these of the target's tokens only, and all others have probability 0. This
+            makes drafts cheaper and changes nothing of what is said. A file that `specjax vocabulary` wrote; or a
+            number N: the N tokens with the lowest ids, which in a BPE vocabulary were merged first, and so are the
+            most frequent ones of the text that the tokenizer was trained on. Special tokens are always among them.
         dtype: the type of matrices that are not quantized or do not stay packed: "float32", "bfloat16" or "float16".
             Norms and recurrent parameters are always float32.
         packed: how to multiply quantized matrices, which stay packed as in the file. "a16" rounds activations to 16
@@ -61,7 +67,8 @@ def load(
 
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
-        SpecjaxError: the drafter does not fit the model, or a rule of `place` is wrong or matches nothing.
+        SpecjaxError: the drafter does not fit the model, or `draft_vocab` does not fit one of the two; or a rule of
+            `place` is wrong or matches nothing.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
@@ -76,14 +83,22 @@ def load(
         raise SpecjaxError(
             f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
         )
-    other = None if drafter is None else open_drafters(drafter, registry.build(opened.config)[0])
+    target, chosen = registry.build(opened.config)
+    other = None if drafter is None else open_drafters(drafter, target)
+    tokens = None
+    if draft_vocab is not None:
+        if other is None and chosen is None:
+            raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
+        tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
     placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
     settings = LoadSettings(dtype, packed, progress, placement.put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=placement.put)
-    target, chosen = registry.build(checkpoint.config)
     params = dict(checkpoint.params)
     if other is not None:
         chosen, added = other.attach(checkpoint, settings)
+        params |= added
+    if chosen is not None and tokens is not None:
+        chosen, added = trimmed_drafter(chosen, params, tokens, placement.put)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),

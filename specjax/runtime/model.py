@@ -15,6 +15,7 @@ from pallas_kernels.matmul import leaves
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig
 from specjax.errors import PromptError, SpecjaxError
+from specjax.models.drafters.trimmed import TRIMMED
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
 from specjax.runtime.engine import Engine
@@ -47,7 +48,7 @@ class Model:
 
     Attributes:
         config: hyper-parameters.
-        params: {"target": ..., "mtp": ...}.
+        params: {"target": ..., "mtp": ...}, and what other drafters need.
         tokenizer: None if the file has none; prompts must then be token ids.
         target, drafter: static descriptions; drafter is None when the file has none and none was given.
         path: where the weights came from.
@@ -65,7 +66,9 @@ class Model:
 
     def __repr__(self) -> str:
         size, num_bytes = (sum(getattr(leaf, name) for leaf in leaves(self.params)) for name in ("size", "nbytes"))
-        drafter = f"drafted for by {type(self.drafter).__name__}" if self.drafter else "without drafter"
+        drafter = f"drafted for by {type(self.drafter.keeper).__name__}" if self.drafter else "without drafter"
+        if (trimmed := self.params.get(TRIMMED)) is not None:
+            drafter += f" with {len(trimmed['tokens'])} tokens"
         c = self.config
         return (
             f"Model({self.path.name}: {c.architecture}, {size / 1e6:.1f} M parameters in"

@@ -10,10 +10,10 @@ BRIEF = 0.01
 whatever the chunk holds."""
 
 USUAL = 8
-"""Rounds of a chunk if neither `PATIENCE` nor `BRIEF` says something else."""
+"""Rounds of a chunk if neither `PATIENCE` nor `BRIEF` says something else. A longer one ends when a row is done."""
 
 
-DEFAULT_ROUNDS = 32
+DEFAULT_ROUNDS = 128
 """The most rounds of a chunk, unless something else is asked for."""
 
 

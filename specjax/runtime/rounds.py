@@ -11,9 +11,10 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.models.protocol import Params
 from specjax.runtime.building import Building, Experience
+from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import DepthControl
 from specjax.runtime.depth.costs import Costs
-from specjax.runtime.pace import Pace
+from specjax.runtime.pace import USUAL, Pace
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
 
@@ -40,7 +41,8 @@ class Rounds:
         self.most = most
         self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
         self._pace = Pace(most)
-        self._control = DepthControl(decoder.max_drafts, seats, Costs(experience.costs.get(self._costs_key)))
+        self._control = DepthControl(decoder.max_drafts, seats)
+        self._memory: CostMemory | None = None
         self._key: tuple = ()
         self._ready: set[int] = set()
         self._pause = 0.0  # between the last look and the present step
@@ -75,6 +77,8 @@ class Rounds:
             built = self._building.built
             self._ready = {depth for depth in self._control.depths if built(*self._program(depth))}
         wants = {row: job.request.settings.draft for row, job in jobs.items()}
+        if self._memory is None and any(want.auto for want in wants.values()):
+            self._recall(params)
         choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced)
         if choice.depth not in self._ready:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
@@ -82,8 +86,18 @@ class Rounds:
         unseen = decoder.drafter is not None and choice.depth == 0  # a chunk ends with what the drafter has not seen
         rounds = self._pace.rounds(others_wait=others_wait, unhurried=unseen)
         limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
-        state, record = decode_chunk(decoder.at_most(choice.depth), params, state, self.most, limit)
+        state, record = decode_chunk(decoder.at_most(choice.depth), params, state, self.most, limit, np.int32(USUAL))
         return state, Reading(record, jobs, choice=choice, alone=alone)
+
+    def _recall(self, params: Params) -> None:
+        """Begin with the costs that engines before this one have measured, in this process or in others."""
+        self._memory = CostMemory(*self._costs_key, params)
+        self._control.costs = Costs(self._experience.costs.get(self._costs_key) or self._memory.read())
+
+    def remember(self) -> None:
+        """Keep what is known of costs for other processes."""
+        if self._memory is not None:
+            self._memory.write(self._control.costs.known())
 
     def _build(
         self, decoder: Decoder, params: Params, state: DecodeState, jobs: Mapping[int, Job], depth: int
@@ -95,7 +109,7 @@ class Rounds:
         jax.block_until_ready(state)
         before = self._building.seconds
         with self._building.building(f"rounds of {depth} drafts", jobs.values()):
-            result = decode_chunk(decoder.at_most(depth), params, state, self.most, np.int32(1))
+            result = decode_chunk(decoder.at_most(depth), params, state, self.most, np.int32(1), np.int32(USUAL))
             jax.block_until_ready(result)
         self._experience.effort.building += self._building.seconds - before
         self._building.first_time(*self._program(depth))

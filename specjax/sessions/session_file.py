@@ -172,10 +172,11 @@ def _marks(model: Model, options: GenerateOptions) -> dict[str, str]:
 
     The digest is that of the target's file; norms and biases are also those of a drafter.
     """
+    drafter = model.decoder(options).drafter
     vectors = [leaf for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1 and leaf.dtype == jnp.float32]
     return {
         "config": repr(model.config),
-        "drafter": repr(model.decoder(options).drafter),
+        "drafter": repr(drafter and drafter.keeper),
         "digest of the weights": str(model.digest),
         "norms and biases": f"{zlib.crc32(b''.join(np.asarray(leaf).tobytes() for leaf in vectors)):08x}",
     }

@@ -17,7 +17,7 @@ from wants import GREEDY, alike
 from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.settings import DraftConfig, SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, ROUNDS = 3, 2
@@ -47,6 +47,18 @@ def test_tokens_and_counts_leave_the_device_and_no_logits(sampler: SamplerConfig
     for leaf in jax.tree.leaves((after.replace(sequences=None), record)):
         assert DENSE.vocab_size not in leaf.shape
         assert leaf.size <= ROUNDS * BATCH * (DRAFTS + 1)
+
+
+def test_a_chunk_ends_when_a_row_is_done_but_not_before_it_has_some_rounds() -> None:
+    program = decoder("coupled")
+    state = started(program).replace(
+        budget=jnp.array([2, 9, 20]), settings=program.settings([Settings(draft=DraftConfig(n_max=0))] * BATCH)
+    )
+    counts = []
+    while bool(jnp.any(state.active)):
+        state, record = decode_chunk(program, make_params(DENSE), state, 16, None, np.int32(3))
+        counts.append(int(record.n_rounds))
+    assert counts == [3, 6, 11]
 
 
 def primitives(jaxpr: Any) -> set[str]:

@@ -15,6 +15,7 @@ from pallas_kernels.matmul import (
     dequantize,
     explain,
     from_blocks,
+    keep_rows,
     prepare,
     quant_matmul,
     reference,
@@ -130,6 +131,13 @@ def test_panels_hold_the_values_of_blocks_in_as_many_bytes(name: str) -> None:
     blocks, odd = matrix(name)
     rows = jnp.array([[0, 17, 36], [15, 99, 16]])
     np.testing.assert_array_equal(take_rows(odd, rows), take_rows(blocks, rows))
+    some = jnp.array([3, 36, 17, 0, 5, 31, 16, 15, 32, 99, 1, 2, 4, 6, 7, 8, 9])  # two panels, the second not full
+    kept = keep_rows(odd, some)
+    assert (kept.shape, kept.layout) == ((17, odd.width), odd.layout)
+    np.testing.assert_array_equal(dequantize(kept), take_rows(blocks, some))
+    x = activations(2, odd.width)
+    whole, part = (quant_matmul(x, weight, impl="cpu_native") for weight in (odd, kept))
+    np.testing.assert_array_equal(part, whole[:, jnp.minimum(some, 36)])
     np.testing.assert_array_equal(dequantize(odd), dequantize(blocks))
 
 

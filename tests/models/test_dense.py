@@ -28,17 +28,21 @@ def test_logits_and_greedy_continuation_agree_with_transformers(name: str, file:
     assert model.generate(want["prompt"], max_tokens=64).tokens == want["greedy"].tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_drafting_for_a_dense_target_changes_no_token(name: str) -> None:
+@pytest.mark.parametrize(("name", "own"), [("qwen3", True), ("llama", False)])
+def test_drafting_for_a_dense_target_changes_no_token(name: str, own: bool) -> None:
+    """By a model of its kind, which drafts what it says itself, and by n-grams."""
     folder = FOLDER / name
     want = np.load(folder / "transformers.npz")
     options = specjax.GenerateOptions(max_tokens=64, draft=3)
     prompts = [want["prompt"], want["prompt"][:40], want["prompt"][:3]]
     plain = specjax.load(folder / "hf").generate_batch(prompts, max_tokens=64)
-    for drafter in ("ngram", folder / "model.gguf"):
-        drafted = specjax.load(folder / "hf", drafter=drafter).generate_batch(prompts, options)
-        assert [generation.tokens for generation in drafted] == [generation.tokens for generation in plain]
-    assert drafted[0].stats.accepted == drafted[0].stats.drafted > 0
+    drafted = specjax.load(folder / "hf", drafter=folder / "model.gguf" if own else "ngram").generate_batch(
+        prompts, options
+    )
+    assert [generation.tokens for generation in drafted] == [generation.tokens for generation in plain]
+    stats = drafted[0].stats
+    assert (stats.drafted if own else 0) <= stats.accepted
+    assert stats.accepted > 0
 
 
 @pytest.mark.parametrize("name", NAMES)

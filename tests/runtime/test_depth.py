@@ -17,6 +17,7 @@ from specjax.runtime.depth.rates import MEMORY, Rates
 
 AUTO = DraftConfig(n_max=8, auto=True)
 ALL = range(9)
+USUAL = 8  # rounds of a chunk
 
 
 @dataclass
@@ -27,11 +28,13 @@ class Machine:
         cost: seconds of a round of a depth.
         rows: B.
         noise: standard deviation of a chunk's time, relative to it.
+        extra: seconds that a chunk takes besides those of its rounds.
     """
 
     cost: Callable[[int], float]
     rows: int = 1
     noise: float = 0.0
+    extra: float = 0.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     ready: set[int] = field(default_factory=set)
     choices: list[Choice] = field(default_factory=list)
@@ -44,9 +47,9 @@ class Machine:
             choice = control.choose(dict.fromkeys(range(self.rows), want), self.ready, may_build=True)
             self.ready.add(choice.depth)
             self.choices.append(choice)
-            rounds = 8 if choice.rounds is None else choice.rounds
+            rounds = min(USUAL, choice.rounds or USUAL)
             accepted = np.cumprod(self.rng.random((rounds, self.rows, choice.depth)) < acceptance, axis=2).sum(axis=2)
-            taken = rounds * self.cost(choice.depth) * max(0.2, 1 + self.noise * self.rng.normal())
+            taken = (rounds * self.cost(choice.depth) + self.extra) * max(0.2, 1 + self.noise * self.rng.normal())
             self.unread.append((choice, np.full_like(accepted, choice.depth), accepted, taken))
             if len(self.unread) > 1:
                 control.saw(*self.unread.popleft())
@@ -56,7 +59,8 @@ class Machine:
 
     def best(self, acceptance: float) -> float:
         """Tokens a second of the best fixed depth."""
-        return max(self.rows * sum(acceptance**j for j in range(k + 1)) / self.cost(k) for k in depths_up_to(8))
+        tokens = {depth: self.rows * sum(acceptance**j for j in range(depth + 1)) for depth in depths_up_to(8)}
+        return max(tokens[depth] / (self.cost(depth) + self.extra / USUAL) for depth in tokens)
 
 
 def fast(depth: int) -> float:
@@ -88,10 +92,10 @@ def test_the_depth_with_most_tokens_a_second_is_found(
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
-@pytest.mark.parametrize("cost", [fast, slow])
-def test_a_changing_acceptance_is_followed(cost: Callable[[int], float], rows: int) -> None:
+@pytest.mark.parametrize(("cost", "extra"), [(fast, 0.0), (slow, 0.0), (slow, 3.0)])
+def test_a_changing_acceptance_is_followed(cost: Callable[[int], float], extra: float, rows: int) -> None:
     """Close to the best fixed depth in every phase, and so never much slower than plain decoding."""
-    machine = Machine(cost, rows, noise=0.05)
+    machine = Machine(cost, rows, noise=0.05, extra=extra)
     control = DepthControl(8, rows)
     machine.run(control, 0.9, 1000)
     for phase, acceptance in enumerate((0.9, 0.5, 0.1, 0.9)):

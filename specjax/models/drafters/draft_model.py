@@ -86,11 +86,14 @@ class DraftModel(BaseDrafter):
 
     Attributes:
         model: the small model.
-        vocab_size: V of the target; the small model's logits are cut or padded to it.
+        vocab_size: V of the target; what the small model has beyond it is never drafted.
     """
 
     model: Target
     vocab_size: int
+
+    def head_paths(self) -> tuple[str, ...]:
+        return tuple(f"draft.{path}" for path in self.model.head_paths())
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> DraftModelState:
         """The state before the first token: nothing is fed, and no token waits."""
@@ -117,11 +120,12 @@ class DraftModel(BaseDrafter):
         )
         return DraftModelState(sequences, state.tokens, jnp.where(n_valid > 0, 0, state.count))
 
-    def _logits(self, logits: Float[Array, "B T v"]) -> Float[Array, "B T V"]:
-        missing = self.vocab_size - logits.shape[-1]
-        if missing <= 0:
-            return logits[..., : self.vocab_size]
-        return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
+    def _choice(self, logits: Float[Array, "B v"], position: Int[Array, "B"], choose: ChooseDraft) -> Choice:
+        """A draft of the tokens that both models have."""
+        logits = logits[:, : self.vocab_size]
+        count = logits.shape[1]
+        every = count == self.vocab_size
+        return choose(logits, position, None if every else jnp.broadcast_to(jnp.arange(count), logits.shape))
 
     def propose(
         self,
@@ -140,10 +144,10 @@ class DraftModel(BaseDrafter):
             params["draft"], own.waiting_then(pending[:, None]), n_fed, own.sequences, request=self.request
         )
         assert output.logits is not None
-        row = jnp.take_along_axis(self._logits(output.logits), own.count[:, None, None], axis=1)[:, 0]
+        row = jnp.take_along_axis(output.logits, own.count[:, None, None], axis=1)[:, 0]
 
         def first(trial: SequenceState) -> tuple[Choice, tuple[()], SequenceState]:
-            return choose(row, length + 1), (), trial
+            return self._choice(row, length + 1, choose), (), trial
 
         def step(
             index: Array, token: Int[Array, "B"], memory: tuple[()], trial: SequenceState
@@ -152,7 +156,7 @@ class DraftModel(BaseDrafter):
                 params["draft"], token[:, None], jnp.ones_like(token), trial, request=self.request, rows="last"
             )
             assert output.logits is not None
-            return choose(self._logits(output.logits)[:, 0], length + index + 1), memory, trial
+            return self._choice(output.logits[:, 0], length + index + 1, choose), memory, trial
 
         drafts, trial = draft_chain(first, step, commit(fed, n_fed), num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=DraftModelWindow(own, fed.continued(trial), None))

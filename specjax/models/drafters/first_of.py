@@ -82,6 +82,15 @@ class FirstOf(BaseDrafter):
         """
         return united([drafter.parameters(target) for drafter in self.drafters])
 
+    def head_paths(self) -> tuple[str, ...]:
+        """Those of all of them, each once."""
+        return tuple(dict.fromkeys(path for drafter in self.drafters for path in drafter.head_paths()))
+
+    @property
+    def keeper(self) -> FirstOf:
+        """The drafters that their states belong to."""
+        return FirstOf(tuple(drafter.keeper for drafter in self.drafters))
+
     @property
     def request(self) -> FeatureRequest:
         """What any of them reads of the target."""

@@ -37,6 +37,18 @@ class FusedDrafter(BaseDrafter):
     part: ClassVar[str]
     module_type: ClassVar[type[nn.Module]]
 
+    def head_paths(self) -> tuple[str, ...]:
+        """The drafter's own head, or the target's. A head for fewer tokens is small already, and stays whole."""
+        c = self.config
+        if c.maps_tokens:
+            raise ValueError(
+                f"the drafter scores only {c.draft_vocab_size} of {c.vocab_size} tokens already: it was trained for"
+                " those"
+            )
+        if not c.heads_itself:
+            return self.target.head_paths()
+        return (f"{self.part}.{'lm_head' if c.own_output else 'embed'}.weight",)
+
     @property
     def request(self) -> FeatureRequest:
         """The inputs of the target's layers."""

@@ -106,6 +106,9 @@ class NGram(BaseDrafter):
         """One that goes before another drafter, and drafts only where it is very likely right."""
         return cls(shortest=4)
 
+    def head_paths(self) -> tuple[str, ...]:
+        return ()
+
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
         """The state of an empty text."""
         del rows, chunk, kv_types

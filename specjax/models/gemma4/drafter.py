@@ -169,6 +169,14 @@ class Gemma4Assistant(BaseDrafter):
         """The hidden states after the target's final norm."""
         return FeatureRequest(final_hidden=True)
 
+    def head_paths(self) -> tuple[str, ...]:
+        if (centroids := self.config.centroids) is not None:
+            raise ValueError(
+                f"the assistant's centroid head scores the tokens of {centroids.selected} of"
+                f" {centroids.num_centroids} groups only, and looks them up in the whole table"
+            )
+        return ("mtp.embed.weight",)
+
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
     ) -> AssistantState:

@@ -18,6 +18,10 @@ class BaseDrafter:
     """
 
     @property
+    def keeper(self) -> Any:
+        return self
+
+    @property
     def request(self) -> FeatureRequest:
         return FeatureRequest()
 
@@ -34,6 +38,10 @@ class BaseDrafter:
         """No parameters; replace this if the drafter has some."""
         del target
         return {}
+
+    def head_paths(self) -> tuple[str, ...]:
+        """Refused, because the drafter has no output head; replace this if it has one."""
+        raise ValueError(f"{type(self).__name__} has no output head")
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Part | None:
         """None, because the drafter remembers nothing."""

@@ -61,6 +61,9 @@ class RepeatedHead(RepeatedDrafter, MTPDrafter):
         own = Own(embedding=c.mtp_own_embedding, output=c.mtp_own_output, norm=c.mtp_own_norm)
         return MTPBlock(c, self.target.trunk.make_layer(self.kind), own)
 
+    def head_paths(self) -> tuple[str, ...]:
+        return ("mtp.lm_head.weight",) if self.config.mtp_own_output else self.target.head_paths()
+
     def init_cache(self, batch: int, capacity: int, kv_types: KVTypes) -> Any:
         """The empty cache of the block."""
         return self.target.init_state(self.kind, Room(batch, capacity, kv_types=kv_types))

@@ -196,6 +196,9 @@ class TrunkTarget:
     def unembed(self, params: Params, normed: Float[Array, "... D"]) -> Float[Array, "... V"]:
         return apply(self.trunk, params["target"], normed, method="project")
 
+    def head_paths(self) -> tuple[str, ...]:
+        return ("target.embed.weight" if self.config.tied_embeddings else "target.lm_head.weight",)
+
     def _run(
         self,
         params: Params,

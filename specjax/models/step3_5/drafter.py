@@ -61,6 +61,12 @@ class Step35MTP(MTPDrafter):
         """One draft for each head that the file has."""
         return self.config.mtp_layers
 
+    def head_paths(self) -> tuple[str, ...]:
+        """Of all heads; those that share the target's name it once."""
+        own = [f"mtp.heads_{index}.lm_head.weight" for index, head in enumerate(self.config.heads) if head.own_output]
+        shares = len(own) < len(self.config.heads)
+        return (*own, *(self.target.head_paths() if shares else ()))
+
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
     ) -> PairedState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -21,11 +22,17 @@ START = 3
 ADVANTAGE = 1.02
 """How many times as fast another depth must promise to be. Less is noise, and changing is not for nothing."""
 
-VISIT_SHARE = 0.015
+VISIT_SHARE = 0.01
 """The share of the time that may be lost to visits of other depths."""
 
-VISIT_ROUNDS = 8
-"""Rounds of a visit that is to measure costs."""
+LEAST_LOSS = 0.03
+"""What a visit counts as at least, in usual chunks: a depth that is almost as fast is not visited all the time."""
+
+HOPELESS = 4.0
+"""How many times as dear visits count while no draft could pay, even if all of them were accepted."""
+
+MEASURED_ROUNDS = 32
+"""The most rounds of a visit that is to measure costs; what each chunk costs besides is then little."""
 
 PROBE_TRIALS = 4
 """First drafts that a visit tries at least, in all rows together, if only acceptance is asked for."""
@@ -61,7 +68,8 @@ class DepthControl:
 
     Other depths are visited between two chunks of the usual one. A depth of which too little is known is visited as
     soon as it promises an advantage. Further visits, which tell whether acceptance has risen while nothing was drafted
-    and make costs more exact, may lose `VISIT_SHARE` of the time.
+    and keep costs exact, may lose `VISIT_SHARE` of the time. A visit that measures costs is about as long as other
+    chunks, because each chunk has a cost of its own, whatever its length.
 
     Nothing that happens in a chunk has a say in that chunk: the choice looks at earlier ones only.
 
@@ -81,7 +89,11 @@ class DepthControl:
         self.rates, self.costs = Rates(rows, most), costs or Costs()
         self._usual: int | None = None
         self._visited = False
+        self._rounds = 1  # of the last usual chunk
+        self._rows, self._speed = rows, math.inf  # that decode; tokens a unit of costs of the usual depth
         self._credit = 0.0  # what visits may lose, in the unit of costs
+        self._dear = 1.0  # how many times as dear the present visit is
+        self._turns = list(self.depths)  # the one that was measured last comes last
 
     def seat(self, row: int) -> None:
         """A new request has the row."""
@@ -105,8 +117,20 @@ class DepthControl:
         self.rates.add(n_drafted, n_accepted)
         if choice.timed and seconds is not None:
             self.costs.add(choice.depth, seconds / rounds, visit=choice.visit)
-        if not choice.visit and self.costs.samples(choice.depth):
+        if choice.visit:
+            self._charge(choice, rounds, int(n_accepted.sum()), seconds)
+        elif self.costs.samples(choice.depth):
+            self._rounds = rounds
             self._credit += VISIT_SHARE * rounds * self.costs.of(choice.depth)
+
+    def _charge(self, visit: Choice, rounds: int, accepted: int, seconds: float | None) -> None:
+        """Take from the credit what the visit took longer than usual rounds would have taken for as many tokens."""
+        took = rounds * self.costs.of(visit.depth) if seconds is None else self.costs.in_units(seconds)
+        loss = took - (rounds * self._rows + accepted) / self._speed
+        self._credit -= self._dear * max(loss, LEAST_LOSS * self._rounds * self.costs.of(self._usual or 0))
+        if visit.timed:
+            self._turns.remove(visit.depth)
+            self._turns.append(visit.depth)
 
     def choose(self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool) -> Choice:
         """The next chunk.
@@ -124,7 +148,8 @@ class DepthControl:
         tokens = self._tokens(wants)
         speed = {depth: tokens[depth] / self.costs.of(depth) for depth in allowed}
         self._usual = usual = self._best(allowed, speed, ready)
-        visit = None if self._visited else self._visit(usual, able, speed, len(wants))
+        self._rows, self._speed = len(wants), speed[usual]
+        visit = None if self._visited else self._visit(usual, able, speed)
         self._visited = visit is not None
         return visit or Choice(usual)
 
@@ -138,26 +163,39 @@ class DepthControl:
         remembered = [depth for depth in allowed if self.costs.samples(depth) >= SETTLED]
         return max(remembered, key=speed.__getitem__, default=start[-1] if start else allowed[0])
 
-    def _visit(self, usual: int, able: list[int], speed: Mapping[int, float], rows: int) -> Choice | None:
+    def _visit(self, usual: int, able: list[int], speed: Mapping[int, float]) -> Choice | None:
         """Another depth that is to be looked at, if it is worth it now."""
         others = [depth for depth in able if depth != usual and speed[depth] > 0]
         if not others or not self.costs.samples(usual):
             return None
+        self._dear = 1.0
         best = max(others, key=speed.__getitem__)
         if self.costs.samples(best) < SETTLED and speed[best] > ADVANTAGE * speed[usual]:
-            return Choice(best, VISIT_ROUNDS, visit=True)
-        tried = [depth for depth in others if self.costs.samples(depth)]
-        vague = [depth for depth in tried if self.costs.samples(depth) < KEPT]
-        if not tried or (usual and not vague):
+            return Choice(best, MEASURED_ROUNDS, visit=True)
+        tried = [depth for depth in self._turns if depth in others and self.costs.samples(depth)]
+        if not tried:
             return None
-        best = max(vague, key=speed.__getitem__) if usual else min(tried)
-        timed = best in vague
-        rounds = VISIT_ROUNDS if timed else -(-PROBE_TRIALS // rows)
-        loss = rounds * self.costs.of(best) * max(0.0, 1 - speed[best] / speed[usual])
-        if self._credit < loss:
-            return None
-        self._credit = 0.0
-        return Choice(best, rounds, visit=True, timed=timed)
+        visit = self._next_visit(usual, tried)
+        rounds = min(visit.rounds or MEASURED_ROUNDS, self._rounds)
+        loss = rounds * self.costs.of(visit.depth) * (1 - speed[visit.depth] / speed[usual])
+        return visit if self._credit > max(loss, 0.0) else None
+
+    def _next_visit(self, usual: int, tried: list[int]) -> Choice:
+        """The visit for which credit is saved.
+
+        Args:
+            usual: the usual depth.
+            tried: others of which something is known; the one that was measured last comes last.
+        """
+        unsure = [depth for depth in tried if self.costs.samples(depth) < KEPT]
+        if usual:  # all depths are judged by the acceptance of its drafts
+            return Choice((unsure or tried)[0], MEASURED_ROUNDS, visit=True)
+        least = min(tried)
+        if all(self._rows * (depth + 1) <= self._speed * self.costs.of(depth) for depth in tried):
+            self._dear = HOPELESS
+        elif least not in unsure:
+            return Choice(least, -(-PROBE_TRIALS // self._rows), visit=True, timed=False)
+        return Choice(least, MEASURED_ROUNDS, visit=True)
 
     def _tokens(self, wants: Mapping[int, DraftConfig]) -> dict[int, float]:
         """Expected tokens of a round of each depth, of all rows."""

@@ -56,6 +56,10 @@ class Costs:
             self._scale *= min(max(change, 0.5), 2.0) ** DRIFT
         self._since += not visit
 
+    def in_units(self, seconds: float) -> float:
+        """Seconds in the unit of costs, at the present speed."""
+        return seconds / (self._scale or seconds)
+
     def samples(self, depth: int) -> int:
         """How many comparisons the cost rests on."""
         return len(self._samples.get(depth, ()))

@@ -18,7 +18,11 @@ BELIEF = 0.75
 """The acceptance of a first draft that is believed before anything is known."""
 
 SURPRISE = 3.0
-"""Standard deviations by which a chunk must differ from an average for what was known before to be forgotten."""
+"""Standard deviations by which the latest chunks must differ from an average for what was known before to be
+forgotten."""
+
+LATELY = 0.75
+"""The weight in this of a chunk, relative to the one after it."""
 
 
 class Rates:
@@ -40,10 +44,12 @@ class Rates:
         """
         self.hits, self.trials = np.zeros((rows, most)), np.zeros((rows, most))
         self.common_hits, self.common_trials = BELIEF * PRIOR_TRIALS, PRIOR_TRIALS
+        self._excess, self._variance = np.zeros((rows, most)), np.zeros((rows, most))
 
     def forget(self, row: int) -> None:
         """Begin with a new request."""
         self.hits[row] = self.trials[row] = 0
+        self._excess[row] = self._variance[row] = 0
 
     def add(self, n_drafted: Int[np.ndarray, "N B"], n_accepted: Int[np.ndarray, "N B"]) -> None:
         """Take in N rounds.
@@ -55,13 +61,12 @@ class Rates:
             n_drafted: drafts that were verified.
             n_accepted: drafts that stood.
         """
-        most = self.trials.shape[1]
-        place = np.arange(most)
+        if not n_drafted.any():
+            return
+        place = np.arange(self.trials.shape[1])
         drafted, accepted = n_drafted[..., None], n_accepted[..., None]
         trials = ((drafted > place) & (accepted >= place)).sum(axis=0)
         hits = (accepted > place).sum(axis=0)
-        if not trials.any():
-            return
         self._forget_what_is_contradicted(hits, trials)
         keep = (1 - 1 / MEMORY) ** trials
         self.hits, self.trials = self.hits * keep + hits, self.trials * keep + trials
@@ -76,11 +81,14 @@ class Rates:
         round has changed, the places after it are believed to have changed too.
         """
         believed = self.believed()
-        excess, variance = hits - believed * trials, believed * (1 - believed) * trials
-        of_rows = np.abs(excess) > SURPRISE * np.sqrt(variance + 0.25)
-        of_all = np.abs(excess.sum(axis=0)) > SURPRISE * np.sqrt(variance.sum(axis=0) + 0.25)
+        keep = np.where(trials > 0, LATELY, 1.0)
+        self._excess = self._excess * keep + hits - believed * trials
+        self._variance = self._variance * keep + believed * (1 - believed) * trials
+        of_rows = np.abs(self._excess) > SURPRISE * np.sqrt(self._variance + 0.25)
+        of_all = np.abs(self._excess.sum(axis=0)) > SURPRISE * np.sqrt(self._variance.sum(axis=0) + 0.25)
         changed = np.logical_or.accumulate(of_rows | of_all, axis=1)
-        self.hits[changed] = self.trials[changed] = 0
+        for known in (self.hits, self.trials, self._excess, self._variance):
+            known[changed] = 0
         if of_all[0]:
             self.common_hits = self.common_trials = 0.0
 

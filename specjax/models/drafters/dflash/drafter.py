@@ -42,6 +42,13 @@ class DFlashDrafter(FusedDrafter):
         """As many as a block has slots for."""
         return self.config.num_drafts
 
+    def head_paths(self) -> tuple[str, ...]:
+        """With a Markov head also what its corrections are products with."""
+        if self.config.selector is not None:
+            raise ValueError("the drafter has a selector, which looks up tokens by their place among all logits")
+        markov = () if self.config.markov is None else (f"{self.part}.markov.out.weight",)
+        return (*super().head_paths(), *markov)
+
     def init_state(
         self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes = KVTypes()
     ) -> FeatureState:

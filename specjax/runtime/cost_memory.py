@@ -1,0 +1,83 @@
+"""What rounds of each depth cost, kept beside the compiled programs, so that the next process need not measure again.
+
+One small file for each model, program, number of seats and kind of device. Without a folder for compiled programs
+nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints.atomic import write_text
+from checkpoints.errors import CheckpointError
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.seats import on_device_of
+from specjax.models.protocol import Params
+from specjax.runtime.compilation_cache import cache_folder
+
+WORTH_WRITING = 0.05
+"""The relative change of a cost that is written down. Less is noise."""
+
+
+class CostMemory:
+    """The file of one program's costs.
+
+    Attributes:
+        path: where it is, None if costs are not kept.
+    """
+
+    def __init__(self, decoder: Decoder, seats: int, params: Params) -> None:
+        """
+        Args:
+            decoder, seats, params: what the costs depend on, besides the device.
+        """
+        self.path = _path(decoder, seats, params)
+
+    def read(self) -> dict[int, float]:
+        """The costs by depth, see `Costs.known`; none if the file is missing or damaged."""
+        try:
+            text = self.path.read_text() if self.path else "{}"
+            costs = {int(depth): float(cost) for depth, cost in json.loads(text).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+        return costs if all(0 < cost < math.inf for cost in costs.values()) else {}
+
+    def write(self, costs: Mapping[int, float]) -> None:
+        """Keep the costs, if they say something new. A folder that cannot be written to is left alone."""
+        if self.path is None or not _news(self.read(), costs):
+            return
+        with suppress(OSError, CheckpointError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps(dict(costs)))
+
+
+def _path(decoder: Decoder, seats: int, params: Params) -> Path | None:
+    folder = cache_folder()
+    if folder is None:
+        return None
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    weights = [(jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in leaves]
+    (device,) = on_device_of(params, jnp.zeros(())).devices()
+    about = (repr(decoder), seats, weights, device.device_kind, platform.machine(), os.cpu_count(), jax.__version__)
+    return folder / "costs" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
+
+
+def _news(before: Mapping[int, float], costs: Mapping[int, float]) -> bool:
+    """Whether ratios of costs have changed; their unit has no meaning."""
+    if costs.keys() - before.keys():
+        return True
+    return any(
+        abs(costs[one] / costs[two] * before[two] / before[one] - 1) > WORTH_WRITING
+        for one, two in combinations(costs, 2)
+    )
