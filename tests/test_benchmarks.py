@@ -177,6 +177,16 @@ def test_the_benchmark_of_decoding_runs_and_counts(
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_drafters_counts_for_each_of_them(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["drafters.py", "--draft", "2", "--max-tokens", "12", "--prompts", "2"])
+    benchmark("drafters").main()
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("prompts", "repeated", "ngram + mtp", "% n-grams)"))
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_rules_compares_them_all(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,10 +21,20 @@ from specjax.state import Cut, Ring
 FIXTURES = Path(__file__).parent / "fixtures"
 SLOTS, KEEP = 512, 6
 GREEDY = specjax.GenerateOptions(max_tokens=700, draft=0, ignore_eos=True, margins=True)
-DRAFTERS = {"ngram": "ngram", "itself": "dense/qwen3/hf", "assistant": "gemma4/edge/assistant", "heads": None}
+DRAFTERS = {
+    "ngram": "ngram",
+    "itself": "dense/qwen3/hf",
+    "assistant": "gemma4/edge/assistant",
+    "heads": None,
+    "several": (specjax.NGram(shortest=3), "mtp"),
+}
 TARGETS = {
-    "ngram": "dense/qwen3/hf", "itself": "dense/qwen3/hf", "assistant": "gemma4/edge/hf", "heads": "step3_5/flash/hf",
-}  # fmt: skip
+    "ngram": "dense/qwen3/hf",
+    "itself": "dense/qwen3/hf",
+    "assistant": "gemma4/edge/hf",
+    "heads": "step3_5/flash/hf",
+    "several": "step3_5/flash/hf",
+}
 HALF = (SLOTS - KEEP) // 2
 
 
@@ -60,7 +70,13 @@ def plain(drafter: str) -> tuple[specjax.Generation, Session]:
 
 @pytest.mark.parametrize(
     ("drafter", "draft"),
-    [("ngram", 4), ("itself", 1), pytest.param("assistant", 2, marks=pytest.mark.slow), ("heads", 3)],
+    [
+        ("ngram", 4),
+        ("itself", 1),
+        pytest.param("assistant", 2, marks=pytest.mark.slow),
+        ("heads", 3),
+        ("several", 5),  # more than the heads can make
+    ],
 )
 def test_a_reply_drops_tokens_as_often_as_it_must_with_drafts_as_without(drafter: str, draft: int) -> None:
     want, without = plain(drafter)

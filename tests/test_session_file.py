@@ -23,7 +23,7 @@ OPTIONS = specjax.GenerateOptions(max_tokens=8, ignore_eos=True)
 
 
 @cache
-def model(name: str, drafter: str | None = None) -> specjax.Model:
+def model(name: str, drafter: str | tuple[str, ...] | None = None) -> specjax.Model:
     return specjax.load(FIXTURES / name, drafter=drafter)
 
 
@@ -54,12 +54,17 @@ def saved_and_loaded(chat: Session, path: Path, **drafter: Any) -> Session:
         (HYBRID, None, replace(OPTIONS, draft=DraftConfig(3, p_min=0.1)), (9, 20)),
         (HYBRID, None, replace(OPTIONS, draft=0, rollback="snapshot", temperature=0.8, seed=4), (9, 20)),
         (SLIDING, None, replace(OPTIONS, draft=2), (330, 9)),
+        (HYBRID, ("ngram", "mtp"), replace(OPTIONS, draft=3), (9, 20)),
         (DENSE, "ngram", replace(OPTIONS, draft=2, kv_type_k="bf16", kv_type_v="turbo3"), (40, 9)),
     ],
-    ids=["recurrent-with-head", "snapshots-sampled", "rings-with-heads", "bf16-turbo3-ngrams"],
+    ids=["recurrent-with-head", "snapshots-sampled", "rings-with-heads", "several", "bf16-turbo3-ngrams"],
 )
 def test_a_saved_session_goes_on_as_the_one_in_memory(
-    name: str, drafter: str | None, options: specjax.GenerateOptions, lengths: tuple[int, ...], tmp_path: Path
+    name: str,
+    drafter: str | tuple[str, ...] | None,
+    options: specjax.GenerateOptions,
+    lengths: tuple[int, ...],
+    tmp_path: Path,
 ) -> None:
     chat = talk(model(name, drafter).session(options, slots=512), lengths)
     again = saved_and_loaded(chat, tmp_path / "chat", drafter=drafter)

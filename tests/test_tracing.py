@@ -39,7 +39,14 @@ def updates(jobs: list[Job], *rounds: list[tuple[list[int], int, list[int], bool
             skipped[i, row] = skip
     nothing = dict.fromkeys(("margin", "logprob", "top_logprobs"))
     record = RoundRecord(
-        tokens=tokens, drafts=drafts, skipped=skipped, hidden_norm=norms, finite=~skipped, **counts, **nothing
+        tokens=tokens,
+        drafts=drafts,
+        skipped=skipped,
+        hidden_norm=norms,
+        finite=~skipped,
+        source=np.zeros(shape, int),
+        **counts,
+        **nothing,
     )
     for row, each in enumerate(jobs):
         yield Update(each, [], ChunkRecord(np.int32(len(rounds)), record), row)

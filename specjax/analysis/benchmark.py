@@ -61,6 +61,8 @@ class Speed:
             "acceptance_by_position": self.stats.acceptance_by_position,
             "round": self.round_seconds,
             "rounds_by_drafts": self.stats.rounds_by_drafts,
+            "drafted_by_drafter": self.stats.drafted_by_drafter,
+            "accepted_by_drafter": self.stats.accepted_by_drafter,
             "draft_per_round": self.cost and self.cost.draft,
             "verify_per_round": self.cost and self.cost.verify,
             "speedup": self.speedup,

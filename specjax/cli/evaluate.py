@@ -123,8 +123,8 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
     from specjax.evaluation.results import fingerprint_of_bytes, fingerprint_of_model
     from specjax.runtime.loading import bundled_model
 
-    def named(source: Path | str | None) -> Any:
-        return fingerprint_of_model(Path(source)) if source and Path(source).exists() else source and str(source)
+    def named(source: Path | str) -> Any:
+        return fingerprint_of_model(Path(source)) if Path(source).exists() else str(source)
 
     decoding = asdict(options)
     del decoding["margins"], decoding["rounds_per_chunk"]
@@ -132,8 +132,8 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
     return {
         "prompts": fingerprint_of_bytes(prompts),
         "model": named(model),
-        "drafter": named(args.drafter),
-        "draft_vocab": named(args.draft_vocab and str(args.draft_vocab)),
+        "drafters": [named(drafter) for drafter in args.drafter or ()],
+        "draft_vocab": args.draft_vocab and named(str(args.draft_vocab)),
         "dtype": args.dtype,
         **decoding,
     }

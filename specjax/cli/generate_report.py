@@ -58,6 +58,8 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "accepted": stats.accepted,
         "drafted_by_position": stats.drafted_by_position,
         "accepted_by_position": stats.accepted_by_position,
+        "drafted_by_drafter": stats.drafted_by_drafter,
+        "accepted_by_drafter": stats.accepted_by_drafter,
         "rounds_by_drafts": stats.rounds_by_drafts,
         "tokens_per_round": stats.tokens_per_round,
         "tokens_per_second": generation.tokens_per_second,
@@ -122,6 +124,8 @@ def print_summary(outcome: Outcome) -> None:
     rows.append(("KV caches", f"{outcome.options.kv_types}, {per_token / 1024:.2f} KiB per token"))
     if outcome.decoder.drafts:
         rows.append(("accepted", acceptance_line(stats)))
+    if len(stats.drafted_by_drafter) > 1:
+        rows.append(("by drafter", drafters_line(stats)))
     if outcome.options.finds_depth:
         rows.append(("drafts", rounds_line(stats)))
     if outcome.cost is not None:
@@ -144,6 +148,12 @@ def acceptance_line(stats: DecodeStats) -> str:
     """Accepted of drafted tokens, in all and by position."""
     shares = ", ".join(f"{i}: {share:.0%}" for i, share in enumerate(stats.acceptance_by_position, 1))
     return f"{stats.accepted} of {stats.drafted} drafts ({stats.acceptance:.0%}); by position {shares}"
+
+
+def drafters_line(stats: DecodeStats) -> str:
+    """Accepted of drafted tokens by drafter, in their order."""
+    pairs = zip(stats.accepted_by_drafter, stats.drafted_by_drafter, strict=True)
+    return ", ".join(f"{i}: {accepted} of {drafted}" for i, (accepted, drafted) in enumerate(pairs, 1))
 
 
 def rounds_line(stats: DecodeStats) -> str:

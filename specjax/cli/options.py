@@ -118,10 +118,12 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument(
         "--drafter",
-        metavar="FILE|DIR|ngram",
+        action="append",
+        metavar="FILE|DIR|ngram|mtp",
         help="what drafts: a drafter made for the model (an assistant, EAGLE-3, DFlash, DSpark), a small model with the"
-        " same vocabulary, or ngram, which looks up what followed the last tokens before (default: the model's own MTP"
-        " head)",
+        " same vocabulary, ngram, which looks up what followed the last tokens before, or mtp, the model's own MTP"
+        " head; can be repeated, and the first one that has drafts for a text serves it, in each round (default: mtp,"
+        " if the model has it)",
     )
     drafting.add_argument(
         "--draft-vocab",

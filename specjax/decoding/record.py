@@ -65,6 +65,7 @@ class RoundRecord:
         n_emitted: how many of them count; 0 in finished rows.
         drafts: what was drafted.
         n_drafted, n_accepted: how many drafts were verified and how many stood.
+        source: which of several drafters made the drafts, by its number; 0 of a drafter that is one.
         skipped: whether the row did not draft because of a streak of failures.
         hidden_norm: L2 norm of the hidden state that the drafter started from.
         margin: by how much the largest logit led the second one where each emitted token was chosen; which token was
@@ -81,6 +82,7 @@ class RoundRecord:
     drafts: Int[Array, "B K"]
     n_drafted: Int[Array, "B"]
     n_accepted: Int[Array, "B"]
+    source: Int[Array, "B"]
     skipped: Bool[Array, "B"]
     hidden_norm: Float[Array, "B"]
     margin: Float[Array, "B R"] | None

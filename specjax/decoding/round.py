@@ -104,6 +104,7 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         drafts=drafts,
         n_drafted=jnp.where(state.active, n_drafted, 0),
         n_accepted=n_accepted,
+        source=jnp.zeros_like(n_accepted) if proposal is None or proposal.source is None else proposal.source,
         skipped=state.skip,
         hidden_norm=_hidden_norm(decoder, state),
         **token_scores(decoder, logits, verdict.tokens, jnp.where(state.active, n_drafted + 1, 0))._asdict(),

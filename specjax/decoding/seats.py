@@ -89,6 +89,7 @@ def start_rows(
         drafts=jnp.zeros((len(first), 0), jnp.int32),
         n_drafted=zero,
         n_accepted=zero,
+        source=zero,
         skipped=zero > 0,
         hidden_norm=jnp.zeros(zero.shape, jnp.float32),
         **token_scores(decoder, logits[:, None], first, zero + 1)._asdict(),

@@ -19,6 +19,7 @@ class DecodeStats:
         tokens: tokens emitted by these rounds. The first token of a sequence comes from prefill and is not counted.
         drafted, accepted: draft tokens verified and accepted.
         drafted_by_position, accepted_by_position: the same by position in the draft, position 1 first.
+        drafted_by_drafter, accepted_by_drafter: the same by which of several drafters made them, in their order.
         rounds_by_drafts: in how many rounds 0, 1, 2, ... drafts were verified.
     """
 
@@ -28,6 +29,8 @@ class DecodeStats:
     accepted: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    drafted_by_drafter: list[int] = field(default_factory=list)
+    accepted_by_drafter: list[int] = field(default_factory=list)
     rounds_by_drafts: list[int] = field(default_factory=list)
 
     def add(self, record: ChunkRecord, row: int | None = None) -> None:
@@ -41,8 +44,10 @@ class DecodeStats:
         self.tokens += int(emitted.sum())
         self.drafted += int(drafted.sum())
         self.accepted += int(accepted.sum())
-        counts = np.bincount(drafted[emitted > 0]).tolist()
-        self.rounds_by_drafts = [sum(pair) for pair in zip_longest(self.rounds_by_drafts, counts, fillvalue=0)]
+        self.rounds_by_drafts = _added(self.rounds_by_drafts, np.bincount(drafted[emitted > 0]))
+        source = np.asarray(record.rounds.source)[:n_rounds, columns].ravel()
+        self.drafted_by_drafter = _added(self.drafted_by_drafter, np.bincount(source, drafted.ravel()))
+        self.accepted_by_drafter = _added(self.accepted_by_drafter, np.bincount(source, accepted.ravel()))
         positions = record.rounds.drafts.shape[-1]
         missing = positions - len(self.drafted_by_position)
         self.drafted_by_position += [0] * missing
@@ -73,3 +78,8 @@ class DecodeStats:
             accepted / drafted if drafted else 0.0
             for accepted, drafted in zip(self.accepted_by_position, self.drafted_by_position, strict=True)
         ]
+
+
+def _added(counts: list[int], more: np.ndarray) -> list[int]:
+    """The sums of two lists of counts; one may be longer than the other."""
+    return [int(a + b) for a, b in zip_longest(counts, more, fillvalue=0)]

@@ -200,7 +200,10 @@ class KeepGoing(Protocol):
     """Says which rows have a use for a further draft."""
 
     def __call__(self, confidence: Float[Array, "B"], made: Int[Array, ""] | int) -> Bool[Array, "B"]:
-        """Which rows go on after the `made`-th draft, which had this confidence."""
+        """Which rows go on after the `made`-th draft, which had this confidence.
+
+        0 drafts, with confidence 1, ask which rows want a draft at all.
+        """
         ...
 
 
@@ -213,6 +216,7 @@ class Proposal(NamedTuple):
         confidence: [B, K], see `Choice`.
         state: the drafter's state after drafting.
         made: [B], how many of the K columns are drafts, None for all; it must not depend on what was drawn.
+        source: [B], by its number, which of several drafters made them; None for a drafter that is one. For figures.
     """
 
     tokens: Int[Array, "B K"]
@@ -220,6 +224,7 @@ class Proposal(NamedTuple):
     confidence: Float[Array, "B K"]
     state: Any
     made: Int[Array, "B"] | None = None
+    source: Int[Array, "B"] | None = None
 
     @classmethod
     def sure(cls, tokens: Int[Array, "B K"], state: Any, made: Int[Array, "B"] | None = None) -> Proposal:
@@ -250,7 +255,8 @@ class Drafter(Protocol):
         """Paths of the parameters that its logits are products with: matrices with a row for each token, in order.
 
         They are multiplied with by `as_weight`, see `pallas_kernels.matmul`. If that gives products with some of their
-        rows only, the logits are those of these tokens, and `propose` works as before.
+        rows only, the logits are those of these tokens, and `propose` works as before. A drafter that scores no tokens
+        has none.
 
         Raises:
             ValueError: there are none, or their rows cannot be left out; the message says why.
@@ -306,8 +312,8 @@ class Drafter(Protocol):
 
         The drafter's own state is `state.drafter`; a drafter made for one target may also read that target's layers.
 
-        Drafting may stop when no row keeps going, see `KeepGoing`.
-        Later columns then have confidence 0, and no row verifies them.
+        Drafting may stop when no row keeps going, see `KeepGoing`, and need not begin if none wants a draft. Later
+        columns then have confidence 0, and no row verifies them. The state is kept up in any case.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -18,14 +19,18 @@ from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
+from specjax.models.drafters.first_of import FirstOf, united
 from specjax.models.drafters.ngram import NGram
 from specjax.models.drafters.trimmed import trimmed
 from specjax.models.protocol import Drafter, FileDrafter, Params, Target
 from specjax.state import KVTypes, Part
 
 DrafterSource = str | Path | Drafter
-"""A file or folder with a small model or with a drafter that was made for the target, "ngram", or any drafter:
-`specjax.NGram(longest=3)`, or an object of a class of your own."""
+"""A file or folder with a small model or with a drafter that was made for the target, "ngram", "mtp" for the heads in
+the target's own file, or any drafter: `specjax.NGram(longest=3)`, or an object of a class of your own."""
+
+DrafterSources = DrafterSource | Sequence[DrafterSource]
+"""One drafter, or several, see `FirstOf`."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +61,64 @@ class Candidate(Protocol):
         ...
 
 
-def open_drafter(source: DrafterSource, target: Target) -> Candidate:
-    """The candidate that a source stands for.
+def open_drafters(sources: DrafterSources, target: Target) -> Candidate:
+    """The candidate that a source or several stand for.
 
     Raises:
-        SpecjaxError: an object is no drafter, or does not fit the target.
+        SpecjaxError: an object is no drafter, or does not fit the target; or the list is empty.
         checkpoints.CheckpointError: as for `specjax.load`.
     """
+    every = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
+    if not every:
+        raise SpecjaxError("the list of drafters is empty; leave the drafter out, or name one")
+    earlier = [_open(each, target, NGram.before_others()) for each in every[:-1]]
+    last = _open(every[-1], target, NGram())
+    return _Several((*earlier, last)) if earlier else last
+
+
+def _open(source: DrafterSource, target: Target, ngram: NGram) -> Candidate:
+    """The candidate that a source stands for; `ngram` is what "ngram" means."""
     if not isinstance(source, str | Path):
         return _Value(source, target)
     if source == "ngram":
-        return _Value(NGram(), target)
+        return _Value(ngram, target)
+    if source == "mtp":
+        return _Own()
     opened = checkpoints.open_checkpoint(source, registry.FAMILIES)
     return _File(opened, registry.from_file(opened.config))
+
+
+class _Own:
+    """The heads that come in the target's file."""
+
+    @property
+    def paths(self) -> list[str]:
+        return []
+
+    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
+        head = registry.build(checkpoint.config)[1]
+        if head is None:
+            raise SpecjaxError(f"{checkpoint.path} has no MTP head, which the drafter 'mtp' names; leave it out")
+        return head, {}
+
+
+@dataclass(frozen=True)
+class _Several:
+    """Candidates that draft together, in their order."""
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for candidate in self.candidates for path in candidate.paths]
+
+    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
+        attached = [candidate.attach(checkpoint, settings) for candidate in self.candidates]
+        try:
+            params = united([added for _, added in attached])
+        except ValueError as error:
+            raise SpecjaxError(str(error)) from error
+        return FirstOf(tuple(drafter for drafter, _ in attached)), params
 
 
 class _Value:

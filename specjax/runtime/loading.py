@@ -14,7 +14,7 @@ from specjax.models import registry
 from specjax.models.protocol import ModelConfig
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
-from specjax.runtime.drafters import DrafterSource, LoadSettings, open_drafter, trimmed_drafter
+from specjax.runtime.drafters import DrafterSources, LoadSettings, open_drafters, trimmed_drafter
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 
@@ -35,7 +35,7 @@ def bundled_model() -> Path:
 def load(
     path: str | Path | None = None,
     *,
-    drafter: DrafterSource | None = None,
+    drafter: DrafterSources | None = None,
     draft_vocab: DraftVocabularySource | None = None,
     dtype: Any = "float32",
     packed: Activations | None = "a16",
@@ -49,8 +49,9 @@ def load(
         path: FILE.gguf or a directory with config.json; or OWNER/MODEL or OWNER/MODEL/FILE.gguf of the Hugging Face
             hub.
         drafter: what drafts, if not the head in the file itself: the file or directory of a small model or of a drafter
-            made for this one (an assistant, EAGLE-3, DFlash, DSpark), "ngram", or any drafter, such as a
-            `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`).
+            made for this one (an assistant, EAGLE-3, DFlash, DSpark), "ngram", "mtp" (the heads in the file itself), or
+            any drafter, such as a `specjax.NGram` or an object of a class of your own (see `specjax.BaseDrafter`). Of a
+            list, such as ["ngram", "mtp"], the first that has drafts for a row serves it, in each round.
         draft_vocab: the drafter scores these of the target's tokens only, and all others have probability 0. This
             makes drafts cheaper and changes nothing of what is said. A file that `specjax vocabulary` wrote; or a
             number N: the N tokens with the lowest ids, which in a BPE vocabulary were merged first, and so are the
@@ -83,7 +84,7 @@ def load(
             f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
         )
     target, chosen = registry.build(opened.config)
-    other = None if drafter is None else open_drafter(drafter, target)
+    other = None if drafter is None else open_drafters(drafter, target)
     tokens = None
     if draft_vocab is not None:
         if other is None and chosen is None:

@@ -97,6 +97,15 @@ def test_drafts_of_any_length_keep_the_distribution(rule, drawn):
 
 
 @pytest.mark.parametrize("rule", CORRECT)
+def test_rounds_that_draw_and_rounds_that_look_up_keep_the_distribution_together(rule):
+    """Which of the two a round is hangs on its text alone, as with several drafters."""
+    spoken = Language.alike(3, 4, seed=1)
+    drawn = np.arange(len(spoken.target)) % 3 > 0
+    assert distance(rule, spoken, 3, PLAIN, ragged, drawn=drawn)[0] < 1e-6
+    assert distance(rule, spoken, 2, WARPED, always(2), drawn=~drawn)[0] < 1e-6
+
+
+@pytest.mark.parametrize("rule", CORRECT)
 def test_a_drafter_that_scores_some_tokens_keeps_the_distribution(rule):
     spoken = Language.alike(4, 3, seed=2)
     scored = np.arange(4) != np.argsort(spoken.drafter, axis=1)[:, 1:2]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafter_fixtures import attached, target
+from jax import Array
 from scripted import cut, feed, ragged_prompts, start
 from test_loop_drafters import with_draft_model
 from tiny_models import DENSE, make_params
@@ -21,12 +24,14 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.drafters.draft_model import DraftModel
+from specjax.models.drafters.first_of import FirstOf
 from specjax.models.drafters.ngram import NGram
 from specjax.models.gemma4 import Gemma4Assistant, Gemma4Target
-from specjax.models.protocol import Params
+from specjax.models.protocol import Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35MTP, Step35Target
+from specjax.state import SequenceState
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTHS = (1, 17, 65)
@@ -63,6 +68,12 @@ def ngrams() -> tuple[Decoder, Params]:
     return Decoder(Qwen35Target(DENSE), NGram(longest=3, shortest=1), "coupled", 3), make_params(DENSE)
 
 
+def several() -> tuple[Decoder, Params]:
+    """N-grams before the trained head: both serve rows, and the head's state is kept up while it serves none."""
+    model = specjax.load(drafter=[NGram(longest=4, shortest=2), "mtp"])
+    return Decoder(model.target, model.drafter, "coupled", 3), dict(model.params)
+
+
 def chained_heads() -> tuple[Decoder, Params]:
     loaded = checkpoints.load(FIXTURES / "step3_5" / "flash" / "model.gguf", FAMILIES)
     return Decoder(Step35Target(loaded.config), Step35MTP(loaded.config), "coupled", 3), dict(loaded.params)
@@ -80,8 +91,22 @@ def trained(folder: str) -> tuple[Decoder, Params]:
     return Decoder(target()[0], drafter, "coupled", 3), params
 
 
-def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]]) -> tuple[list[list[int]], Drafts]:
-    """The tokens of each row, and its drafts by row and by how many tokens it had emitted before."""
+@dataclass(frozen=True)
+class NowAndThen(specjax.BaseDrafter):
+    """Serves about half of the rounds of each row, and in some rounds all rows."""
+
+    def propose(self, params: Params, pending: Array, state: SequenceState, *, num_drafts: int, **_: Any) -> Proposal:
+        serves = (state.length // 2 + pending // 8) % 2 == 0
+        drafts = jnp.broadcast_to(pending[:, None], (len(pending), num_drafts))
+        return Proposal.sure(drafts, None, made=jnp.where(serves, num_drafts, 0))
+
+
+def decode(
+    decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]], source: int | None = None
+) -> tuple[list[list[int]], Drafts]:
+    """The tokens of each row, and its drafts by row and by how many tokens it had emitted before; those of one drafter,
+    or all.
+    """
     prompts = ragged_prompts(decoder.target.config, LENGTHS, seed=3)
     sequences, logits = feed(decoder, params, prompts)
     wanted = [Settings(sampler, DraftConfig(n_max=decoder.max_drafts)) for sampler in SAMPLERS]
@@ -97,7 +122,8 @@ def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]])
         done = cut(jax.device_get(record))
         for index, (row, said) in product(range(int(record.n_rounds)), enumerate(tokens)):
             if count := int(done.n_emitted[index, row]):
-                drafts[row, len(said)] = done.drafts[index, row, : done.n_drafted[index, row]].tolist()
+                if source in (None, done.source[index, row]):
+                    drafts[row, len(said)] = done.drafts[index, row, : done.n_drafted[index, row]].tolist()
                 said += done.tokens[index, row, :count].tolist()
     return tokens, drafts
 
@@ -110,6 +136,7 @@ def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]])
         pytest.param(lambda: qwen("snapshot"), marks=pytest.mark.slow),
         pytest.param(small_model, marks=pytest.mark.slow),
         ngrams,
+        several,
         chained_heads,
         assistant,
         lambda: trained("eagle3"),
@@ -122,6 +149,7 @@ def decode(decoder: Decoder, params: Params, changes: Sequence[tuple[int, int]])
         "snapshot",
         "draft model",
         "ngrams",
+        "several",
         "chained heads",
         "assistant",
         "eagle3",
@@ -135,9 +163,39 @@ def test_changing_the_depth_changes_neither_tokens_nor_drafts(model: Callable[[]
     want, steady = decode(decoder, params, [(3, 11)])
     got, changing = decode(decoder, params, CHANGES)
     assert got == want
-    both = steady.keys() & changing.keys()
-    compared = [(steady[place], changing[place]) for place in both if changing[place]]
+    assert_same_drafts(steady, changing)
+
+
+def assert_same_drafts(one: Drafts, other: Drafts) -> None:
+    """Where both have some, as far as both go."""
+    compared = [(one[place], other[place]) for place in one.keys() & other.keys() if other[place]]
     assert len(compared) >= 10
-    for one, other in compared:
-        shared = min(len(one), len(other))
-        assert one[:shared] == other[:shared]
+    for some, others in compared:
+        shared = min(len(some), len(others))
+        assert some[:shared] == others[:shared]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        chained_heads,
+        lambda: trained("dflash"),
+        pytest.param(assistant, marks=pytest.mark.slow),
+        pytest.param(small_model, marks=pytest.mark.slow),
+        pytest.param(lambda: trained("eagle3"), marks=pytest.mark.slow),
+        pytest.param(lambda: trained("dspark"), marks=pytest.mark.slow),
+    ],
+    ids=["chained heads", "dflash", "assistant", "draft model", "eagle3", "dspark"],
+)
+def test_a_drafter_that_serves_now_and_then_drafts_as_it_does_alone(
+    model: Callable[[], tuple[Decoder, Params]],
+) -> None:
+    """While another one serves some rows of a round or all of them, its state is kept up."""
+    decoder, params = model()
+    assert decoder.drafter is not None
+    want, alone = decode(decoder, params, [(3, 11)])
+    together = replace(decoder, drafter=FirstOf((NowAndThen(), decoder.drafter)))
+    got, beside = decode(together, params, [(3, 11)], source=1)
+    assert got == want
+    assert len(beside) < 0.8 * len(alone)
+    assert_same_drafts(alone, beside)

@@ -24,6 +24,7 @@ from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import DraftConfig, SamplerConfig
+from specjax.models.drafters.first_of import FirstOf
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import (
     ChooseDraft,
@@ -236,6 +237,27 @@ def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any],
 @both
 def test_drafts_that_are_looked_up_leave_the_probabilities_of_the_target(rule: Rule) -> None:
     for budget, sequences in by_budget(sample_sequences(LOOKED_UP, rule)):
+        odds = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
+        assert p_value(sequences, odds) > 1e-3, budget
+
+
+@dataclass(frozen=True)
+class Sometimes(BaseDrafter):
+    """Looks up where the text says so; elsewhere its proposal is nonsense, which it does not want to be used."""
+
+    def propose(self, params: Params, pending: jax.Array, state: SequenceState, **how: Any) -> Proposal:
+        proposal = LOOKED_UP.propose(params, pending, state, **how)
+        made = jnp.where(state.length % 2 == pending % 2, how["num_drafts"], 0)
+        tokens = jnp.where(made[:, None] > 0, proposal.tokens, VOCAB + 7)
+        return proposal._replace(tokens=tokens, made=made, confidence=jnp.where(made[:, None] > 0, 1, jnp.nan))
+
+
+@both
+def test_rows_of_several_drafters_have_the_probabilities_of_the_target(rule: Rule) -> None:
+    """Of those that draw and those that look up, in the same rounds, with a threshold of confidence."""
+    drafter = FirstOf((Sometimes(), TableDrafter()))
+    draft = DraftConfig(n_max=3, p_min=0.5)
+    for budget, sequences in by_budget(sample_sequences(drafter, rule, draft=draft)):
         odds = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
         assert p_value(sequences, odds) > 1e-3, budget
 

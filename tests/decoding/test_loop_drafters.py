@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 
 import jax
@@ -16,7 +17,7 @@ from wants import GREEDY
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import SamplerConfig
 from specjax.models.drafters.draft_model import DraftModel
-from specjax.models.drafters.ngram import NGram, NGramState
+from specjax.models.drafters.ngram import PLACES, NGram, NGramState
 from specjax.models.protocol import Drafter, Params, Proposal
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import RollbackStrategy, SequenceState
@@ -74,38 +75,48 @@ def test_a_draft_model_is_left_with_what_was_committed() -> None:
             assert relative_rms(layer.keys[below], reference.keys[below]) < 1e-5
 
 
-def look_up(text: list[int], pending: int, drafts: int, shortest: int, longest: int) -> list[int]:
-    """Prompt lookup by definition."""
-    text = [*text, pending]
+def look_up(text: list[int], drafts: int, shortest: int, longest: int) -> list[tuple[int, float]]:
+    """Prompt lookup with counts by definition: drafts and the shares of the places that agree with them."""
     for size in range(min(longest, len(text) - 1), shortest - 1, -1):
-        for start in range(len(text) - size - 1, -1, -1):
-            if text[start : start + size] == text[-size:]:
-                period = len(text) - start - size
-                return [text[start + size + i % period] for i in range(drafts)]
+        ends = [end for end in range(size, len(text)) if text[end - size : end] == text[-size:]][-PLACES:]
+        said, found = [text[end:] * drafts for end in reversed(ends)], []
+        for place in range(drafts) if said else ():
+            count = Counter(each[place] for each in said)
+            token = max((each[place] for each in said), key=count.__getitem__)  # the first of equals: the latest
+            found.append((token, count[token] / len(said)))
+            said = [each for each in said if each[place] == token]
+        if found:
+            return found
     return []
 
 
-@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (2, 4), (1, 3)])
-def test_ngram_drafts_what_followed_the_latest_of_the_longest_matches(shortest: int, longest: int) -> None:
+@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (2, 4), (1, 16)])
+def test_ngram_drafts_what_followed_most_of_the_longest_matches(shortest: int, longest: int) -> None:
     rng = np.random.default_rng(0)
-    lengths = [0, 1, 2, 3, 7, 20, 30, 40]
+    lengths = [0, 1, 2, 3, 7, 20, 30, 40, 90]
     texts = [rng.integers(0, 4, length).tolist() for length in lengths]
+    texts[5][8:] = texts[5][:12]  # a long match
     drafter = NGram(longest, shortest)
-    tokens = np.full((len(texts), 48), 3, np.int32)  # what stands behind the text must not matter
+    tokens = np.full((len(texts), 96), 3, np.int32)  # what stands behind the text must not matter
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     state = SequenceState((), NGramState(jnp.asarray(tokens), jnp.asarray(lengths)), jnp.asarray(lengths))
-    hits = 0
+    hits, doubts = 0, 0
     for pending in range(4):
         proposal: Proposal = drafter.propose(
             {}, jnp.full(len(texts), pending), state, num_drafts=5, choose=None, keep_going=None
         )
         assert proposal.made is not None
         for row, text in enumerate(texts):
-            want = look_up(text, pending, 5, shortest, longest)
-            assert proposal.tokens[row, : proposal.made[row]].tolist() == want
+            want = look_up([*text, pending], 5, shortest, longest)
+            made = int(proposal.made[row])
+            assert proposal.tokens[row, :made].tolist() == [token for token, _ in want]
+            np.testing.assert_allclose(proposal.confidence[row, :made], [share for _, share in want], rtol=1e-6)
+            assert made or not proposal.confidence[row].any()
             hits += bool(want)
+            doubts += any(share < 1 for _, share in want)
     assert hits > 10
+    assert doubts > 3
 
 
 @pytest.mark.parametrize("sampler", [GREEDY, WARM], ids=["greedy", "coupled"])

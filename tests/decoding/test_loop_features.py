@@ -15,9 +15,10 @@ from tiny_models import DENSE, make_params, relative_rms
 from wants import GREEDY
 
 from specjax.decoding.decoder import Decoder
+from specjax.models.drafters.first_of import FirstOf
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import ChooseDraft, FeatureRequest, Features, KeepGoing, Params, Proposal
-from specjax.models.qwen3_5 import Qwen35Target
+from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.state import KVTypes, Part, SequenceState
 
 
@@ -78,16 +79,16 @@ class Listener(BaseDrafter):
         return HeardWindow(state, jnp.concatenate(features.layer_inputs, axis=-1))
 
 
-def test_a_drafter_hears_of_every_committed_token_once_and_of_no_other() -> None:
-    """Through prefill in pieces and rounds of ragged acceptance, with features that no built-in drafter asks for."""
+def test_drafters_hear_of_every_committed_token_once_and_of_no_other() -> None:
+    """Through prefill in pieces and rounds of ragged acceptance, each with the features that it asked for."""
     target, params = Qwen35Target(DENSE), make_params(DENSE)
-    decoder = Decoder(target, Listener(), max_drafts=3, margins=True)
+    listeners = Listener(), Listener(FeatureRequest(layer_inputs=(0, 2)))
+    decoder = Decoder(target, FirstOf((listeners[0], Qwen35MTP(DENSE), listeners[1])), max_drafts=3, margins=True)
     got = run(decoder, params, prompts(DENSE), 24)
     want = plain(DENSE, GREEDY)
     assert got.tokens == want.tokens
     assert_same_committed(got.state.sequences, want.state.sequences)
-    heard = got.state.sequences.drafter
-    np.testing.assert_array_equal(heard.count, got.state.sequences.length)
+    parts = got.state.sequences.drafter.parts
 
     texts = [prompt + tokens[:-1] for prompt, tokens in zip(prompts(DENSE), got.tokens, strict=True)]
     padded = np.zeros((len(texts), max(map(len, texts))), np.int32)
@@ -95,6 +96,11 @@ def test_a_drafter_hears_of_every_committed_token_once_and_of_no_other() -> None
         padded[row, : len(text)] = text
     state = decoder.init_state(len(texts), padded.shape[1], chunk=padded.shape[1])
     lengths = np.array([len(text) for text in texts], np.int32)
-    output, _ = jax.jit(partial(target.extend, request=Listener().request, rows="none"))(params, padded, lengths, state)
-    whole = Listener().observe(padded, output.features, state.drafter).commit(lengths)
-    assert relative_rms(heard.sums, whole.sums) < 1e-4
+    request = FeatureRequest(layer_inputs=(0, 1, 2))
+    output, _ = jax.jit(partial(target.extend, request=request, rows="none"))(params, padded, lengths, state)
+    for listener, heard in zip(listeners, parts[::2], strict=True):
+        np.testing.assert_array_equal(heard.count, got.state.sequences.length)
+        inputs = tuple(output.features.layer_inputs[layer] for layer in listener.request.layer_inputs)
+        empty = listener.init_state(len(texts), 1, rows=1, chunk=1, kv_types=KVTypes())
+        whole = listener.observe(padded, Features(None, inputs), empty).commit(lengths)
+        assert relative_rms(heard.sums, whole.sums) < 1e-4

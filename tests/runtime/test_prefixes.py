@@ -17,6 +17,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = {
     "caches": ("dense/qwen3/hf", "ngram", 3),
     "recurrent-with-head": ("qwen3_5/dense/hf", None, 3),
+    "several": ("qwen3_5/dense/hf", ("ngram", "mtp"), 3),
     "rings-with-heads": ("step3_5/flash/hf", None, 2),
     "assistant": ("gemma4/edge/hf", "gemma4/edge/assistant", 2),
 }

@@ -128,7 +128,7 @@ def speculation_odds(
     sampler: SamplerConfig,
     draft_lengths: DraftLengths,
     *,
-    drawn: bool = True,
+    drawn: bool | np.ndarray = True,
 ) -> Odds:
     """What rounds of `n_drafts` drafts make of a language under a rule.
 
@@ -138,7 +138,8 @@ def speculation_odds(
         n_drafts: K, in all rounds.
         sampler: how logits become distributions.
         draft_lengths: see `DraftLengths`.
-        drawn: whether drafts are drawn; otherwise each is the drafter's argmax, a function of the text.
+        drawn: whether drafts are drawn; otherwise each is the drafter's argmax, a function of the text. Or, [nodes]
+            bool, the texts after which a round draws its drafts: the others then have probabilities too, 1 and 0.
     """
     size, nodes = language.vocab_size, len(language.target)
     blocks = np.array(list(itertools.product(range(size), repeat=n_drafts)))
@@ -146,11 +147,11 @@ def speculation_odds(
     along = np.minimum(nodes_along(start, drafts, size), nodes - 1)  # those too deep are beyond the budget
     draft_logits = language.drafter[along[:, :-1]]
     n_drafted = np.asarray(draft_lengths(draft_logits, drafts, language.length - language.depth[start]))
-    logq = _warped(draft_logits, sampler if drawn else SamplerConfig())
+    draws = np.broadcast_to(drawn, nodes)[start, None, None]
+    logq = np.where(draws, _warped(draft_logits, sampler), _warped(draft_logits, SamplerConfig()))
     weight = np.take_along_axis(np.exp(np.asarray(logq, np.float64)), drafts[..., None], axis=-1)[..., 0].prod(axis=1)
-    outcomes = _outcomes(
-        correct, language.target[along], drafts, np.asarray(logq) if drawn else None, n_drafted, sampler
-    )
+    stated = logq if np.any(drawn) else None
+    outcomes = _outcomes(correct, language.target[along], drafts, stated, n_drafted, sampler)
 
     rest: dict[int, np.ndarray] = {}
     for node in reversed(range(nodes)):

@@ -145,16 +145,20 @@ class DraftModel(BaseDrafter):
         )
         assert output.logits is not None
         row = jnp.take_along_axis(output.logits, own.count[:, None, None], axis=1)[:, 0]
-        choice = self._choice(row, length + 1, choose)
 
-        def step(index: Array, token: Int[Array, "B"], trial: SequenceState) -> tuple[Choice, SequenceState]:
+        def first(trial: SequenceState) -> tuple[Choice, tuple[()], SequenceState]:
+            return self._choice(row, length + 1, choose), (), trial
+
+        def step(
+            index: Array, token: Int[Array, "B"], memory: tuple[()], trial: SequenceState
+        ) -> tuple[Choice, tuple[()], SequenceState]:
             output, trial = self.model.extend(
                 params["draft"], token[:, None], jnp.ones_like(token), trial, request=self.request, rows="last"
             )
             assert output.logits is not None
-            return self._choice(output.logits[:, 0], length + index + 1, choose), trial
+            return self._choice(output.logits[:, 0], length + index + 1, choose), memory, trial
 
-        drafts, trial = draft_chain(choice, step, commit(fed, n_fed), num_drafts=num_drafts, keep_going=keep_going)
+        drafts, trial = draft_chain(first, step, commit(fed, n_fed), num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=DraftModelWindow(own, fed.continued(trial), None))
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: DraftModelWindow) -> DraftModelWindow:

@@ -1,4 +1,4 @@
-"""The n-gram drafter: what followed the last few tokens the last time they stood in the row's own text.
+"""The n-gram drafter: what followed the last few tokens most often where they stood before in the row's own text.
 
 It has no parameters. Text that copies from its prompt (edits, summaries, code) or repeats itself is drafted well and
 for next to nothing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Int
@@ -15,6 +16,9 @@ from jaxtyping import Array, Int
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import ChooseDraft, Features, KeepGoing, Params, Proposal
 from specjax.state import KVTypes, Part, SequenceState, Shift
+
+PLACES = 16
+"""The most places whose continuations are counted."""
 
 
 @struct.dataclass
@@ -74,8 +78,10 @@ class NGramWindow:
 class NGram(BaseDrafter):
     """See `specjax.models.protocol.Drafter`. Drafts are a function of the text: nothing is drawn.
 
-    The place looked up is where most of the row's last tokens stood before, at most `longest` and at least `shortest`;
-    among equals the latest. A draft that reaches the end of the text goes on in the period that the match suggests.
+    The places looked up are those where most of the row's last tokens stood before, at most `longest` and at least
+    `shortest`, and of these the latest `PLACES`. A draft is what follows at most of them, among equals at the latest.
+    Places that disagree with it have no say in the drafts after it. The share of those that agree is the confidence.
+    Where the end of the text is reached, the text goes on in the period that the match suggests.
 
     Attributes:
         longest, shortest: how many tokens a match has.
@@ -86,7 +92,7 @@ class NGram(BaseDrafter):
     Source: Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference", arXiv 2304.04487.
     """
 
-    longest: int = 4
+    longest: int = 16
     shortest: int = 2
 
     def __post_init__(self) -> None:
@@ -94,6 +100,14 @@ class NGram(BaseDrafter):
             raise ValueError(
                 f"shortest is {self.shortest} and longest is {self.longest}; give 1 <= shortest <= longest"
             )
+
+    @classmethod
+    def before_others(cls) -> NGram:
+        """One that goes before another drafter, and drafts only where it is very likely right."""
+        return cls(shortest=4)
+
+    def head_paths(self) -> tuple[str, ...]:
+        return ()
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
         """The state of an empty text."""
@@ -123,31 +137,45 @@ class NGram(BaseDrafter):
         choose: ChooseDraft,
         keep_going: KeepGoing,
     ) -> Proposal:
-        """Find the last tokens earlier in the text, and draft what followed. Rows without a match make no drafts. Other
-        rows have confidence 1.
-        """
+        """Find the last tokens earlier in the text, and draft what followed. Rows without a match make no drafts."""
         del params, choose, keep_going
         text, last = state.drafter.append(pending[:, None], jnp.ones_like(pending)).tokens, state.length[:, None]
-        place = jnp.arange(text.shape[1])
-        equal = jnp.ones_like(text, dtype=bool)
-        matched = jnp.zeros_like(text)  # how many tokens up to each place equal those up to the end
-        for back in range(self.longest):
-            ending = jnp.take_along_axis(text, jnp.maximum(last - back, 0), axis=1)
-            equal &= (jnp.roll(text, back, axis=1) == ending) & (place >= back)
-            matched += equal
-        matched = jnp.where(place < last, matched, 0)
+        matched = self._matched(text, last)
         best = jnp.max(matched, axis=1, keepdims=True)
-        found = jnp.max(jnp.where(matched == best, place, 0), axis=1, keepdims=True)
-        period = last - found
-        drafts = jnp.take_along_axis(text, found + 1 + jnp.arange(num_drafts) % jnp.maximum(period, 1), axis=1)
+        place = jnp.where(matched == best, jnp.arange(text.shape[1]), -1)
+        # As floats, which hold places exactly: of integers top_k would sort them all.
+        places = jax.lax.top_k(place.astype(jnp.float32), min(PLACES, text.shape[1]))[0].astype(jnp.int32)
+        agree, places = places >= 0, jnp.maximum(places, 0)
+        period = jnp.maximum(last - places, 1)[..., None]
+        following = places[..., None] + 1 + jnp.arange(num_drafts) % period
+        following = jnp.take_along_axis(text[:, None], following, axis=2)
         hit = best[:, 0] >= self.shortest
+        tokens, shares = [], []
+        for column in jnp.moveaxis(following, 2, 0):
+            same = (column[:, :, None] == column[:, None, :]) & agree[:, None, :]
+            votes = jnp.where(agree, jnp.sum(same, axis=2), 0)
+            chosen = jnp.argmax(votes, axis=1, keepdims=True)  # of equals the first, which is the latest place
+            token = jnp.take_along_axis(column, chosen, axis=1)
+            shares.append(jnp.max(votes, axis=1) / jnp.sum(agree, axis=1))
+            tokens.append(token[:, 0])
+            agree &= column == token
         return Proposal(
-            tokens=drafts,
+            tokens=jnp.stack(tokens, axis=1),
             logq=None,
-            confidence=jnp.broadcast_to(hit[:, None], drafts.shape).astype(jnp.float32),
+            confidence=jnp.where(hit[:, None], jnp.stack(shares, axis=1), 0).astype(jnp.float32),
             state=state.drafter,
             made=jnp.where(hit, num_drafts, 0),
         )
+
+    def _matched(self, text: Int[Array, "B S"], last: Int[Array, "B 1"]) -> Int[Array, "B S"]:
+        """How many tokens up to each place equal those up to the last one, at most `longest`; 0 from there on."""
+        slots = text.shape[1]
+        padded = jnp.pad(text, ((0, 0), (self.longest, 0)), constant_values=-1)  # before the start nothing is equal
+        equal, matched = jnp.ones_like(text, dtype=bool), jnp.zeros_like(text)
+        for start in range(self.longest, 0, -1):
+            equal &= padded[:, start : start + slots] == jnp.take_along_axis(padded, last + start, axis=1)
+            matched += equal
+        return jnp.where(jnp.arange(slots) < last, matched, 0)
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: NGramState) -> NGramWindow:
         """Join the verified tokens to the text. `commit` keeps the accepted ones."""

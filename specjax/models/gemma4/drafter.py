@@ -29,7 +29,7 @@ from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4Assistant
 from specjax.models.gemma4.config import Gemma4Config
 from specjax.models.gemma4.modules import Layer
 from specjax.models.gemma4.target import Gemma4Target
-from specjax.models.parts.apply import apply
+from specjax.models.parts.apply import apply, in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import (
@@ -219,16 +219,19 @@ class Gemma4Assistant(BaseDrafter):
         keep_going: KeepGoing,
     ) -> Proposal:
         """One step per draft, all after the same `state.length` committed tokens."""
-        waiting = state.drafter.hidden
+        near = jax.tree.map(in_device_memory, params)
+
+        def first(caches: tuple[()]) -> tuple[Choice, Float[Array, "B D"], tuple[()]]:
+            (logits, tokens), hidden = self.step(near, pending, state.drafter.hidden, state)
+            return choose(logits, state.length + 1, tokens), hidden, caches
 
         def step(
-            index: Int[Array, ""] | int, token: Int[Array, "B"], hidden: Float[Array, "B D"]
-        ) -> tuple[Choice, Float[Array, "B D"]]:
+            index: Int[Array, ""], token: Int[Array, "B"], hidden: Float[Array, "B D"], caches: tuple[()]
+        ) -> tuple[Choice, Float[Array, "B D"], tuple[()]]:
             (logits, tokens), hidden = self.step(params, token, hidden, state)
-            return choose(logits, state.length + index + 1, tokens), hidden
+            return choose(logits, state.length + index + 1, tokens), hidden, caches
 
-        first, hidden = step(0, pending, waiting)
-        drafts, _ = draft_chain(first, step, hidden, num_drafts=num_drafts, keep_going=keep_going)
+        drafts, _ = draft_chain(first, step, (), num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=state.drafter)
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: AssistantState) -> AssistantWindow:

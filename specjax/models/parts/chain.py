@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.protocol import Choice, KeepGoing
 
@@ -20,25 +20,38 @@ class Drafts(NamedTuple):
     confidence: Float[Array, "B K"]
 
 
-def draft_chain(
-    first: Choice,
-    step: Callable[[Array, Int[Array, "B"], Any], tuple[Choice, Any]],
-    carry: Any,
-    *,
-    num_drafts: int,
-    keep_going: KeepGoing,
-) -> tuple[Drafts, Any]:
-    """Draft until there are `num_drafts` or no row keeps going.
+First = Callable[[Any], tuple[Choice, Any, Any]]
+Step = Callable[[Array, Int[Array, "B"], Any, Any], tuple[Choice, Any, Any]]
+
+
+def first_choice(first: First, caches: Any, keep_going: KeepGoing) -> tuple[Choice, Any, Any, Bool[Array, "B"]]:
+    """What `first` returns, and which rows want a draft. If none does, zeros and the caches as they are, at no cost."""
+
+    def run(caches: Any) -> tuple[Choice, Any, Any]:
+        choice, memory, caches = first(caches)
+        return choice._replace(token=choice.token.astype(jnp.int32)), memory, caches
+
+    def nothing(caches: Any) -> tuple[Choice, Any, Any]:
+        return *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), caches
+
+    shapes = jax.eval_shape(run, caches)[:2]
+    wanted = keep_going(jnp.ones(shapes[0].token.shape, jnp.float32), 0)
+    return *jax.lax.cond(jnp.any(wanted), run, nothing, caches), wanted
+
+
+def draft_chain(first: First, step: Step, caches: Any, *, num_drafts: int, keep_going: KeepGoing) -> tuple[Drafts, Any]:
+    """Draft until there are `num_drafts` or no row keeps going. If none wants even the first draft, nothing is run.
 
     Args:
-        first: the first draft.
-        step: (index of the draft, the draft before it, carry) -> (choice, carry).
-        carry: what `step` passes on, a pytree.
+        first: caches -> (the first draft, memory, caches). The parameters that it reads must be in device memory: XLA
+            fails on host memory that a conditional reads.
+        step: (index of the draft, the draft before it, memory, caches) -> (choice, memory, caches).
+        caches: what they change, a pytree.
         num_drafts: K, at least 1.
         keep_going: which rows go on.
 
     Returns:
-        The drafts and the carry after the last step that was run.
+        The drafts and the caches after the last step that was run.
     """
 
     def column_of(value: Array) -> Array:
@@ -49,13 +62,13 @@ def draft_chain(
         return (index < num_drafts) & jnp.any(going)
 
     def one_step(loop: tuple) -> tuple:
-        index, going, choices, carry = loop
-        choice, carry = step(index, choices.token[index - 1], carry)
+        index, going, choices, memory, caches = loop
+        choice, memory, caches = step(index, choices.token[index - 1], memory, caches)
         choices = jax.tree.map(lambda column, value: column.at[index].set(value), choices, choice)
-        return index + 1, going & keep_going(choice.confidence, index + 1), choices, carry
+        return index + 1, going & keep_going(choice.confidence, index + 1), choices, memory, caches
 
-    first = first._replace(token=first.token.astype(jnp.int32))
-    loop = (jnp.int32(1), keep_going(first.confidence, 1), jax.tree.map(column_of, first), carry)
-    _, _, choices, carry = jax.lax.while_loop(unfinished, one_step, loop)
+    choice, memory, caches, going = first_choice(first, caches, keep_going)
+    loop = (jnp.int32(1), going & keep_going(choice.confidence, 1), jax.tree.map(column_of, choice), memory, caches)
+    _, _, choices, _, caches = jax.lax.while_loop(unfinished, one_step, loop)
     token, logq, confidence = jax.tree.map(lambda column: jnp.swapaxes(column, 0, 1), choices)
-    return Drafts(token, logq, confidence), carry
+    return Drafts(token, logq, confidence), caches

@@ -232,15 +232,16 @@ class RepeatedDrafter(PairedDrafter):
         own, length = state.drafter, state.length
         pairs = own.latest(num_drafts + 1).pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
         fed, kv = self._run_pairs(params, pairs, own.kv)
-        hidden = fed[:, -1]
-        choice = self.choose_next(params, hidden, length + 1, choose)
+        near = jax.tree.map(in_device_memory, params)
 
-        def step(index: Array, token: Int[Array, "B"], carry: tuple[Array, Any]) -> tuple[Choice, tuple]:
-            hidden, kv = carry
+        def first(kv: Any) -> tuple[Choice, Array, Any]:
+            return self.choose_next(near, fed[:, -1], length + 1, choose), fed[:, -1], kv
+
+        def step(index: Array, token: Int[Array, "B"], hidden: Array, kv: Any) -> tuple[Choice, Array, Any]:
             position = (length + index)[:, None]
             valid = jnp.ones_like(position, bool)
             out, kv = self.run(params, token[:, None], hidden[:, None], position, valid, kv)
-            return self.choose_next(params, out[:, 0], length + index + 1, choose), (out[:, 0], kv)
+            return self.choose_next(params, out[:, 0], length + index + 1, choose), out[:, 0], kv
 
-        drafts, (_, kv) = draft_chain(choice, step, (hidden, kv), num_drafts=num_drafts, keep_going=keep_going)
+        drafts, kv = draft_chain(first, step, kv, num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=replace(own, kv=kv))

@@ -115,7 +115,7 @@ class Step35MTP(MTPDrafter):
         if num_drafts > len(own.kv):
             raise ValueError(f"{num_drafts} drafts need as many heads; this state was made for {len(own.kv)}")
         pairs = own.latest(num_drafts + 1).pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
-        kv, choices, going = [], [], jnp.array(True)
+        kv, choices, going = [], [], keep_going(jnp.ones(pending.shape, jnp.float32), 0)
         for index, cache in enumerate(own.kv):
             out, cache = self.run(params, index, pairs, cache)
             kv.append(cache)
@@ -148,7 +148,7 @@ class Step35MTP(MTPDrafter):
         def nothing() -> Choice:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draft))
 
-        return draft() if index == 0 else jax.lax.cond(going, draft, nothing)
+        return jax.lax.cond(going, draft, nothing)
 
 
 def _with_draft(pairs: Pairs, token: Int[Array, "B"], hidden: Float[Array, "B D"], position: Int[Array, "B"]) -> Pairs:

@@ -124,23 +124,28 @@ class DFlashDrafter(FusedDrafter):
         """One pass over a block, and then a choice after the other."""
         own, length, c = state.drafter, state.length, self.config
         kv = self.inject(params, own.earliest(num_drafts + 1).waiting(length), own.kv)
-        hidden, kv = self.block(params, pending, length, kv, num_drafts)
-        first_slot = 0 if c.from_anchor else 1
-        drafting = hidden[:, first_slot : first_slot + num_drafts]
-        base = jnp.swapaxes(self.scores(params, drafting), 0, 1)
-        drafting = jnp.swapaxes(drafting, 0, 1)
+        near = jax.tree.map(in_device_memory, params)
 
-        def step(index: Any, token: Int[Array, "B"], memory: Any) -> tuple[Choice, Any]:
-            slot = drafting[index], base[index]
-            return self._choice(params, token, *slot, length + index + 1, memory, choose)
+        def first(kv: Any) -> tuple[Choice, tuple, Any]:
+            hidden, kv = self.block(near, pending, length, kv, num_drafts)
+            first_slot = 0 if c.from_anchor else 1
+            drafting = hidden[:, first_slot : first_slot + num_drafts]
+            slots = jnp.swapaxes(drafting, 0, 1), jnp.swapaxes(self.scores(near, drafting), 0, 1)
+            memory: Any = ()
+            if c.markov is not None:
+                memory = self.apply(near, "begin", pending.shape[0])
+                if not c.from_anchor:  # in training the memory runs through the slot that drafts nothing
+                    memory = self.apply(near, "correct", pending, hidden[:, 0], memory)[2]
+            choice, memory = self._choice(near, pending, slots[0][0], slots[1][0], length + 1, memory, choose)
+            return choice, (memory, slots), kv
 
-        memory: Any = ()
-        if c.markov is not None:
-            memory = self.apply(params, "begin", pending.shape[0])
-            if not c.from_anchor:  # in training the memory runs through the slot that drafts nothing
-                memory = self.apply(params, "correct", pending, hidden[:, 0], memory)[2]
-        choice, memory = step(0, pending, memory)
-        drafts, _ = draft_chain(choice, step, memory, num_drafts=num_drafts, keep_going=keep_going)
+        def step(index: Array, token: Int[Array, "B"], carry: tuple, kv: Any) -> tuple[Choice, tuple, Any]:
+            memory, (hidden, base) = carry
+            slot = hidden[index], base[index]
+            choice, memory = self._choice(params, token, *slot, length + index + 1, memory, choose)
+            return choice, (memory, (hidden, base)), kv
+
+        drafts, kv = draft_chain(first, step, kv, num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=replace(own, kv=kv))
 
     def _choice(

@@ -1,0 +1,231 @@
+"""Several drafters on one target: what they say together, who serves whom, and what those that do not serve keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scripted import Run, feed, run, start
+
+import specjax
+from specjax.decoding.acceptance import DrawingRule
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.round import draft
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.models.drafters.first_of import FirstOf
+from specjax.models.drafters.ngram import NGram
+from specjax.models.protocol import Choice, Drafter, Proposal
+from specjax.models.qwen3_5 import Qwen35MTP
+
+FIXTURES = Path(__file__).parent / "fixtures"
+TOKENS, DRAFTS = 96, 3
+NGRAM = NGram()
+TEXTS = (
+    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor k in range(",
+    "x = [1, 2, 3]\ny = [",
+    "def main():\n    parser = argparse.ArgumentParser()\n    parser.add_argument('--x')\n    parser.",
+)
+SAMPLERS = (SamplerConfig(), SamplerConfig(temperature=0.8), SamplerConfig(temperature=0.8))
+
+
+@cache
+def bundled() -> specjax.Model:
+    return specjax.load(drafter=[NGRAM, "mtp"])
+
+
+def prompts() -> list[list[int]]:
+    tokenizer = bundled().tokenizer
+    assert tokenizer is not None
+    return [tokenizer.encode(text) for text in TEXTS]
+
+
+def rows(stops: Sequence[tuple[int, ...]] = ((),) * len(SAMPLERS)) -> list[Settings]:
+    """Greedy rows, and rows by the coupled rule."""
+    draft = DraftConfig(n_max=DRAFTS)
+    return [Settings(sampler, draft, stop_tokens=stop) for sampler, stop in zip(SAMPLERS, stops, strict=True)]
+
+
+def decoded(drafter: Any, wanted: list[Settings] | None = None, rule: DrawingRule = "coupled") -> Run:
+    decoder = Decoder(bundled().target, drafter, rule, DRAFTS)
+    return run(decoder, dict(bundled().params), prompts(), TOKENS, rows=wanted or rows())
+
+
+def head() -> Drafter:
+    return bundled().drafter.drafters[1]
+
+
+@cache
+def plain() -> list[list[int]]:
+    options = specjax.GenerateOptions(max_tokens=TOKENS, accept="coupled", ignore_eos=True, draft=0)
+    samplers = [sampler.temperature for sampler in SAMPLERS]
+    return [each.tokens for each in bundled().generate_batch(prompts(), options, temperature=samplers)]
+
+
+@cache
+def both() -> Run:
+    return decoded(bundled().drafter)
+
+
+def test_tokens_are_those_of_plain_decoding_while_both_serve_rows_of_a_round() -> None:
+    assert both().tokens == plain()
+    drafted = both().rounds.n_drafted > 0
+    served = [drafted & (both().rounds.source == number) for number in range(2)]
+    assert np.sum(np.any(served[0], axis=1) & np.any(served[1], axis=1)) > 5
+    for rounds in served:
+        accepted = both().rounds.n_accepted[rounds]
+        assert len(set(accepted.tolist())) >= 3, "drafts that fail, and drafts that stand"
+
+
+def test_the_head_drafts_as_from_a_state_that_was_fed_the_text_at_once() -> None:
+    """Its state is kept up in rounds in which others serve some rows or all of them."""
+    rounds = both().rounds
+    drafted, of_head = rounds.n_drafted > 0, rounds.source == 1
+    said = 1 + np.cumsum(rounds.n_emitted, axis=0) - rounds.n_emitted
+    after_others = np.roll(drafted & ~of_head, 1, axis=0) & (said > 1)
+    unused = np.roll(~np.any(drafted & of_head, axis=1, keepdims=True), 1, axis=0) & (said > 1)
+    places = np.argwhere(drafted & of_head)
+    assert np.sum(drafted & of_head & after_others) > 5
+    assert np.sum(drafted & of_head & unused) > 2
+
+    decoder = Decoder(bundled().target, head(), "coupled", DRAFTS)
+    texts = [[*prompts()[row], *plain()[row][: said[index, row] - 1]] for index, row in places]
+    state, logits = feed(decoder, dict(bundled().params), texts)
+    wanted = decoder.settings([rows()[row] for _, row in places])
+    budget = jnp.full((len(texts),), DRAFTS + 2)
+    fresh, _ = start(decoder, state, logits, budget, wanted, jnp.asarray(places[:, 1]))
+    proposal, _ = jax.jit(draft, static_argnums=0)(decoder, dict(bundled().params), fresh)
+    assert proposal is not None
+    for want, (index, row) in zip(proposal.tokens, places, strict=True):
+        count = rounds.n_drafted[index, row]
+        assert rounds.drafts[index, row, :count].tolist() == want[:count].tolist()
+
+
+def test_a_text_that_ends_inside_a_draft_ends_there() -> None:
+    """In each row in which a draft goes on behind a token that had not been said before."""
+    cuts: list[int | None] = []
+    for row, tokens in enumerate(plain()):
+        accepted, emitted = both().rounds.n_accepted[:, row], both().rounds.n_emitted[:, row]
+        inside = [
+            at
+            for start, count in zip(1 + np.cumsum(emitted) - emitted, accepted, strict=True)
+            for at in range(start, start + count - 1)
+            if tokens.index(tokens[at]) == at
+        ]
+        cuts.append(inside[0] if inside else None)
+    assert sum(cut is not None for cut in cuts) > 1
+    stops = [() if cut is None else (tokens[cut],) for tokens, cut in zip(plain(), cuts, strict=True)]
+    got = decoded(bundled().drafter, rows(stops))
+    want = [tokens if cut is None else tokens[: cut + 1] for tokens, cut in zip(plain(), cuts, strict=True)]
+    assert got.tokens == want
+    history = got.state.sequences.drafter.parts[0]
+    for row, (prompt, tokens) in enumerate(zip(prompts(), got.tokens, strict=True)):
+        assert history.tokens[row, : history.length[row]].tolist() == [*prompt, *tokens][: history.length[row]]
+        assert history.length[row] == got.state.sequences.length[row]
+
+
+CHOICES: list[None] = []
+
+
+@dataclass(frozen=True)
+class Counted(Qwen35MTP):
+    """The head, which tells of each time that it computes a draft."""
+
+    def choose_next(self, params: Any, hidden: jax.Array, position: jax.Array, choose: Callable) -> Choice:
+        jax.debug.callback(lambda: CHOICES.append(None))
+        return super().choose_next(params, hidden, position, choose)
+
+
+def test_a_drafter_that_serves_nobody_drafts_nothing() -> None:
+    CHOICES.clear()
+    got = decoded(FirstOf((NGRAM, Counted(bundled().config))))
+    jax.effects_barrier()
+    assert got.tokens == plain()
+    drafts = np.max(np.where(got.rounds.source == 1, got.rounds.n_drafted, 0), axis=1)
+    assert 5 < np.sum(drafts > 0) < len(drafts) - 3
+    assert len(CHOICES) == drafts.sum()
+
+
+@dataclass(frozen=True)
+class Poison(specjax.BaseDrafter):
+    """Has no drafts for rows whose pending token is even, and says nonsense about them."""
+
+    def propose(self, params: Any, pending: jax.Array, state: Any, *, num_drafts: int, **_: Any) -> Proposal:
+        serves = pending % 2 == 1
+        tokens = jnp.where(serves[:, None], pending[:, None], -(2**30))
+        nonsense = jnp.full((len(pending), num_drafts, bundled().target.vocab_size), jnp.nan)
+        certain = jax.nn.log_softmax(1e3 * jax.nn.one_hot(jnp.maximum(tokens, 0), nonsense.shape[-1]))
+        return Proposal(
+            tokens=jnp.broadcast_to(tokens, nonsense.shape[:2]),
+            logq=jnp.where(serves[:, None, None], jnp.broadcast_to(certain, nonsense.shape), nonsense),
+            confidence=jnp.where(serves[:, None], jnp.ones(nonsense.shape[:2]), jnp.nan),
+            state=None,
+            made=jnp.where(serves, num_drafts, 0),
+        )
+
+
+def test_what_a_drafter_says_of_rows_that_it_does_not_serve_is_not_read() -> None:
+    wanted = [replace(row, draft=DraftConfig(DRAFTS, p_min=0.2)) for row in rows()]
+    got = decoded(FirstOf((Poison(), head())), wanted, "rejection")
+    assert got.tokens[0] == plain()[0], "the greedy row"
+    assert np.all(got.rounds.finite)
+    assert {0, 1} == set(got.rounds.source[got.rounds.n_drafted > 0].tolist())
+    assert all(0 <= token < bundled().target.vocab_size for tokens in got.tokens for token in tokens)
+
+
+def test_a_head_that_is_not_sure_enough_gives_way() -> None:
+    """`p_min` decides by the first draft, before it is drawn."""
+    wanted = [replace(row, draft=DraftConfig(DRAFTS, p_min=0.9)) for row in rows()]
+    got = decoded(FirstOf((head(), NGram(shortest=1))), wanted)
+    assert got.tokens == plain()
+    assert {0, 1} == set(got.rounds.source[got.rounds.n_drafted > 0].tolist())
+
+
+def test_the_depth_can_be_found_with_several_drafters() -> None:
+    texts = list(TEXTS)
+    found = bundled().generate_batch(texts, max_tokens=TOKENS, draft="auto", ignore_eos=True)
+    assert found[0].tokens == plain()[0]
+    for each in found:
+        assert sum(each.stats.drafted_by_drafter) == each.stats.drafted
+        assert sum(each.stats.accepted_by_drafter) == each.stats.accepted
+
+
+def test_a_draft_vocabulary_is_that_of_the_head_alone() -> None:
+    """N-grams draft any token."""
+    trimmed = specjax.load(drafter=[NGRAM, "mtp"], draft_vocab=600)
+    assert trimmed.drafter is not None
+    decoder = Decoder(bundled().target, trimmed.drafter, "coupled", DRAFTS)
+    got = run(decoder, dict(trimmed.params), prompts(), TOKENS, rows=rows())
+    assert got.tokens == plain()
+    known = np.asarray(trimmed.params["trimmed"]["tokens"])
+    places = np.arange(DRAFTS) < got.rounds.n_drafted[..., None]
+    by_head = places & (got.rounds.source == 1)[..., None]
+    assert np.isin(got.rounds.drafts[by_head], known).all()
+    assert not np.isin(got.rounds.drafts[places & ~by_head], known).all()
+
+
+def test_a_list_is_ngrams_that_are_sure_before_others_and_the_last_as_it_is_alone() -> None:
+    listed = specjax.load(drafter=["ngram", "ngram"]).drafter
+    assert listed == FirstOf((NGram.before_others(), NGram()))
+    assert NGram.before_others().shortest > NGram().shortest
+    assert specjax.load(drafter=["ngram"]).drafter == NGram()
+    assert specjax.load(drafter="mtp").drafter == specjax.load().drafter
+
+
+@pytest.mark.parametrize(
+    ("folder", "drafters", "message"),
+    [
+        ("dense/qwen3/hf", ["ngram", "mtp"], "has no MTP head, which the drafter 'mtp' names"),
+        ("dense/qwen3/hf", [], "the list of drafters is empty"),
+        ("dense/qwen3/hf", [FIXTURES / "dense/qwen3/hf"] * 2, "two drafters of the list have parameters called draft"),
+    ],
+)
+def test_lists_that_cannot_be_are_refused(folder: str, drafters: list[Any], message: str) -> None:
+    with pytest.raises(specjax.SpecjaxError, match=message):
+        specjax.load(FIXTURES / folder, drafter=drafters)
