@@ -17,7 +17,8 @@ from specjax.models.protocol import Features, Params
 
 UNSEEN_BLOCKS = (128, 32, 8)
 """Rounds without drafts whose tokens a drafter is given at once: as many as there are, in as few calls, with little
-that is empty. The longest come first."""
+that is empty. The longest come first; it is no longer than the chunks that states are made for, see
+`Decoder.init_state`."""
 
 
 @struct.dataclass
@@ -55,7 +56,7 @@ def decode_chunk(
     """Run rounds until `rounds` of them are done or every row is finished. One program, no host in between.
 
     A `limit` below `rounds` ends the chunk earlier. After `patience` rounds it also ends as soon as a row has finished
-    in it, so that somebody else can have the row. Both are data, so that other numbers compile nothing.
+    in it, so that a request that comes meanwhile can have the row. Both are data: other numbers compile nothing.
 
     Rounds without drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the
     end.

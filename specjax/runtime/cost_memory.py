@@ -1,7 +1,7 @@
-"""What rounds of each depth cost, kept beside the compiled programs, so that the next process need not measure again.
+"""What rounds of each depth cost, kept in the cache folder, so that the next process need not measure again.
 
-One small file for each model, program, number of seats and kind of device. Without a folder for compiled programs
-nothing is kept.
+There is one small file for each program, form of weights, number of seats and kind of device. Models of equal shapes
+share it. Without a cache folder nothing is kept.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import combinations
@@ -25,8 +26,9 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.seats import on_device_of
 from specjax.models.protocol import Params
 from specjax.runtime.compilation_cache import cache_folder
+from specjax.runtime.depth.control import depths_up_to
 
-WORTH_WRITING = 0.05
+WORTH_WRITING = 0.1
 """The relative change of a cost that is written down. Less is noise."""
 
 
@@ -43,23 +45,30 @@ class CostMemory:
             decoder, seats, params: what the costs depend on, besides the device.
         """
         self.path = _path(decoder, seats, params)
+        self._depths = depths_up_to(decoder.max_drafts)
 
     def read(self) -> dict[int, float]:
         """The costs by depth, see `Costs.known`; none if the file is missing or damaged."""
         try:
             text = self.path.read_text() if self.path else "{}"
             costs = {int(depth): float(cost) for depth, cost in json.loads(text).items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError):
             return {}
-        return costs if all(0 < cost < math.inf for cost in costs.values()) else {}
+        return {depth: cost for depth, cost in costs.items() if depth in self._depths and 0 < cost < math.inf}
 
     def write(self, costs: Mapping[int, float]) -> None:
-        """Keep the costs, if they say something new. A folder that cannot be written to is left alone."""
-        if self.path is None or not _news(self.read(), costs):
+        """Keep the costs, if they say something new, beside those of depths that are not measured now.
+
+        A folder that cannot be written to is left alone.
+        """
+        before = self.read()
+        if self.path is None or not _news(before, costs):
             return
+        if common := before.keys() & costs.keys():
+            unit = statistics.median(costs[depth] / before[depth] for depth in common)
+            costs = {depth: cost * unit for depth, cost in before.items()} | dict(costs)
         with suppress(OSError, CheckpointError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, json.dumps(dict(costs)))
+            write_text(self.path, json.dumps(costs))
 
 
 def _path(decoder: Decoder, seats: int, params: Params) -> Path | None:
@@ -69,7 +78,8 @@ def _path(decoder: Decoder, seats: int, params: Params) -> Path | None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     weights = [(jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in leaves]
     (device,) = on_device_of(params, jnp.zeros(())).devices()
-    about = (repr(decoder), seats, weights, device.device_kind, platform.machine(), os.cpu_count(), jax.__version__)
+    machine = (device.device_kind, platform.machine(), os.cpu_count())
+    about = (repr(decoder), seats, weights, str(jax.tree.structure(params)), machine, jax.__version__)
     return folder / "costs" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
 
 

@@ -23,6 +23,10 @@ PAUSE, PAUSE_SHARE = 0.01, 0.2
 meaningless."""
 
 
+UNSEEN_BYTES = 2**26
+"""Memory for what a drafter has not seen of a chunk. Where it is little, chunks without drafts are shorter."""
+
+
 class Rounds:
     """Starts chunks of rounds, and learns from those that have been read.
 
@@ -38,7 +42,7 @@ class Rounds:
             most: see the attribute.
             building, experience: those of the engine.
         """
-        self.most = most
+        self.most, self._seats = most, seats
         self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
         self._pace = Pace(most)
         self._control = DepthControl(decoder.max_drafts, seats)
@@ -86,13 +90,15 @@ class Rounds:
         unseen = decoder.drafter is not None and choice.depth == 0  # a chunk ends with what the drafter has not seen
         rounds = self._pace.rounds(others_wait=others_wait, unhurried=unseen)
         limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
-        state, record = decode_chunk(decoder.at_most(choice.depth), params, state, self.most, limit, np.int32(USUAL))
+        program = decoder.at_most(choice.depth)
+        state, record = decode_chunk(program, params, state, self._most(program), limit, np.int32(USUAL))
         return state, Reading(record, jobs, choice=choice, alone=alone)
 
     def _recall(self, params: Params) -> None:
         """Begin with the costs that engines before this one have measured, in this process or in others."""
         self._memory = CostMemory(*self._costs_key, params)
-        self._control.costs = Costs(self._experience.costs.get(self._costs_key) or self._memory.read())
+        own, kept = self._experience.costs.get(self._costs_key, {}), self._memory.read()
+        self._control.costs = Costs(max(own, kept, key=len))
 
     def remember(self) -> None:
         """Keep what is known of costs for other processes."""
@@ -109,7 +115,8 @@ class Rounds:
         jax.block_until_ready(state)
         before = self._building.seconds
         with self._building.building(f"rounds of {depth} drafts", jobs.values()):
-            result = decode_chunk(decoder.at_most(depth), params, state, self.most, np.int32(1), np.int32(USUAL))
+            program = decoder.at_most(depth)
+            result = decode_chunk(program, params, state, self._most(program), np.int32(1), np.int32(USUAL))
             jax.block_until_ready(result)
         self._experience.effort.building += self._building.seconds - before
         self._building.first_time(*self._program(depth))
@@ -130,6 +137,14 @@ class Rounds:
             self._control.saw(reading.choice, *reading.drafts(jobs), seconds if alone else None)
             self._experience.effort.rounds += seconds
             self._experience.costs[self._costs_key] = self._control.costs.known()
+
+    def _most(self, decoder: Decoder) -> int:
+        """The most rounds of a program's chunks."""
+        if decoder.drafts or not decoder.drafter:
+            return self.most
+        request = decoder.request
+        values = (request.final_hidden + len(request.layer_inputs)) * decoder.target.width * self._seats
+        return min(self.most, max(USUAL, UNSEEN_BYTES // (4 * values) // USUAL * USUAL)) if values else self.most
 
     def _program(self, depth: int) -> tuple:
         return (*self._key, "rounds", depth, self.most)

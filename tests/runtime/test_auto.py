@@ -103,6 +103,18 @@ def test_costs_that_another_process_has_measured_are_taken_over(
     assert running.experience.costs[DRAFTING, 1].keys() == {0, 3}
 
 
+def test_a_fixed_depth_before_leaves_what_another_process_has_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
+    running = engine(DRAFTING, 1, 512)
+    CostMemory(DRAFTING, 1, running.params).write({0: 1.0, 3: 9.0})
+    for draft in (DraftConfig(n_max=3), AUTO):
+        job = running.submit(Request(tuple(PROMPTS[0]), 24, Settings(WANTS[0].sampler, draft)))
+        finish(running)
+    assert job.stats.rounds_by_drafts[0] == job.stats.rounds
+
+
 def test_without_a_drafter_or_with_a_short_one_auto_does_what_it_can() -> None:
     options = specjax.GenerateOptions(draft="auto")
     assert options.draft_config(has_drafter=False) == DraftConfig(n_max=0)

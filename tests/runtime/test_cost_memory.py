@@ -7,11 +7,21 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+from flax import struct
 from tiny_models import DENSE
 
 from specjax.decoding.decoder import Decoder
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.runtime.cost_memory import CostMemory
+
+
+@struct.dataclass
+class Packed:
+    """A matrix with which products are made in one way or another."""
+
+    values: jnp.ndarray
+    products: str = struct.field(pytree_node=False)
+
 
 DECODER = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "greedy", 3)
 PARAMS = {"embed": jnp.zeros((3, 4))}
@@ -33,11 +43,13 @@ def test_another_process_reads_what_was_written() -> None:
         lambda: CostMemory(DECODER.at_most(2), 2, PARAMS),
         lambda: CostMemory(DECODER, 4, PARAMS),
         lambda: CostMemory(DECODER, 2, {"embed": jnp.zeros((3, 4), jnp.bfloat16)}),
+        lambda: CostMemory(DECODER, 2, {"embed": Packed(jnp.zeros((3, 4)), "a8")}),
     ],
-    ids=["program", "seats", "weights"],
+    ids=["program", "seats", "weights", "products"],
 )
 def test_costs_of_something_else_are_not_taken(other: Callable[[], CostMemory]) -> None:
     CostMemory(DECODER, 2, PARAMS).write({0: 1.0, 3: 2.5})
+    CostMemory(DECODER, 2, {"embed": Packed(jnp.zeros((3, 4)), "a16")}).write({0: 1.0, 3: 2.5})
     assert other().read() == {}
 
 
@@ -53,8 +65,23 @@ def test_only_news_are_written() -> None:
     assert memory.read() == {0: 10.0, 1: 15.0, 3: 35.0}
 
 
+def test_depths_that_are_not_measured_now_keep_their_costs() -> None:
+    """In the unit of the others."""
+    memory = CostMemory(DECODER, 2, PARAMS)
+    memory.write({0: 1.0, 1: 1.5, 3: 2.5})
+    memory.write({0: 2.0, 3: 6.0})
+    assert memory.read() == pytest.approx({0: 2.0, 1: 1.5 * 2.2, 3: 6.0})
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"0": null}', '{"0": -1}', '{"x": 1}', '{"0": NaN}', '{"0": Infinity}']
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        *(f'{{"0": {value}}}' for value in ("null", "-1", "NaN", "Infinity", "9" * 400)),
+        '{"-1": 1, "x": 1}',
+    ],
 )
 def test_a_damaged_file_says_nothing_and_is_replaced(text: str) -> None:
     memory = CostMemory(DECODER, 2, PARAMS)

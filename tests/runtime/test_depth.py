@@ -114,6 +114,34 @@ def test_visits_are_rare_and_what_they_lose_is_bounded() -> None:
     assert 0.98 < speed < 1
 
 
+def test_a_stall_in_a_visit_does_not_end_visits() -> None:
+    machine = Machine(slow)
+    control, _ = settled(machine, 0.0)
+    usual = machine.cost
+
+    def stalls(depth: int) -> float:
+        return usual(depth) if depth == 0 else 1000 * usual(depth)
+
+    machine.cost, before = stalls, sum(choice.visit for choice in machine.choices)
+    while sum(choice.visit for choice in machine.choices) == before:
+        machine.run(control, 0.0, 50)
+    machine.cost = usual
+    machine.choices.clear()
+    machine.run(control, 0.0, 12000)
+    assert any(choice.visit for choice in machine.choices)
+
+
+def test_rows_that_are_done_have_no_say_in_what_all_rows_show() -> None:
+    rates = Rates(64, 1)
+    one = np.ones((8, 64), int)
+    for _ in range(20):
+        rates.add(one, np.random.default_rng(0).integers(0, 2, (8, 64)))
+    alone = one * (np.arange(64) == 0)
+    for _ in range(3):
+        rates.add(alone, alone)
+    assert rates.common_hits == rates.common_trials, "what one row shows is a surprise, whatever others have shown"
+
+
 def test_a_rise_of_acceptance_is_found_while_nothing_is_drafted() -> None:
     machine = Machine(fast)
     control, depth = settled(machine, 0.0)

@@ -34,6 +34,9 @@ HOPELESS = 4.0
 MEASURED_ROUNDS = 32
 """The most rounds of a visit that is to measure costs; what each chunk costs besides is then little."""
 
+STALL = 4.0
+"""What a visit is charged at most, in times of what its rounds should take: more is a stall of the machine."""
+
 PROBES = 4
 """Visits in a row that only ask for acceptance; the next one measures costs again."""
 
@@ -129,11 +132,13 @@ class DepthControl:
 
     def _charge(self, visit: Choice, rounds: int, accepted: int, seconds: float | None) -> None:
         """Take from the credit what the visit took longer than usual rounds would have taken for as many tokens."""
-        took = rounds * self.costs.of(visit.depth) if seconds is None else self.costs.in_units(seconds)
+        expected = rounds * self.costs.of(visit.depth)
+        took = expected if seconds is None else min(self.costs.in_units(seconds), STALL * expected)
         loss = took - (rounds * self._rows + accepted) / self._speed
         self._credit -= self._dear * max(loss, LEAST_LOSS * self._rounds * self.costs.of(self._usual or 0))
-        self._probes = 0 if visit.timed else self._probes + 1
-        if visit.timed:
+        measured = visit.timed and seconds is not None
+        self._probes = 0 if measured else self._probes + 1
+        if measured:
             self._turns.remove(visit.depth)
             self._turns.append(visit.depth)
 
@@ -181,8 +186,8 @@ class DepthControl:
         if not tried:
             return None
         visit = self._next_visit(usual, tried)
-        rounds = min(visit.rounds or MEASURED_ROUNDS, self._rounds)
-        loss = rounds * self.costs.of(visit.depth) * (1 - speed[visit.depth] / speed[usual])
+        assert visit.rounds is not None
+        loss = min(visit.rounds, self._rounds) * self.costs.of(visit.depth) * (1 - speed[visit.depth] / speed[usual])
         return visit if self._credit > max(loss, 0.0) else None
 
     def _next_visit(self, usual: int, tried: list[int]) -> Choice:

@@ -83,9 +83,11 @@ class Rates:
         believed = self.believed()
         keep = np.where(trials > 0, LATELY, 1.0)
         self._excess = self._excess * keep + hits - believed * trials
-        self._variance = self._variance * keep + believed * (1 - believed) * trials
+        self._variance = self._variance * keep**2 + believed * (1 - believed) * trials
         of_rows = np.abs(self._excess) > SURPRISE * np.sqrt(self._variance + 0.25)
-        of_all = np.abs(self._excess.sum(axis=0)) > SURPRISE * np.sqrt(self._variance.sum(axis=0) + 0.25)
+        running = trials[:, 0] > 0
+        excess, variance = self._excess[running].sum(axis=0), self._variance[running].sum(axis=0)
+        of_all = np.abs(excess) > SURPRISE * np.sqrt(variance + 0.25)
         changed = np.logical_or.accumulate(of_rows | of_all, axis=1)
         for known in (self.hits, self.trials, self._excess, self._variance):
             known[changed] = 0
