@@ -216,7 +216,8 @@ class Proposal(NamedTuple):
         confidence: [B, K], see `Choice`.
         state: the drafter's state after drafting.
         made: [B], how many of the K columns are drafts, None for all; it must not depend on what was drawn.
-        source: [B], by its number, which of several drafters made them; None for a drafter that is one. For figures.
+        source: [B], by its number, which of several drafters made them; None for a drafter that is one. It is read for
+            statistics only.
     """
 
     tokens: Int[Array, "B K"]
