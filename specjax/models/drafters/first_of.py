@@ -70,6 +70,10 @@ class FirstOf(BaseDrafter):
 
     drafters: tuple[Drafter, ...]
 
+    def __post_init__(self) -> None:
+        if not self.drafters:
+            raise ValueError("FirstOf has no drafters; name at least one drafter")
+
     def attach(self, target: Target) -> FirstOf:
         """Attach each of them to the target."""
         return FirstOf(tuple(drafter.attach(target) for drafter in self.drafters))
