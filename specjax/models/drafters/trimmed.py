@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from checkpoints.mapping.table import Put
 from checkpoints.mapping.tree import flatten, unflatten
-from pallas_kernels.matmul import kept_rows
+from pallas_kernels.matmul import submatrix
 from specjax.layers.some_rows import SomeRows
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.drafter import BaseDrafter
@@ -140,4 +140,4 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
 
 @jax.jit
 def _gathered(head: Any, tokens: Int[Array, "M"]) -> Any:
-    return kept_rows(jax.tree.map(in_device_memory, head), tokens)
+    return submatrix(jax.tree.map(in_device_memory, head), tokens)
