@@ -265,6 +265,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Who drafts, to be told to people: its class, or those of the drafters that it is made of."""
+        ...
+
+    @property
     def keeper(self) -> Drafter:
         """The drafter that its state belongs to, whose saved sessions it can go on with: itself, if it wraps none."""
         ...

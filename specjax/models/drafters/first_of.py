@@ -91,6 +91,11 @@ class FirstOf(BaseDrafter):
         return tuple(dict.fromkeys(path for drafter in self.drafters for path in drafter.head_paths()))
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Those of all of them."""
+        return tuple(name for drafter in self.drafters for name in drafter.class_names)
+
+    @property
     def keeper(self) -> FirstOf:
         """The drafters that their states belong to."""
         return FirstOf(tuple(drafter.keeper for drafter in self.drafters))
