@@ -130,12 +130,21 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
     Raises:
         ValueError: the drafter's head cannot be trimmed; the message says why.
     """
-    flat, paths = flatten(params), drafter.head_paths()
-    if not paths:
-        raise ValueError(f"{type(drafter).__name__} has no output head")
+    flat, paths = flatten(params), trimmed_paths(drafter)
     tokens = tokens[tokens < min(flat[path].shape[0] for path in paths)]
     rows = {path: put(path, _gathered(flat[path], jnp.asarray(tokens))) for path in paths}
     return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], tokens), "rows": unflatten(rows)}}
+
+
+def trimmed_paths(drafter: Drafter) -> tuple[str, ...]:
+    """Paths of the parameters whose rows are gathered.
+
+    Raises:
+        ValueError: the drafter's head cannot be trimmed; the message says why.
+    """
+    if not (paths := drafter.head_paths()):
+        raise ValueError(f"{type(drafter).__name__} has no output head")
+    return paths
 
 
 @jax.jit
