@@ -68,8 +68,8 @@ def load(
 
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
-        SpecjaxError: the drafter does not fit the model, or `draft_vocab` does not fit one of the two; or a rule of
-            `place` is wrong or matches nothing.
+        SpecjaxError: the drafter does not fit the model; `draft_vocab` cannot be read, or does not fit one of the two;
+            or a rule of `place` is wrong or matches nothing.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
