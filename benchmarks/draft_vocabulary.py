@@ -4,10 +4,10 @@
     python benchmarks/draft_vocabulary.py --vocab 4096 --layers 4 --sizes 512
 
 Random weights in the shape of Qwen3.5-0.8B with its MTP head: the text they would write is noise, the time it takes is
-not. Sizes take turns and medians are printed. `head` is what a draft costs more than with a head of 16 tokens, K drafts
-together, and `share` is that over the whole round. `rounds` is how many rounds fit into the time of one with all
-tokens. It is the gain in speed only as long as as many drafts are accepted, which this script does not look at.
-Use a machine that does nothing else.
+not. Sizes take turns, and all columns are computed from medians over the turns. `head` is what a draft costs more than
+with a head of 16 tokens, K drafts together, and `share` is that over the whole round. `rounds` is how many rounds fit
+into the time of one with all tokens. It is the gain in speed only as long as as many drafts are accepted, which this
+script does not look at. Use a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -94,24 +94,16 @@ def main() -> None:
         f" {args.head or args.type}, {args.packed}; K={args.drafts}, medians of {args.turns} turns"
     )
     print(f"{'tokens':>7} {'head MB':>8} {'draft ms':>9} {'head ms':>8} {'round ms':>9} {'share':>6} {'rounds':>7}")
-    for size in sizes:
-        columns = zip(*(_row(turn, size, args.vocab) for turn in turns), strict=True)
-        draft, head, whole, share, rounds = map(statistics.median, columns)
+    # Verification does not know the size: one median counts for all.
+    verify = statistics.median(each.verify for turn in turns for each in turn.values())
+    drafting = {size: statistics.median(turn[size].draft for turn in turns) for size in sizes}
+    for size, draft in drafting.items():
+        head, whole = draft - drafting[NO_HEAD], verify + draft
+        share, rounds = head / whole, (verify + drafting[args.vocab]) / whole
         print(
             f"{size:>7} {cases[size].num_bytes / 1e6:>8.1f} {draft * 1e3:>9.2f} {head * 1e3:>8.2f}"
             f" {whole * 1e3:>9.2f} {share:>6.1%} {rounds:>7.3f}"
         )
-
-
-def _row(turn: dict[int, RoundCost], size: int, vocab: int) -> tuple[float, ...]:
-    """Seconds of K drafts, of their heads and of the round, the heads' share, and rounds in the time of a whole one.
-
-    Verification does not know the size: the median of the turn counts for all.
-    """
-    verify = statistics.median(each.verify for each in turn.values())
-    head = turn[size].draft - turn[NO_HEAD].draft
-    whole = verify + turn[size].draft
-    return turn[size].draft, head, whole, head / whole, (verify + turn[vocab].draft) / whole
 
 
 if __name__ == "__main__":

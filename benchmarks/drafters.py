@@ -31,11 +31,17 @@ def repeated(prompt: str) -> str:
 
 
 def cell(model: specjax.Model, prompts: list[str], options: specjax.GenerateOptions) -> str:
-    """Tokens per round of all prompts together, and the share of n-grams where there are several drafters."""
+    """Tokens per round of all prompts together, and the share of n-grams where there are several drafters.
+
+    A dash if there were no rounds: the first token of each text comes from none.
+    """
     stats = [each.stats for each in model.generate_batch(prompts, options)]
-    mean = sum(each.tokens for each in stats) / sum(each.rounds for each in stats)
+    rounds = sum(each.rounds for each in stats)
+    if not rounds:
+        return "-"
+    mean = sum(each.tokens for each in stats) / rounds
     accepted = sum(each.accepted for each in stats)
-    first = sum(each.accepted_by_drafter[0] for each in stats)
+    first = sum(sum(each.accepted_by_drafter[:1]) for each in stats)
     return f"{mean:.2f}" if first == accepted else f"{mean:.2f} ({first / accepted:.0%} n-grams)"
 
 

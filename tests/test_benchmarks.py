@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from checkpoints.quantization import QuantizeOptions, prepare
+from specjax.decoding.stats import DecodeStats
 from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 from specjax.runtime.options import GenerateOptions
@@ -184,6 +185,11 @@ def test_the_benchmark_of_drafters_counts_for_each_of_them(
     benchmark("drafters").main()
     said = capsys.readouterr().out
     assert all(word in said for word in ("prompts", "repeated", "ngram + mtp", "% n-grams)"))
+
+
+def test_the_benchmark_of_drafters_has_a_dash_where_there_were_no_rounds(benchmark: Any) -> None:
+    model = SimpleNamespace(generate_batch=lambda prompts, options: [SimpleNamespace(stats=DecodeStats())])
+    assert benchmark("drafters").cell(model, ["x"], GenerateOptions(max_tokens=1)) == "-"
 
 
 @pytest.mark.slow

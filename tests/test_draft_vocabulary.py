@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +60,9 @@ def test_the_text_is_that_of_plain_decoding(whole: specjax.Model, model: specjax
 
 def test_a_trimmed_model_says_so(whole: specjax.Model, model: specjax.Model) -> None:
     assert "drafted for by Qwen35MTP with 140 tokens" in repr(model)
+    sizes = re.search(r"[\d.]+ M parameters in [\d.]+ MB", repr(model))
+    assert sizes is not None
+    assert sizes[0] in repr(whole), "gathered rows are copies"
     assert isinstance(model.drafter, TrimmedDrafter)
     assert model.drafter.keeper == whole.drafter
 
@@ -141,6 +145,20 @@ def test_a_number_stands_for_the_lowest_ids_and_all_special_tokens() -> None:
     assert draft_tokens(6, tokenizer, V).tolist() == [0, 1, 2, END, END + 1, END + 2]
     assert draft_tokens(6, None, V).tolist() == [0, 1, 2, 3, 4, 5]
     assert draft_tokens(V, tokenizer, V).tolist() == list(range(V))
+    assert draft_tokens(np.int64(6), None, V).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("source", [True, 3.0, None])
+def test_what_is_neither_a_file_nor_a_number_is_refused(source: Any) -> None:
+    with pytest.raises(specjax.SpecjaxError, match=f"is {source}; give a number of tokens, or a file with a list"):
+        draft_tokens(source, None, V)
+
+
+def test_a_file_that_cannot_be_read_is_refused(path: Path) -> None:
+    with pytest.raises(
+        specjax.SpecjaxError, match=r"absent.json cannot be read \(No such.*`specjax vocabulary` writes"
+    ):
+        specjax.load(path, draft_vocab="absent.json")
 
 
 def test_the_most_frequent_tokens_come_first_and_the_lowest_ids_fill_up() -> None:
@@ -218,6 +236,10 @@ def test_what_is_no_list_is_refused(text: str, wrong: str, tmp_path: Path) -> No
     ],
     ids=["none", "ngram", "own-vocabulary", "selector", "centroids"],
 )
-def test_a_drafter_whose_head_cannot_be_trimmed_says_why(target: str, drafter: Any, wrong: str) -> None:
+def test_a_drafter_whose_head_cannot_be_trimmed_says_why_before_weights_are_read(
+    target: str, drafter: Any, wrong: str
+) -> None:
+    read: list[int] = []
     with pytest.raises(specjax.SpecjaxError, match=wrong):
-        specjax.load(FIXTURES / target, drafter=drafter, draft_vocab=100)
+        specjax.load(FIXTURES / target, drafter=drafter, draft_vocab=100, progress=lambda *bytes: read.append(bytes[0]))
+    assert not read

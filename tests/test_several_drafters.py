@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scripted import Run, feed, run, start
 
+import checkpoints
 import specjax
 from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
@@ -23,6 +24,8 @@ from specjax.models.drafters.first_of import FirstOf
 from specjax.models.drafters.ngram import NGram
 from specjax.models.protocol import Choice, Drafter, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP
+from specjax.runtime.drafters import open_drafters
+from specjax.runtime.loading import bundled_model
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TOKENS, DRAFTS = 96, 3
@@ -191,9 +194,8 @@ def test_the_depth_can_be_found_with_several_drafters() -> None:
     texts = list(TEXTS)
     found = bundled().generate_batch(texts, max_tokens=TOKENS, draft="auto", ignore_eos=True)
     assert found[0].tokens == plain()[0]
-    for each in found:
-        assert sum(each.stats.drafted_by_drafter) == each.stats.drafted
-        assert sum(each.stats.accepted_by_drafter) == each.stats.accepted
+    drafted = [enumerate(each.stats.drafted_by_drafter) for each in found]
+    assert {number for counts in drafted for number, count in counts if count > 0} == {0, 1}
 
 
 def test_a_draft_vocabulary_is_that_of_the_head_alone() -> None:
@@ -211,11 +213,20 @@ def test_a_draft_vocabulary_is_that_of_the_head_alone() -> None:
 
 
 def test_a_list_is_ngrams_that_are_sure_before_others_and_the_last_as_it_is_alone() -> None:
-    listed = specjax.load(drafter=["ngram", "ngram"]).drafter
-    assert listed == FirstOf((NGram.before_others(), NGram()))
+    opened = checkpoints.open_checkpoint(bundled_model(), specjax.FAMILIES)
+    assert open_drafters(["ngram", "ngram"], opened).drafter == FirstOf((NGram.before_others(), NGram()))
     assert NGram.before_others().shortest > NGram().shortest
-    assert specjax.load(drafter=["ngram"]).drafter == NGram()
-    assert specjax.load(drafter="mtp").drafter == specjax.load().drafter
+    assert open_drafters(["ngram"], opened).drafter == NGram()
+    assert open_drafters("mtp", opened).drafter == head()
+
+
+def test_a_list_without_drafters_is_refused() -> None:
+    with pytest.raises(ValueError, match="name at least one drafter"):
+        FirstOf(())
+
+
+def test_a_model_names_all_that_draft() -> None:
+    assert "drafted for by NGram and Qwen35MTP," in repr(bundled())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pallas_kernels.matmul.experts import experts, explain_experts
 from pallas_kernels.matmul.floats import explain_float, float_matmul
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.fused import quant_matmuls, quant_swiglu
-from pallas_kernels.matmul.layouts import dequantize, keep_rows, prepare, take_rows
+from pallas_kernels.matmul.layouts import dequantize, prepare, take_rows
 from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
 from pallas_kernels.matmul.swiglu import swiglu
 from pallas_kernels.matmul.weights import (
@@ -15,9 +15,9 @@ from pallas_kernels.matmul.weights import (
     PackedWeight,
     Weight,
     as_weight,
-    kept_rows,
     leaves,
     products,
+    submatrix,
     swiglu_products,
 )
 
@@ -39,14 +39,13 @@ __all__ = [
     "explain_float",
     "float_matmul",
     "from_blocks",
-    "keep_rows",
-    "kept_rows",
     "leaves",
     "prepare",
     "products",
     "quant_matmul",
     "quant_matmuls",
     "quant_swiglu",
+    "submatrix",
     "swiglu",
     "swiglu_products",
     "take_rows",

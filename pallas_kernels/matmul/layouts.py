@@ -61,13 +61,13 @@ def take_rows(tensor: QTensor, rows: Int[Array, "..."]) -> Float[Array, "... K"]
     return _TAKE[tensor.layout](tensor, rows)
 
 
-def keep_rows(tensor: QTensor, rows: Int[Array, " M"]) -> QTensor:
+def packed_submatrix(tensor: QTensor, rows: Int[Array, " M"]) -> QTensor:
     """A matrix [M, K] of some rows of one matrix [N, K], as packed as they are; numbers out of range are clipped.
 
     Raises:
         ValueError: the tensor is a stack.
     """
-    _check_matrix("keep_rows", tensor)
+    _check_matrix("submatrix", tensor)
     return replace(tensor, parts=_KEEP[tensor.layout](tensor, rows), rows=rows.shape[0])
 
 

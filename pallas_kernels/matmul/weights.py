@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from pallas_kernels.matmul.api import quant_matmul
 from pallas_kernels.matmul.floats import float_matmul
 from pallas_kernels.matmul.fused import quant_matmuls, quant_swiglu
-from pallas_kernels.matmul.layouts import keep_rows, take_rows
+from pallas_kernels.matmul.layouts import packed_submatrix, take_rows
 from pallas_kernels.matmul.qtensor import QTensor
 from pallas_kernels.matmul.swiglu import swiglu
 
@@ -136,12 +136,12 @@ as_weight.register(Weight, lambda weight: weight)
 
 
 @singledispatch
-def kept_rows(leaf: Any, rows: Int[Array, " M"]) -> Any:
+def submatrix(leaf: Any, rows: Int[Array, " M"]) -> Any:
     """A parameter [M, K] of some rows of a matrix [N, K], in the form that it has: an array or a `QTensor`."""
     return jnp.take(leaf, rows, axis=0, mode="clip")
 
 
-kept_rows.register(QTensor, keep_rows)
+submatrix.register(QTensor, packed_submatrix)
 
 
 def leaves(params: Any) -> list[Any]:

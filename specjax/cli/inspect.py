@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
         "--draft-vocab",
         type=draft_vocabulary,
         metavar="FILE|N",
-        help="whether these tokens can be the draft vocabulary of the model, and how many they are",
+        help="whether the list fits the model's vocabulary, and how many tokens it has",
     )
     parser.add_argument("--tensors", action="store_true", help="list every tensor, with the parameters made of it")
     parser.add_argument("--json", action="store_true", help="one JSON object on the standard output")

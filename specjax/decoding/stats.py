@@ -20,6 +20,7 @@ class DecodeStats:
         drafted, accepted: draft tokens verified and accepted.
         drafted_by_position, accepted_by_position: the same by position in the draft, position 1 first.
         drafted_by_drafter, accepted_by_drafter: the same by which of several drafters made them, in their order.
+            Drafters at the end that drafted nothing may be missing.
         rounds_by_drafts: in how many rounds 0, 1, 2, ... drafts were verified.
     """
 

@@ -216,7 +216,8 @@ class Proposal(NamedTuple):
         confidence: [B, K], see `Choice`.
         state: the drafter's state after drafting.
         made: [B], how many of the K columns are drafts, None for all; it must not depend on what was drawn.
-        source: [B], by its number, which of several drafters made them; None for a drafter that is one. For figures.
+        source: [B], by its number, which of several drafters made them; None for a drafter that is one. It is read for
+            statistics only.
     """
 
     tokens: Int[Array, "B K"]
@@ -261,6 +262,11 @@ class Drafter(Protocol):
         Raises:
             ValueError: there are none, or their rows cannot be left out; the message says why.
         """
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Who drafts, to be told to people: its class, or those of the drafters that it is made of."""
         ...
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -56,12 +57,13 @@ class TokenList:
 def read_token_list(path: Path) -> TokenList:
     """
     Raises:
-        SpecjaxError: the file holds no list of tokens.
-        OSError: it cannot be read.
+        SpecjaxError: the file cannot be read, or holds no list of tokens.
     """
     hint = "`specjax vocabulary` writes such lists"
     try:
         document: Any = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SpecjaxError(f"{path} cannot be read ({error.strerror}); {hint}") from error
     except ValueError as error:  # of JSON and of UTF-8
         raise SpecjaxError(f"{path} is not JSON ({error}); {hint}") from error
     if not isinstance(document, dict) or document.get("draft_vocabulary") != VERSION:
@@ -85,11 +87,11 @@ def draft_tokens(
         vocab_size: V of the target.
 
     Raises:
-        SpecjaxError: the number is out of range, or the file is not for this target; all that is wrong is named.
-        OSError: the file cannot be read.
+        SpecjaxError: the source is neither file nor number; the number is out of range; the file cannot be read, or is
+            not for this target; all that is wrong is named.
     """
-    if isinstance(source, int):
-        lowest = most_frequent(np.zeros(vocab_size, np.int64), tokenizer, source)
+    if not isinstance(source, str | Path):
+        lowest = most_frequent(np.zeros(vocab_size, np.int64), tokenizer, _number(source))
         return np.array(lowest, np.int32)
     path = Path(source)
     given = read_token_list(path)
@@ -133,6 +135,15 @@ def fingerprint(tokenizer: TextTokenizer | None) -> str | None:
     while names and not names[-1]:
         names.pop()
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
+
+
+def _number(source: Any) -> int:
+    try:
+        if not isinstance(source, bool):
+            return operator.index(source)
+    except TypeError:
+        pass
+    raise SpecjaxError(f"the draft vocabulary is {source!r}; give a number of tokens, or a file with a list of them")
 
 
 def _check_size(size: int, always: frozenset[int], vocab_size: int) -> None:

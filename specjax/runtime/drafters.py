@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 from gguf import TokenType
-from jaxtyping import Int
 
 import checkpoints
 from checkpoints.mapping.table import Put
@@ -21,7 +19,7 @@ from specjax.errors import SpecjaxError
 from specjax.models import registry
 from specjax.models.drafters.first_of import FirstOf, united
 from specjax.models.drafters.ngram import NGram
-from specjax.models.drafters.trimmed import trimmed
+from specjax.models.drafters.trimmed import trimmed_paths
 from specjax.models.protocol import Drafter, FileDrafter, Params, Target
 from specjax.state import KVTypes, Part
 
@@ -44,62 +42,78 @@ class LoadSettings:
 
 
 class Candidate(Protocol):
-    """What is to be the drafter of a model."""
+    """A drafter that fits the target, whose parameters are not read yet."""
+
+    @property
+    def drafter(self) -> Drafter:
+        """What drafts, attached to the target."""
+        ...
 
     @property
     def paths(self) -> list[str]:
         """Paths of the parameters that it adds to the target's."""
         ...
 
-    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
-        """The drafter for the loaded target, and the parameters that it adds.
+    def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
+        """The parameters that it adds to those of the loaded target.
 
         Raises:
-            SpecjaxError: the drafter does not fit the target; the message says in what.
+            SpecjaxError: they do not fit the target; the message says in what.
             checkpoints.CheckpointError: as for `specjax.load`.
         """
         ...
 
 
-def open_drafters(sources: DrafterSources, target: Target) -> Candidate:
-    """The candidate that a source or several stand for.
+def open_drafters(sources: DrafterSources, opened: checkpoints.OpenedCheckpoint) -> Candidate:
+    """The candidate that a source or several stand for. No weights are read.
+
+    Args:
+        sources: see `DrafterSources`.
+        opened: the file of the target.
 
     Raises:
-        SpecjaxError: an object is no drafter, or does not fit the target; or the list is empty.
+        SpecjaxError: an object is no drafter; a drafter does not fit the target; or the list is empty.
         checkpoints.CheckpointError: as for `specjax.load`.
     """
     every = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     if not every:
         raise SpecjaxError("the list of drafters is empty; leave the drafter out, or name one")
-    earlier = [_open(each, target, NGram.before_others()) for each in every[:-1]]
-    last = _open(every[-1], target, NGram())
+    earlier = [_open(each, opened, NGram.before_others()) for each in every[:-1]]
+    last = _open(every[-1], opened, NGram())
     return _Several((*earlier, last)) if earlier else last
 
 
-def _open(source: DrafterSource, target: Target, ngram: NGram) -> Candidate:
+def _open(source: DrafterSource, target_file: checkpoints.OpenedCheckpoint, ngram: NGram) -> Candidate:
     """The candidate that a source stands for; `ngram` is what "ngram" means."""
+    target, head = registry.build(target_file.config)
     if not isinstance(source, str | Path):
         return _Value(source, target)
     if source == "ngram":
         return _Value(ngram, target)
     if source == "mtp":
-        return _Own()
+        if head is None:
+            raise SpecjaxError(f"{target_file.path} has no MTP head, which the drafter 'mtp' names; leave it out")
+        return _Own(head)
     opened = checkpoints.open_checkpoint(source, registry.FAMILIES)
-    return _File(opened, registry.from_file(opened.config))
+    form = registry.from_file(opened.config)
+    try:
+        return _File(opened, form, form.attach(target))
+    except ValueError as error:
+        raise SpecjaxError(f"{opened.path} cannot draft for {target_file.path}: {error}") from error
 
 
+@dataclass(frozen=True)
 class _Own:
     """The heads that come in the target's file."""
+
+    drafter: Drafter
 
     @property
     def paths(self) -> list[str]:
         return []
 
-    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
-        head = registry.build(checkpoint.config)[1]
-        if head is None:
-            raise SpecjaxError(f"{checkpoint.path} has no MTP head, which the drafter 'mtp' names; leave it out")
-        return head, {}
+    def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -109,16 +123,18 @@ class _Several:
     candidates: tuple[Candidate, ...]
 
     @property
+    def drafter(self) -> FirstOf:
+        return FirstOf(tuple(candidate.drafter for candidate in self.candidates))
+
+    @property
     def paths(self) -> list[str]:
         return [path for candidate in self.candidates for path in candidate.paths]
 
-    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
-        attached = [candidate.attach(checkpoint, settings) for candidate in self.candidates]
+    def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         try:
-            params = united([added for _, added in attached])
+            return united([candidate.load(checkpoint, settings) for candidate in self.candidates])
         except ValueError as error:
             raise SpecjaxError(str(error)) from error
-        return FirstOf(tuple(drafter for drafter, _ in attached)), params
 
 
 class _Value:
@@ -127,23 +143,23 @@ class _Value:
     def __init__(self, drafter: Drafter, target: Target) -> None:
         check_drafter(drafter)
         try:
-            self._drafter, self._params = drafter.attach(target), drafter.parameters(target)
+            self.drafter, self._params = drafter.attach(target), drafter.parameters(target)
         except ValueError as error:
             raise SpecjaxError(f"the drafter {drafter!r} does not fit the target: {error}") from error
-        check_drafter(self._drafter)
+        check_drafter(self.drafter)
 
     @property
     def paths(self) -> list[str]:
         return list(flatten(self._params))
 
-    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
+    def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         if taken := sorted(self._params.keys() & checkpoint.params.keys()):
             raise SpecjaxError(
-                f"the parameters of {self._drafter!r} are called {', '.join(taken)}, as those of the target are; give"
+                f"the parameters of {self.drafter!r} are called {', '.join(taken)}, as those of the target are; give"
                 " them another name"
             )
         placed = {path: settings.put(path, value) for path, value in flatten(self._params).items()}
-        return self._drafter, unflatten(placed)
+        return unflatten(placed)
 
 
 @dataclass(frozen=True)
@@ -152,6 +168,7 @@ class _File:
 
     opened: checkpoints.OpenedCheckpoint
     form: FileDrafter
+    drafter: Drafter
 
     @property
     def paths(self) -> list[str]:
@@ -161,11 +178,7 @@ class _File:
     def _path(self, path: str) -> str:
         return path if self.form.under is None else f"{self.form.under}.{path}"
 
-    def attach(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> tuple[Drafter, Params]:
-        try:
-            drafter = self.form.attach(registry.build(checkpoint.config)[0])
-        except ValueError as error:
-            raise SpecjaxError(f"{self.opened.path} cannot draft for {checkpoint.path}: {error}") from error
+    def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         loaded = self.opened.load(
             settings.dtype,
             need_tokenizer=False,
@@ -176,17 +189,13 @@ class _File:
         if self.form.own_vocabulary:
             check_vocabulary(loaded, checkpoint)
         params = {self.form.part: loaded.params[self.form.part]}
-        return drafter, params if self.form.under is None else {self.form.under: params}
+        return params if self.form.under is None else {self.form.under: params}
 
 
-def trimmed_drafter(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put: Put) -> tuple[Drafter, Params]:
-    """The drafter that scores only these tokens, see `specjax.models.drafters.trimmed`.
-
-    Raises:
-        SpecjaxError: its head cannot be trimmed; the message says why.
-    """
+def check_head(drafter: Drafter) -> None:
+    """Raise `SpecjaxError` unless a drafter has an output head that can score some tokens only."""
     try:
-        return trimmed(drafter, params, tokens, put)
+        trimmed_paths(drafter)
     except ValueError as error:
         raise SpecjaxError(f"no draft vocabulary can be given to this drafter: {error}; leave it out") from error
 

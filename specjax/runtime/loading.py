@@ -11,10 +11,11 @@ import checkpoints
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
+from specjax.models.drafters.trimmed import trimmed
 from specjax.models.protocol import ModelConfig
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
-from specjax.runtime.drafters import DrafterSources, LoadSettings, open_drafters, trimmed_drafter
+from specjax.runtime.drafters import DrafterSources, LoadSettings, check_head, open_drafters
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 
@@ -67,8 +68,8 @@ def load(
 
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
-        SpecjaxError: the drafter does not fit the model, or `draft_vocab` does not fit one of the two; or a rule of
-            `place` is wrong or matches nothing.
+        SpecjaxError: the drafter does not fit the model; `draft_vocab` cannot be read, or does not fit one of the two;
+            or a rule of `place` is wrong or matches nothing.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
@@ -84,21 +85,23 @@ def load(
             f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
         )
     target, chosen = registry.build(opened.config)
-    other = None if drafter is None else open_drafters(drafter, target)
+    other = None if drafter is None else open_drafters(drafter, opened)
+    if other is not None:
+        chosen = other.drafter
     tokens = None
     if draft_vocab is not None:
-        if other is None and chosen is None:
+        if chosen is None:
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
+        check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
     placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
     settings = LoadSettings(dtype, packed, progress, placement.put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=placement.put)
     params = dict(checkpoint.params)
     if other is not None:
-        chosen, added = other.attach(checkpoint, settings)
-        params |= added
+        params |= other.load(checkpoint, settings)
     if chosen is not None and tokens is not None:
-        chosen, added = trimmed_drafter(chosen, params, tokens, placement.put)
+        chosen, added = trimmed(chosen, params, tokens, placement.put)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),

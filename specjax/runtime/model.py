@@ -65,8 +65,11 @@ class Model:
     _experience: Experience = field(default_factory=Experience, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        size, num_bytes = (sum(getattr(leaf, name) for leaf in leaves(self.params)) for name in ("size", "nbytes"))
-        drafter = f"drafted for by {type(self.drafter.keeper).__name__}" if self.drafter else "without drafter"
+        read = leaves({branch: params for branch, params in self.params.items() if branch != TRIMMED})
+        size, num_bytes = (sum(getattr(leaf, name) for leaf in read) for name in ("size", "nbytes"))
+        drafter = (
+            f"drafted for by {' and '.join(self.drafter.keeper.class_names)}" if self.drafter else "without drafter"
+        )
         if (trimmed := self.params.get(TRIMMED)) is not None:
             drafter += f" with {len(trimmed['tokens'])} tokens"
         c = self.config

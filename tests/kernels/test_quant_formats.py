@@ -14,8 +14,8 @@ from pallas_kernels.matmul import (
     dequantize,
     explain,
     from_blocks,
-    keep_rows,
     quant_matmul,
+    submatrix,
     take_rows,
 )
 from pallas_kernels.matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS, TQ_SIGNS
@@ -119,11 +119,11 @@ def test_rows_and_matrices_of_a_stack_can_be_taken() -> None:
     values = dequantize(stack)
     taken = jax.jit(lambda tensor, i, rows: take_rows(tensor[i], rows))(stack, 2, jnp.array([[5, 0], [3, 9]]))
     np.testing.assert_array_equal(taken, values[2][jnp.array([[5, 0], [3, 5]])])
-    kept = keep_rows(stack[2], jnp.array([5, 0, 9]))
+    kept = submatrix(stack[2], jnp.array([5, 0, 9]))
     assert kept.shape == (3, 512)
     np.testing.assert_array_equal(dequantize(kept), values[2][jnp.array([5, 0, 5])])
-    with pytest.raises(ValueError, match="keep_rows: rows are taken from one matrix"):
-        keep_rows(stack, jnp.array([0]))
+    with pytest.raises(ValueError, match="submatrix: rows are taken from one matrix"):
+        submatrix(stack, jnp.array([0]))
 
 
 def test_what_does_not_fit_is_an_error() -> None:

@@ -15,10 +15,10 @@ from pallas_kernels.matmul import (
     dequantize,
     explain,
     from_blocks,
-    keep_rows,
     prepare,
     quant_matmul,
     reference,
+    submatrix,
     take_rows,
 )
 from pallas_kernels.native import library
@@ -132,7 +132,7 @@ def test_panels_hold_the_values_of_blocks_in_as_many_bytes(name: str) -> None:
     rows = jnp.array([[0, 17, 36], [15, 99, 16]])
     np.testing.assert_array_equal(take_rows(odd, rows), take_rows(blocks, rows))
     some = jnp.array([3, 36, 17, 0, 5, 31, 16, 15, 32, 99, 1, 2, 4, 6, 7, 8, 9])  # two panels, the second not full
-    kept = keep_rows(odd, some)
+    kept = submatrix(odd, some)
     assert (kept.shape, kept.layout) == ((17, odd.width), odd.layout)
     np.testing.assert_array_equal(dequantize(kept), take_rows(blocks, some))
     x = activations(2, odd.width)

@@ -8,7 +8,7 @@ from test_quant_formats import random_blocks
 
 from pallas_kernels import using
 from pallas_kernels.elementwise import float_of_half
-from pallas_kernels.matmul import FORMATS, QTensor, dequantize, from_blocks, keep_rows, layouts, quant_matmul, take_rows
+from pallas_kernels.matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, submatrix, take_rows
 from pallas_kernels.matmul.planes import PLANE_FORMATS, pack, take_from_tiles
 
 N = 37
@@ -32,10 +32,10 @@ def test_planes_hold_the_values_of_blocks(name: str) -> None:
     np.testing.assert_array_equal(dequantize(planes), expected)
     rows = jnp.array([[0, 17, 36], [15, 99, 16]])
     np.testing.assert_array_equal(take_rows(planes[1], rows), expected[1][jnp.minimum(rows, N - 1)])
-    kept = keep_rows(planes[1], rows[0])
+    kept = submatrix(planes[1], rows[0])
     assert (kept.shape, kept.layout) == ((3, planes.width), "planes")
     np.testing.assert_array_equal(dequantize(kept), expected[1][rows[0]])
-    jax.tree.map(np.testing.assert_array_equal, kept, pack(keep_rows(stack[1], rows[0])))
+    jax.tree.map(np.testing.assert_array_equal, kept, pack(submatrix(stack[1], rows[0])))
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint16])

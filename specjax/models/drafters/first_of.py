@@ -70,6 +70,10 @@ class FirstOf(BaseDrafter):
 
     drafters: tuple[Drafter, ...]
 
+    def __post_init__(self) -> None:
+        if not self.drafters:
+            raise ValueError("FirstOf has no drafters; name at least one drafter")
+
     def attach(self, target: Target) -> FirstOf:
         """Attach each of them to the target."""
         return FirstOf(tuple(drafter.attach(target) for drafter in self.drafters))
@@ -85,6 +89,11 @@ class FirstOf(BaseDrafter):
     def head_paths(self) -> tuple[str, ...]:
         """Those of all of them, each once."""
         return tuple(dict.fromkeys(path for drafter in self.drafters for path in drafter.head_paths()))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Those of all of them."""
+        return tuple(name for drafter in self.drafters for name in drafter.class_names)
 
     @property
     def keeper(self) -> FirstOf:

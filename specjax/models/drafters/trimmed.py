@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from checkpoints.mapping.table import Put
 from checkpoints.mapping.tree import flatten, unflatten
-from pallas_kernels.matmul import kept_rows
+from pallas_kernels.matmul import submatrix
 from specjax.layers.some_rows import SomeRows
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.drafter import BaseDrafter
@@ -130,14 +130,23 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
     Raises:
         ValueError: the drafter's head cannot be trimmed; the message says why.
     """
-    flat, paths = flatten(params), drafter.head_paths()
-    if not paths:
-        raise ValueError(f"{type(drafter).__name__} has no output head")
+    flat, paths = flatten(params), trimmed_paths(drafter)
     tokens = tokens[tokens < min(flat[path].shape[0] for path in paths)]
     rows = {path: put(path, _gathered(flat[path], jnp.asarray(tokens))) for path in paths}
     return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], tokens), "rows": unflatten(rows)}}
 
 
+def trimmed_paths(drafter: Drafter) -> tuple[str, ...]:
+    """Paths of the parameters whose rows are gathered.
+
+    Raises:
+        ValueError: the drafter's head cannot be trimmed; the message says why.
+    """
+    if not (paths := drafter.head_paths()):
+        raise ValueError(f"{type(drafter).__name__} has no output head")
+    return paths
+
+
 @jax.jit
 def _gathered(head: Any, tokens: Int[Array, "M"]) -> Any:
-    return kept_rows(jax.tree.map(in_device_memory, head), tokens)
+    return submatrix(jax.tree.map(in_device_memory, head), tokens)

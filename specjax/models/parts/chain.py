@@ -24,21 +24,6 @@ First = Callable[[Any], tuple[Choice, Any, Any]]
 Step = Callable[[Array, Int[Array, "B"], Any, Any], tuple[Choice, Any, Any]]
 
 
-def first_choice(first: First, caches: Any, keep_going: KeepGoing) -> tuple[Choice, Any, Any, Bool[Array, "B"]]:
-    """What `first` returns, and which rows want a draft. If none does, zeros and the caches as they are, at no cost."""
-
-    def run(caches: Any) -> tuple[Choice, Any, Any]:
-        choice, memory, caches = first(caches)
-        return choice._replace(token=choice.token.astype(jnp.int32)), memory, caches
-
-    def nothing(caches: Any) -> tuple[Choice, Any, Any]:
-        return *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), caches
-
-    shapes = jax.eval_shape(run, caches)[:2]
-    wanted = keep_going(jnp.ones(shapes[0].token.shape, jnp.float32), 0)
-    return *jax.lax.cond(jnp.any(wanted), run, nothing, caches), wanted
-
-
 def draft_chain(first: First, step: Step, caches: Any, *, num_drafts: int, keep_going: KeepGoing) -> tuple[Drafts, Any]:
     """Draft until there are `num_drafts` or no row keeps going. If none wants even the first draft, nothing is run.
 
@@ -67,8 +52,23 @@ def draft_chain(first: First, step: Step, caches: Any, *, num_drafts: int, keep_
         choices = jax.tree.map(lambda column, value: column.at[index].set(value), choices, choice)
         return index + 1, going & keep_going(choice.confidence, index + 1), choices, memory, caches
 
-    choice, memory, caches, going = first_choice(first, caches, keep_going)
+    choice, memory, caches, going = _first_choice(first, caches, keep_going)
     loop = (jnp.int32(1), going & keep_going(choice.confidence, 1), jax.tree.map(column_of, choice), memory, caches)
     _, _, choices, _, caches = jax.lax.while_loop(unfinished, one_step, loop)
     token, logq, confidence = jax.tree.map(lambda column: jnp.swapaxes(column, 0, 1), choices)
     return Drafts(token, logq, confidence), caches
+
+
+def _first_choice(first: First, caches: Any, keep_going: KeepGoing) -> tuple[Choice, Any, Any, Bool[Array, "B"]]:
+    """What `first` returns, and which rows want a draft. If none does, zeros and the caches as they are, at no cost."""
+
+    def run(caches: Any) -> tuple[Choice, Any, Any]:
+        choice, memory, caches = first(caches)
+        return choice._replace(token=choice.token.astype(jnp.int32)), memory, caches
+
+    def nothing(caches: Any) -> tuple[Choice, Any, Any]:
+        return *jax.tree.map(jnp.zeros_like, shapes), caches
+
+    shapes = jax.eval_shape(run, caches)[:2]
+    wanted = keep_going(jnp.ones(shapes[0].token.shape, jnp.float32), 0)
+    return *jax.lax.cond(jnp.any(wanted), run, nothing, caches), wanted

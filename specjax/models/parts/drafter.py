@@ -18,6 +18,10 @@ class BaseDrafter:
     """
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        return (type(self).__name__,)
+
+    @property
     def keeper(self) -> Any:
         return self
 

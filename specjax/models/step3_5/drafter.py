@@ -146,7 +146,7 @@ class Step35MTP(MTPDrafter):
             return choice._replace(token=choice.token.astype(jnp.int32))
 
         def nothing() -> Choice:
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draft))
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(draft))
 
         return jax.lax.cond(going, draft, nothing)
 
