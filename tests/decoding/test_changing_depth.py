@@ -178,7 +178,7 @@ def assert_same_drafts(one: Drafts, other: Drafts) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        chained_heads,
+        pytest.param(chained_heads, marks=pytest.mark.slow),
         lambda: trained("dflash"),
         pytest.param(assistant, marks=pytest.mark.slow),
         pytest.param(small_model, marks=pytest.mark.slow),

@@ -169,7 +169,11 @@ def both_ways(
     return got, next_drafts(own, params, fresh, state.pending, length, count), bad
 
 
-@pytest.mark.parametrize("folder", CASES)
+SLOW = ("eagle3/speculators_layers", "dflash/specforge")
+"""Other forms of drafters that are looked at."""
+
+
+@pytest.mark.parametrize("folder", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_after_every_round_the_state_is_that_of_a_fresh_drafter_and_the_text_that_of_the_target(folder: str) -> None:
     """In every round rubbish is put wherever the drafter must not look: it changes neither drafts nor text."""
     count, (own, params) = CASES[folder], drafter(folder)

@@ -98,7 +98,11 @@ def assert_drafts_of(whole: Drafter, target: Target, params: Params, tokens: np.
     assert (drafts != others).any(), "nothing was left out that would have been drafted"
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("chain-that-shares", "eagle3", "assistant")
+"""What differs little from other cases."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_a_trimmed_drafter_drafts_as_if_the_other_tokens_were_excluded(case: str) -> None:
     path, drafter, paths = CASES[case]
     model = specjax.load(FIXTURES / path, drafter=None if drafter is None else FIXTURES / drafter)

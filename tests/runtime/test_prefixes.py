@@ -71,7 +71,11 @@ def cold(kind: str, prompt: tuple[int, ...]) -> Job:
     return job
 
 
-@pytest.mark.parametrize("kind", MODELS)
+SLOW = ("several", "assistant")
+"""What the texts that go on from their end show as well."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in MODELS])
 def test_prompts_that_start_alike_are_fed_once_and_drafted_for_as_ever(kind: str) -> None:
     running = engine(kind, 1 << 30)
     jobs = [submit(running, kind, prompt) for prompt in [*prompts(), prompts()[0]]]
