@@ -227,11 +227,15 @@ def test_texts_show_whether_a_drafter_lies_under_both_rules(path: Path, drafter:
         assert ("places of all tokens: p = " not in found.get(f"texts, {rule}", "")) == fits, found
 
 
-def test_assert_lossless_passes_the_head_and_names_what_a_broken_one_does(path: Path) -> None:
+@pytest.mark.slow  # `specjax check` does the same in tests/cli/test_check.py
+def test_assert_lossless_passes_the_head(path: Path) -> None:
     report = specjax.assert_lossless(specjax.load(path), PROMPTS[:1], WARM, samples=128)
     assert report.ok
     assert len(report.checks) == 10
     assert "all 10 checks passed" in str(report)
+
+
+def test_assert_lossless_names_what_a_broken_drafter_does(path: Path) -> None:
     with pytest.raises(specjax.NotLosslessError, match="FAILED what is verified") as raised:
         specjax.assert_lossless(specjax.load(path, drafter=StopsAtOddDraws(CONFIG)), PROMPTS[:1], WARM, samples=128)
     assert isinstance(raised.value, AssertionError)

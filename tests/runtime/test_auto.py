@@ -31,7 +31,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, choices: Iterator[Choice]) -> None
 def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged prompts, greedy and coupled rows, stop tokens; with few seats requests join while others run."""
     wanted = [alone(index) for index in range(len(PROMPTS))]  # with a fixed depth
-    script = [Choice(3), Choice(0), Choice(1, 2, visit=True), Choice(0, 3), Choice(2), Choice(3, 1)]
+    script = [Choice(3), Choice(0), Choice(1, 2, visit=True), Choice(0, 3), Choice(1), Choice(3, 1)]
     scripted(monkeypatch, cycle(script))
     running = engine(DRAFTING, n_seats, 512, rounds=4)
     jobs = []
