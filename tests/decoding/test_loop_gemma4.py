@@ -82,7 +82,10 @@ def speculate(name: str, drafts: int, rows: tuple[int, ...] = BATCH, sampler: Sa
     return run(decoder(name, drafts), scripted, prompts(name, rows), MAX_TOKENS, sequence=rows, sampler=sampler)
 
 
-@pytest.mark.parametrize(("name", "drafts"), [("dense", 1), ("edge", 2), ("dense", 3), ("edge", 4)])
+@pytest.mark.parametrize(
+    ("name", "drafts"),
+    [("dense", 3), ("edge", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dense", 1), ("edge", 2)))],
+)
 def test_greedy_speculation_equals_plain_greedy(name: str, drafts: int) -> None:
     got, want = speculate(name, drafts), plain(name)
     assert got.tokens == want.tokens

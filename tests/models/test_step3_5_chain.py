@@ -114,7 +114,10 @@ def prompts(name: str) -> list[np.ndarray]:
     return [prompt[:1], prompt[3:27], prompt[40:130]]
 
 
-@pytest.mark.parametrize(("name", "drafts"), [("flash", 3), ("flash", 2), ("flash", 1), ("plain", 2)])
+@pytest.mark.parametrize(
+    ("name", "drafts"),
+    [("flash", 3), ("flash", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("flash", "plain"))],
+)
 def test_rounds_agree_with_a_recomputation_from_scratch(name: str, drafts: int) -> None:
     """Ragged rows, each with its own accept counts; the last row stands still for some rounds."""
     config, params = load(name, "hf")
