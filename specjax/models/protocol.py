@@ -256,11 +256,11 @@ class Drafter(Protocol):
         """Paths of the parameters that its logits are products with: matrices with a row for each token, in order.
 
         They are multiplied with by `as_weight`, see `pallas_kernels.matmul`. If that gives products with some of their
-        rows only, the logits are those of these tokens, and `propose` works as before. A drafter that scores no tokens
-        has none.
+        rows only, the logits are those of these tokens, and `propose` works as before. A drafter without logits, such
+        as n-grams, returns ().
 
         Raises:
-            ValueError: there are none, or their rows cannot be left out; the message says why.
+            ValueError: the drafter does not say which they are, or no rows can be left out; the message says why.
         """
         ...
 

@@ -24,7 +24,8 @@ meaningless."""
 
 
 UNSEEN_BYTES = 2**26
-"""Memory for what a drafter has not seen of a chunk. Where it is little, chunks without drafts are shorter."""
+"""The most memory for what a drafter has not seen of a chunk. If a round needs much of it, chunks without drafts have
+fewer rounds."""
 
 
 class Rounds:

@@ -44,8 +44,8 @@ class BaseDrafter:
         return {}
 
     def head_paths(self) -> tuple[str, ...]:
-        """Refused, because the drafter has no output head; replace this if it has one."""
-        raise ValueError(f"{type(self).__name__} has no output head")
+        """Refused, because the drafter does not say where its output head is; replace this if it has one."""
+        raise ValueError(f"{type(self).__name__} does not say where its output head is")
 
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Part | None:
         """None, because the drafter remembers nothing."""

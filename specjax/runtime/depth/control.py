@@ -81,18 +81,17 @@ class DepthControl:
 
     Attributes:
         depths: those that can be chosen.
-        rates, costs: what is known.
+        rates, costs: what is known. Costs that were measured before can be put in their place.
     """
 
-    def __init__(self, most: int, rows: int, costs: Costs | None = None) -> None:
+    def __init__(self, most: int, rows: int) -> None:
         """
         Args:
             most: the most drafts of a round.
             rows: B.
-            costs: what is known of costs already.
         """
         self.depths = depths_up_to(most)
-        self.rates, self.costs = Rates(rows, most), costs or Costs()
+        self.rates, self.costs = Rates(rows, most), Costs()
         self._usual: int | None = None
         self._visited = False
         self._rounds = 1  # of the last usual chunk
