@@ -15,10 +15,9 @@ from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
 from specjax.models.protocol import Features, Params
 
-UNSEEN_BLOCKS = (128, 32, 8)
-"""Rounds without drafts whose tokens a drafter is given at once: as many as there are, in as few calls, with little
-that is empty. The longest come first; it is no longer than the chunks that states are made for, see
-`Decoder.init_state`."""
+UNSEEN_BLOCKS = (8, 32, 128)
+"""Rounds without drafts whose tokens a drafter is given at once: the smallest block in which they have room. The
+longest is no longer than the chunks that states are made for, see `Decoder.init_state`."""
 
 
 @struct.dataclass
@@ -112,22 +111,20 @@ def _shown(decoder: Decoder, params: Params, before: DecodeState, unseen: Unseen
     if own is None:
         return None
     rounds = unseen.token.shape[0]
-    sizes = [size for size in UNSEEN_BLOCKS if size <= rounds] or [rounds]
+    sizes = [*(size for size in UNSEEN_BLOCKS[:-1] if size < rounds), min(rounds, UNSEEN_BLOCKS[-1])]
     unseen = jax.tree.map(lambda x: jnp.pad(x, ((0, -rounds % sizes[-1]), *((0, 0),) * (x.ndim - 1))), unseen)
 
-    def give(size: int, carry: tuple) -> tuple:
-        start, length, own = carry
+    def give(size: int, start: Array, length: Array, own: object) -> tuple:
         block = jax.tree.map(lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, start, size), 0, 1), unseen)
         features = jax.tree.map(lambda x: x[:, :, 0], block.features)
         n_valid = jnp.sum(block.fed, axis=1, dtype=jnp.int32)
-        own = drafter.extend(params, block.token, features, n_valid, own, length)
-        return start + size, length + n_valid, own
+        return length + n_valid, drafter.extend(params, block.token, features, n_valid, own, length)
 
-    def more(end: Array, carry: tuple) -> Array:
-        return carry[0] < end
+    def give_next(carry: tuple) -> tuple:
+        start, length, own = carry
+        smallest = jnp.searchsorted(jnp.asarray(sizes[:-1]), n_rounds - start)
+        length, own = jax.lax.switch(smallest, [partial(give, size) for size in sizes], start, length, own)
+        return start + jnp.asarray(sizes)[smallest], length, own
 
     carry = (jnp.int32(0), before.sequences.length, own)
-    for size in sizes:
-        end = n_rounds if size == sizes[-1] else n_rounds // size * size
-        carry = jax.lax.while_loop(partial(more, end), partial(give, size), carry)
-    return carry[2]
+    return jax.lax.while_loop(lambda carry: carry[0] < n_rounds, give_next, carry)[2]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -203,6 +204,11 @@ class Engine:
             self._rounds.seat(row)
             self._seat(row, job)
 
+    @cached_property
+    def _empty(self) -> SequenceState:
+        """The state before a text, of one row. It has one slot, because what an empty cache holds is never read."""
+        return self.decoder.init_state(1, 1)
+
     def _waiting_near(self) -> list[Job]:
         """The jobs that will be seated soon."""
         return list(islice(self._waiting, NEAR))
@@ -233,7 +239,7 @@ class Engine:
             job.points = list(found.points)
             begin = found.state
         elif row in self._used:
-            begin = self.decoder.init_state(1, 1)  # one slot, because what an empty cache holds is never read
+            begin = self._empty
         else:
             self._used.add(row)
             return

@@ -18,7 +18,7 @@ DEFAULT_ROUNDS = 128
 
 
 class Pace:
-    """Measures rounds, and says how many should run before the host looks again.
+    """Measures rounds of each depth, and says how many should run before the host looks again.
 
     Attributes:
         most: the most rounds of a chunk.
@@ -30,30 +30,32 @@ class Pace:
             most: see the attribute.
         """
         self.most = most
-        self._round_seconds: float | None = None
+        self._round_seconds: dict[int, float] = {}  # by depth
+        self._latest: float | None = None  # of any depth
         self._last_look = 0.0
 
-    def rounds(self, *, others_wait: bool, unhurried: bool = False) -> int:
+    def rounds(self, depth: int, *, others_wait: bool, unhurried: bool = False) -> int:
         """The rounds of the next chunk, at least 1.
 
         Args:
+            depth: drafts of a round.
             others_wait: whether requests wait for a seat. A row that is done idles until its chunk ends, so chunks are
                 then no longer than usual.
             unhurried: whether chunks may last as long as users have patience, because each has a cost of its own.
         """
         chosen = USUAL
-        if self._round_seconds:
-            patient = int(PATIENCE / self._round_seconds)
+        if seconds := self._round_seconds.get(depth, self._latest):
+            patient = int(PATIENCE / seconds)
             chosen = min(USUAL, patient)
             if not others_wait:
-                chosen = max(chosen, patient if unhurried else int(BRIEF / self._round_seconds))
+                chosen = max(chosen, patient if unhurried else int(BRIEF / seconds))
         return max(1, min(chosen, self.most))
 
     def since(self, now: float) -> float:
         """Seconds since the last look."""
         return now - self._last_look
 
-    def looked(self, now: float, rounds: int) -> float:
+    def looked(self, now: float, rounds: int = 0, depth: int = 0) -> float:
         """Note that the host has read so many rounds at this time, in seconds. Reads of 0 rounds only tell the time.
 
         Returns:
@@ -61,6 +63,6 @@ class Pace:
         """
         since = self.since(now)
         if rounds:
-            self._round_seconds = since / rounds
+            self._round_seconds[depth] = self._latest = since / rounds
         self._last_look = now
         return since

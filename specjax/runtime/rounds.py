@@ -89,7 +89,7 @@ class Rounds:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
             return state, Reading(record, jobs, choice=choice, built=True)
         unseen = decoder.drafter is not None and choice.depth == 0  # a chunk ends with what the drafter has not seen
-        rounds = self._pace.rounds(others_wait=others_wait, unhurried=unseen)
+        rounds = self._pace.rounds(choice.depth, others_wait=others_wait, unhurried=unseen)
         limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
         program = decoder.at_most(choice.depth)
         state, record = decode_chunk(program, params, state, self._most(program), limit, np.int32(USUAL))
@@ -132,7 +132,8 @@ class Rounds:
             jobs: who sits in each row now; what others accepted does not count.
         """
         rounds = reading.n_rounds
-        seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds)
+        depth = reading.choice.depth if reading.choice else 0
+        seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds, depth)
         alone = reading.alone and self._pause < max(PAUSE, PAUSE_SHARE * seconds)
         if rounds and reading.choice:
             self._control.saw(reading.choice, *reading.drafts(jobs), seconds if alone else None)

@@ -25,24 +25,26 @@ class Machine:
     """Rounds whose costs and acceptance are chosen by the test; the control learns of a chunk one chunk late.
 
     Attributes:
-        cost: seconds of a round of a depth.
+        cost: what a round of a depth takes.
         rows: B.
         noise: standard deviation of a chunk's time, relative to it.
-        extra: seconds that a chunk takes besides those of its rounds.
+        extra: what a chunk takes besides its rounds.
+        unit: seconds of a round that costs 1.
     """
 
     cost: Callable[[int], float]
     rows: int = 1
     noise: float = 0.0
     extra: float = 0.0
+    unit: float = 2e-4
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     ready: set[int] = field(default_factory=set)
     choices: list[Choice] = field(default_factory=list)
     unread: deque = field(default_factory=deque)
 
     def run(self, control: DepthControl, acceptance: float, tokens: int, want: DraftConfig = AUTO) -> float:
-        """Emit so many tokens a row; returns tokens a second. Building programs takes no time."""
-        said, seconds = 0, 0.0
+        """Emit so many tokens a row; returns tokens a unit of costs. Building programs takes no time."""
+        said, spent = 0, 0.0
         while said < tokens * self.rows:
             choice = control.choose(dict.fromkeys(range(self.rows), want), self.ready, may_build=True)
             self.ready.add(choice.depth)
@@ -50,15 +52,15 @@ class Machine:
             rounds = min(USUAL, choice.rounds or USUAL)
             accepted = np.cumprod(self.rng.random((rounds, self.rows, choice.depth)) < acceptance, axis=2).sum(axis=2)
             taken = (rounds * self.cost(choice.depth) + self.extra) * max(0.2, 1 + self.noise * self.rng.normal())
-            self.unread.append((choice, np.full_like(accepted, choice.depth), accepted, taken))
+            self.unread.append((choice, np.full_like(accepted, choice.depth), accepted, self.unit * taken))
             if len(self.unread) > 1:
                 control.saw(*self.unread.popleft())
             said += int(accepted.sum()) + accepted.size
-            seconds += taken
-        return said / seconds
+            spent += taken
+        return said / spent
 
     def best(self, acceptance: float) -> float:
-        """Tokens a second of the best fixed depth."""
+        """Tokens a unit of costs of the best fixed depth."""
         tokens = {depth: self.rows * sum(acceptance**j for j in range(depth + 1)) for depth in depths_up_to(8)}
         return max(tokens[depth] / (self.cost(depth) + self.extra / USUAL) for depth in tokens)
 
@@ -142,8 +144,9 @@ def test_rows_that_are_done_have_no_say_in_what_all_rows_show() -> None:
     assert rates.common_hits == rates.common_trials, "what one row shows is a surprise, whatever others have shown"
 
 
-def test_a_rise_of_acceptance_is_found_while_nothing_is_drafted() -> None:
-    machine = Machine(fast)
+@pytest.mark.parametrize("unit", [2e-4, 0.05])
+def test_a_rise_of_acceptance_is_found_while_nothing_is_drafted(unit: float) -> None:
+    machine = Machine(fast, unit=unit)
     control, depth = settled(machine, 0.0)
     assert depth == 0
     machine.choices.clear()

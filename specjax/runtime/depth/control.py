@@ -31,8 +31,8 @@ LEAST_LOSS = 0.03
 HOPELESS = 4.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
 
-MEASURED_ROUNDS = 32
-"""The most rounds of a visit that is to measure costs; what each chunk costs besides is then little."""
+MEASURED_SECONDS = 0.01
+"""Seconds of a visit that is to measure costs; what each chunk costs besides is then little."""
 
 STALL = 4.0
 """What a visit is charged at most, in times of what its rounds should take: more is a stall of the machine."""
@@ -180,14 +180,18 @@ class DepthControl:
         self._dear = 1.0
         best = max(others, key=speed.__getitem__)
         if self.costs.samples(best) < SETTLED and speed[best] > ADVANTAGE * speed[usual]:
-            return Choice(best, MEASURED_ROUNDS, visit=True)
+            return self._measuring(best)
         tried = [depth for depth in self._turns if depth in others and self.costs.samples(depth)]
         if not tried:
             return None
         visit = self._next_visit(usual, tried)
-        assert visit.rounds is not None
-        loss = min(visit.rounds, self._rounds) * self.costs.of(visit.depth) * (1 - speed[visit.depth] / speed[usual])
-        return visit if self._credit > max(loss, 0.0) else None
+        time = visit.rounds * self.costs.of(visit.depth) if visit.rounds else self._rounds * self.costs.of(usual)
+        return visit if self._credit > max(time * (1 - speed[visit.depth] / speed[usual]), 0.0) else None
+
+    def _measuring(self, depth: int) -> Choice:
+        """A visit that says what rounds cost. Chunks without drafts have a cost of their own, so they are as usual."""
+        rounds = math.ceil(MEASURED_SECONDS / self.costs.seconds(depth)) if depth else None
+        return Choice(depth, rounds, visit=True)
 
     def _next_visit(self, usual: int, tried: list[int]) -> Choice:
         """The visit for which credit is saved.
@@ -198,13 +202,16 @@ class DepthControl:
         """
         unsure = [depth for depth in tried if self.costs.samples(depth) < KEPT]
         if usual:  # all depths are judged by the acceptance of its drafts
-            return Choice((unsure or tried)[0], MEASURED_ROUNDS, visit=True)
+            return self._measuring((unsure or tried)[0])
         least = min(tried)
+        rounds = -(-PROBE_TRIALS // self._rows)
+        if rounds * self.costs.seconds(least) > MEASURED_SECONDS:
+            return Choice(least, rounds, visit=True)
         if all(self._rows * (depth + 1) <= self._speed * self.costs.of(depth) for depth in tried):
             self._dear = HOPELESS
         elif least not in unsure and self._probes < PROBES:
-            return Choice(least, -(-PROBE_TRIALS // self._rows), visit=True, timed=False)
-        return Choice(least, MEASURED_ROUNDS, visit=True)
+            return Choice(least, rounds, visit=True, timed=False)
+        return self._measuring(least)
 
     def _tokens(self, wants: Mapping[int, DraftConfig]) -> dict[int, float]:
         """Expected tokens of a round of each depth, of all rows."""

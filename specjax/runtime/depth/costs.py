@@ -60,6 +60,10 @@ class Costs:
         """Seconds in the unit of costs, at the present speed."""
         return seconds / (self._scale or seconds)
 
+    def seconds(self, depth: int) -> float:
+        """What a round takes at the present speed."""
+        return self.of(depth) * (self._scale or 1.0)
+
     def samples(self, depth: int) -> int:
         """How many comparisons the cost rests on."""
         return len(self._samples.get(depth, ()))
