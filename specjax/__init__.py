@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specjax.analysis.diverge import DivergenceReport, diverge
     from specjax.analysis.divergence import find_divergence
     from specjax.analysis.lossless import NotLosslessError, assert_lossless, check_lossless
     from specjax.decoding.settings import DraftConfig
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FAMILIES",
     "BaseDrafter",
+    "DivergenceReport",
     "DraftConfig",
     "Evaluation",
     "GenerateOptions",
@@ -46,12 +48,14 @@ __all__ = [
     "SpecjaxError",
     "assert_lossless",
     "check_lossless",
+    "diverge",
     "find_divergence",
     "load",
 ]
 
 _HOMES = {
     "BaseDrafter": "specjax.models.parts.drafter",
+    "DivergenceReport": "specjax.analysis.diverge",
     "DraftConfig": "specjax.decoding.settings",
     "Evaluation": "specjax.evaluation",
     "FAMILIES": "specjax.models.registry",
@@ -67,6 +71,7 @@ _HOMES = {
     "SpecjaxError": "specjax.errors",
     "assert_lossless": "specjax.analysis.lossless",
     "check_lossless": "specjax.analysis.lossless",
+    "diverge": "specjax.analysis.diverge",
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
 }
