@@ -107,14 +107,15 @@ def largest_errors(got: Sequence[Content], want: Sequence[Content]) -> dict[Path
 
 
 def deviations(got: Sequence[Content], want: Sequence[Content], limits: Mapping[Path, float]) -> list[Deviation]:
-    """The parts that differ by more than their limits, in the order in which a forward pass meets them."""
+    """The parts that differ by more than their limits, layer by layer, and in a layer what sums up all tokens first."""
     others = {content.path: content for content in want}
+    layers = list(dict.fromkeys(content.path[:-1] for content in got))
     found = []
     for content in got:
         if content.path in others:
             deviation = _deviation(content, others[content.path], limits[content.path])
             if deviation is not None:
-                found.append((_place(content.path), not content.sums, deviation.positions[0], deviation))
+                found.append((layers.index(content.path[:-1]), not content.sums, deviation.positions[0], deviation))
     return [each for *_, each in sorted(found, key=lambda each: each[:3])]
 
 
@@ -141,12 +142,3 @@ def _deviation(got: Content, want: Content, limit: float) -> Deviation | None:
         float(error[first]),
         limit,
     )
-
-
-def _place(path: Path) -> tuple[tuple[bool, int, str], ...]:
-    """What sorts paths: numbers in names count as numbers, and what has no number comes after what has one."""
-    keys = []
-    for name in path[:-1]:
-        _, _, number = name.rpartition(" ")
-        keys.append((not number.isdecimal(), int(number) if number.isdecimal() else 0, name))
-    return tuple(keys)

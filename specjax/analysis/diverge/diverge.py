@@ -166,13 +166,13 @@ def _verdict(
     known = [side.options is not None or own.sampler.greedy for side, own in zip(sides, each, strict=True)]
     if len(draws) > 1 or not all(known) or not all(is_fixed(own, model.drafter is not None) for own in each):
         return "sampling", "Both tokens can come from these logits. They were drawn with other settings or noise."
-    if difference.near_tie:
+    if difference.near_tie or each[0].kv_types == each[1].kv_types:
         return "near-tie", "The two logits tie within rounding, so that either token is right."
-    here, there = difference.cached_margins
+    here, there = difference.leads
     return (
         "settings",
-        "Each side has what its own cache types make of the text: the margin is"
-        f" {difference.margin:.3g} without rounded caches, {here:.3g} with those of A and {there:.3g} with those of B.",
+        "Each side has what its own cache types make of the text: the logit of A's token minus that of B's is"
+        f" {here:.3g} with the caches of A, and {there:.3g} with those of B.",
     )
 
 

@@ -62,8 +62,9 @@ class Difference:
         rounding: by how much the margin moves if the text is fed in pieces and then token by token, with caches, and
             not in one call. It is the largest of both sides' cache types.
         logit_rounding: by how much the logit that moves most does so.
-        limit: the largest relative margin of a near-tie.
-        cached_margins: the margin that each side's cache types give.
+        limit: the largest relative margin of a near-tie: with the cache types of both sides if they are the same, and
+            with caches in f32 if they are not.
+        leads: the logit of A's token minus that of B's, as each side's cache types give it.
     """
 
     index: int
@@ -74,7 +75,7 @@ class Difference:
     rounding: float
     logit_rounding: float
     limit: float
-    cached_margins: tuple[float, float]
+    leads: tuple[float, float]
 
     @property
     def near_tie(self) -> bool:
@@ -138,10 +139,13 @@ def judge(
     def margin(logits: Float[np.ndarray, "V"]) -> float:
         return margin_between(logits, pair, each[0], sequence, position)[0]
 
+    def lead(kv: KVTypes) -> float:
+        return float(places[kv].once[pair[0]] - places[kv].once[pair[1]])
+
     peak = float(np.abs(law).max())
-    rounding = max(abs(margin(place.once) - margin(place.fed)) for place in places.values())
-    tolerance = max(tolerance_of_model(model, kv) for kv in places)
-    limit = float(np.clip(SAFETY * rounding / peak, tolerance, WIDEST * tolerance))
+    rounding = {kv: abs(margin(place.once) - margin(place.fed)) for kv, place in places.items()}
+    tolerance = {kv: tolerance_of_model(model, kv) for kv in places}
+    limits = {kv: float(np.clip(SAFETY * rounding[kv] / peak, tolerance[kv], WIDEST * tolerance[kv])) for kv in places}
     logprobs = law - np.logaddexp.reduce(law.astype(np.float64))
     candidates = []
     for side, token, own, kv in zip(sides, pair, each, types, strict=True):
@@ -156,7 +160,7 @@ def judge(
                 logprob=float(logprobs[token]),
                 rank=int(np.sum(law > law[token])) + 1,
                 shortfall=shortfall,
-                explained=shortfall <= limit * peak,
+                explained=shortfall <= limits[kv] * peak,
             )
         )
     return Difference(
@@ -165,10 +169,10 @@ def judge(
         candidates=(candidates[0], candidates[1]),
         margin=margin(law),
         relative_margin=margin(law) / peak,
-        rounding=rounding,
+        rounding=max(rounding.values()),
         logit_rounding=max(float(np.abs(place.once - place.fed).max()) for place in places.values()),
-        limit=limit,
-        cached_margins=(margin(places[types[0]].once), margin(places[types[1]].once)),
+        limit=limits[types[0] if types[0] == types[1] else KVTypes()],
+        leads=(lead(types[0]), lead(types[1])),
     )
 
 

@@ -140,13 +140,14 @@ def _state_lines(letter: str, side: Looked) -> list[str]:
     number, before, after, verified = state.first
     when = f"after round {number}, which verified {verified} tokens from position {before} on and kept {after - before}"
     lines = [f"state of {letter}: WRONG, first {when if number else 'after the prompt'}.{drafts}"]
-    return [*lines, *(f"  {deviation}" for deviation in state.deviations[:MOST_LINES]), *_more(state)]
+    lines += [f"  {deviation}" for deviation in state.deviations[:MOST_LINES]]
+    if (left := len(state.deviations) - MOST_LINES) > 0:
+        lines.append(f"  and {left} more parts")
+    if state.drafts is not None:
+        ours, fresh = (", ".join(map(str, drafts)) for drafts in state.drafts)
+        lines.append(f"  the next drafts are {ours}; a fresh state drafts {'the same' if ours == fresh else fresh}")
+    return lines
 
 
 MOST_LINES = 6
 """The most deviations that are shown; JSON has them all."""
-
-
-def _more(state: StateCheck) -> list[str]:
-    left = len(state.deviations) - MOST_LINES
-    return [f"  and {left} more parts"] if left > 0 else []

@@ -41,6 +41,8 @@ class StateCheck:
             how many tokens the round verified; None if there was none.
         deviations: what was wrong at this moment, the first layer first.
         drafted, drafted_alike: rounds that drafted, and those whose drafts a fresh state gives too.
+        drafts: what the next round would draft at the first moment with a deviation, and what it would from a fresh
+            state; None if nothing is drafted.
     """
 
     moments: int
@@ -50,6 +52,7 @@ class StateCheck:
     deviations: tuple[Deviation, ...] = ()
     drafted: int = 0
     drafted_alike: int = 0
+    drafts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def healthy(self) -> bool:
@@ -81,7 +84,7 @@ def check_states(run: Rerun) -> StateCheck:
     decoder, params = run.decoder, run.model.params
     limits, rounding = _limits(run)
     feeding = Feeding(decoder, params, run.slots)
-    drafts: list[int] | None = None
+    drafts: tuple[int, ...] | None = None
     drafted = alike = parts = number = before = 0
     for moment in run.moments():
         earlier = feeding.fork()
@@ -91,18 +94,23 @@ def check_states(run: Rerun) -> StateCheck:
             feeding.feed_each(moment.window[: moment.kept])
             verified = moment.window[1:]
             if drafts is not None and verified:
-                drafted, alike = drafted + 1, alike + (drafts[: len(verified)] == list(verified))
+                drafted, alike = drafted + 1, alike + (drafts[: len(verified)] == verified)
+        due = decoder.drafts and bool(moment.state.active[0])
+        drafts = _drafts_of(decoder, params, replace(moment.state, sequences=feeding.state)) if due else None
         pair = _Pair.of(decoder, params, moment.state.sequences, feeding, moment.pending)
         parts, number = len(pair.got), moment.number
         if found := deviations(pair.got, pair.want, limits):
             explained = tuple(_explained(each, pair, moment, earlier, feeding, run) for each in found)
             first = (number, before, moment.length, len(moment.window))
-            return StateCheck(number + 1, parts, rounding, first, explained, drafted, alike)
-        if decoder.drafts:
-            fresh = replace(moment.state, sequences=feeding.state)
-            drafts = np.asarray(_drafts(decoder, params, fresh))[0].tolist()
+            both = None if drafts is None else (_drafts_of(decoder, params, moment.state), drafts)
+            return StateCheck(number + 1, parts, rounding, first, explained, drafted, alike, both)
         before = moment.length
     return StateCheck(number + 1, parts, rounding, drafted=drafted, drafted_alike=alike)
+
+
+def _drafts_of(decoder: Decoder, params: Params, state: DecodeState) -> tuple[int, ...]:
+    """What the next round drafts."""
+    return tuple(np.asarray(_drafts(decoder, params, state))[0].tolist())
 
 
 @partial(jax.jit, static_argnames="decoder")
