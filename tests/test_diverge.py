@@ -163,7 +163,7 @@ def test_a_drafter_that_is_off_by_one_is_found_though_the_tokens_are_equal(
         assert first.path[0] == "caught-up drafter"
         assert first.path[1:] == ("layer 0", "keys")
         assert (first.positions[0], first.slot) == (before, before)
-        assert "as if nothing had been written there" in first.likely
+        assert "as if nothing had been written" in first.likely
 
 
 def test_a_stale_slot_of_a_ring_is_named() -> None:

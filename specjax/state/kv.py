@@ -185,11 +185,12 @@ class KVCache(Part):
         last = length if self.window is not None else min(length, self.capacity)
         positions = np.arange(first, max(first, last))
         slots = positions % self.capacity
-        read = (
-            (name, store.map(lambda x: x[row, slots]).values())
+        # All slots are decoded: arrays of one size, whatever the length is, are one program.
+        rows = (
+            (name, np.asarray(store.map(lambda x: x[row]).values()))
             for name, store in (("keys", self.k), ("values", self.v))
         )
-        return tuple(Content((name,), positions, np.asarray(rows), slots, has_heads=True) for name, rows in read)
+        return tuple(Content((name,), positions, decoded[slots], slots, has_heads=True) for name, decoded in rows)
 
     @property
     def cannot_shift(self) -> None:

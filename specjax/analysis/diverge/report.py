@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,9 @@ Verdict = Literal["equal", "near-tie", "sampling", "settings", "state gone wrong
 * "another model": tokens from elsewhere that this model does not say, so that the model, the tokenizer, the prompt or
   the program is another one.
 """
+
+WIDTH = 110
+"""Columns of a report."""
 
 FAULTS = ("state gone wrong", "another model")
 
@@ -69,7 +73,8 @@ class DivergenceReport:
         lines += ["", *self._texts()]
         for letter, side in zip("AB", self.sides, strict=True):
             lines += ["", *_state_lines(letter, side)]
-        return "\n".join([*lines, "", f"verdict: {self.verdict}. {self.reason}"])
+        lines += ["", f"verdict: {self.verdict}. {self.reason}"]
+        return "\n".join(part for line in lines for part in _wrapped(line))
 
     def _texts(self) -> list[str]:
         if (found := self.difference) is None:
@@ -93,6 +98,12 @@ class DivergenceReport:
             "sides": [_side_document(side) for side in self.sides],
         }
         return json.loads(json.dumps(document), parse_constant=lambda _: None)
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line in pieces that fit a screen; those after the first stand further in."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def _difference_document(difference: Difference) -> dict[str, Any]:

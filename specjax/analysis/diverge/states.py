@@ -173,12 +173,8 @@ def _another_number_of_tokens(got: Content, deviation: Deviation, moment: Moment
         if rows and errors(got.rows[-rows:], want.rows[-rows:]).max() <= deviation.limit:
             more = count - moment.kept
             much = f"{abs(more)} token{'s' if abs(more) > 1 else ''} too {'many' if more > 0 else 'few'}"
-            said = (
-                f"what {count} of the round's {len(moment.window)} tokens would leave"
-                if count
-                else "as before the round"
-            )
-            return f"it is {said}, but {moment.kept} {'was' if moment.kept == 1 else 'were'} kept: {much}"
+            of = f"{count or 'none'} of the round's {len(moment.window)} tokens"
+            return f"as if {of} had been kept, and not {moment.kept}: {much}"
     return ""
 
 
@@ -187,13 +183,13 @@ def _another_position(got: Content, deviation: Deviation, state: SequenceState, 
     first = deviation.positions[0]
     row = got.rows[np.searchsorted(got.positions, first)][None]
     if not np.any(row):
-        return "it holds zeros, as if nothing had been written there"
+        return "zeros stand there, as if nothing had been written"
     for ring in state.rings:
         if (older := first - ring.slots) >= 0 and _is_row_of(row, older, got.path, deviation.limit, fed.state):
             return f"the slot still holds position {older}, one turn of the ring ({ring.slots} slots) before"
     for other in (first - 1, first + 1):
         if other >= 0 and _is_row_of(row, other, got.path, deviation.limit, fed.state):
-            return f"it holds what belongs to position {other}"
+            return f"what stands there belongs to position {other}"
     return ""
 
 

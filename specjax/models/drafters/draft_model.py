@@ -50,7 +50,7 @@ class DraftModelState(Part):
     def contents(self, row: int, length: int) -> tuple[Content, ...]:
         """What the small model carries, at its own length, and the tokens that wait."""
         count = int(self.count[row])
-        waiting = Content(("waiting tokens",), np.arange(length - count, length), np.asarray(self.tokens[row, :count]))
+        waiting = Content(("waiting tokens",), np.arange(length - count, length), np.asarray(self.tokens[row])[:count])
         return (*self.sequences.contents(row), waiting)
 
     def waiting_then(self, tokens: Int[Array, "B T"]) -> Int[Array, "B R+T"]:

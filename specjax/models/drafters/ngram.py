@@ -59,7 +59,7 @@ class NGramState(Part):
         """The text, as far as it goes, and how far that is."""
         own = int(self.length[row])
         return (
-            Content(("tokens",), np.arange(own), np.asarray(self.tokens[row, :own])),
+            Content(("tokens",), np.arange(own), np.asarray(self.tokens[row])[:own]),
             Content(("length",), np.array([length - 1]), np.array([own])),
         )
 

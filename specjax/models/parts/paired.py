@@ -69,7 +69,7 @@ class PairedState(Part):
         """The caches up to the last entry that is not written anew, and what waits to be fed."""
         count, rows = int(self.count[row]), self.hidden.shape[1]
         waiting = np.arange(length - count, length)
-        hidden, tokens = np.asarray(self.hidden[row, rows - count :]), np.asarray(self.tokens[row, rows - count :])
+        hidden, tokens = np.asarray(self.hidden[row])[rows - count :], np.asarray(self.tokens[row])[rows - count :]
         return (
             *contents_of_layers(self.kv, row, length - count),
             Content(("waiting hidden states",), waiting, hidden),

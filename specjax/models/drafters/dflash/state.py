@@ -49,7 +49,7 @@ class FeatureState(Part):
         """The caches up to the features that wait, and these."""
         count = int(self.count[row])
         waiting = Content(
-            ("waiting features",), np.arange(length - count, length), np.asarray(self.features[row, :count])
+            ("waiting features",), np.arange(length - count, length), np.asarray(self.features[row])[:count]
         )
         return (*contents_of_layers(self.kv, row, length - count), waiting)
 
