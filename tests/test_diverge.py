@@ -237,6 +237,53 @@ def test_other_draws_are_called_sampling(hybrid: specjax.Model) -> None:
     assert [each.shortfall for each in report.difference.candidates] == [0, 0]
 
 
+def test_what_cache_types_make_of_a_text_is_neither_a_tie_nor_a_fault(hybrid: specjax.Model) -> None:
+    prompt, coarse = [75, 195, 96, 151, 116, 177], {"kv_type_k": "turbo2", "kv_type_v": "turbo2"}
+    report = diverge(hybrid, {}, coarse, prompt=prompt, draft=0, max_tokens=8, states=False)
+    assert report.verdict == "settings"
+    assert report.ok
+    assert report.difference is not None
+    exact, rounded = report.difference.leads
+    assert exact > 0 > rounded
+    assert report.difference.relative_margin > report.difference.limit
+
+
+def test_what_was_recorded_and_is_not_said_again_is_not_looked_into(
+    hybrid: specjax.Model, plain: list[int], tmp_path: Path
+) -> None:
+    said = {"rule": "greedy", "draft": 3, "rollback": "replay", "kv_type_k": "f32", "kv_type_v": "f32", "seed": 0}
+    path = tmp_path / "recorded.json"
+    path.write_text(json.dumps({**said, "tokens": [*plain[:5], plain[5] ^ 1, *plain[6:]], "prompt_tokens": PROMPT}))
+    report = diverge(hybrid, path, plain, prompt=None)
+    assert report.verdict == "another model"
+    assert report.equal == 5
+    assert "says other tokens here" in report.sides[0].why_not
+
+
+DRAFTERS: dict[str, tuple[str, str | None, int]] = {
+    "three chained heads, rings": ("step3_5/flash/model.gguf", None, 3),
+    "EAGLE-3": ("drafter_target/model.gguf", "eagle3/specforge", 3),
+    "DFlash": ("drafter_target/model.gguf", "dflash/specforge_sliding", 5),
+    "a model": ("dense/qwen3/model.gguf", "dense/qwen3/model.gguf", 3),
+    "n-grams": ("dense/llama/model.gguf", "ngram", 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_healthy_states_of_every_kind_are_called_healthy(name: str) -> None:
+    path, drafter, drafts = DRAFTERS[name]
+    source = FIXTURES / str(drafter) if drafter and drafter != "ngram" else drafter
+    model = specjax.load(FIXTURES / path, drafter=source)
+    prompt = np.random.default_rng(0).integers(0, 250, 40).tolist()
+    tokens = model.generate(prompt, max_tokens=TOKENS, draft=0, ignore_eos=True).tokens
+    report = diverge(model, {"draft": drafts}, tokens, prompt=prompt, ignore_eos=True)
+    assert report.verdict == "equal", report
+    state = report.sides[0].state
+    assert state is not None
+    assert state.drafted_alike == state.drafted > 0
+
+
 def test_prompts_that_differ_are_said_before_all_else(hybrid: specjax.Model, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(json.dumps({"tokens": [1, 2], "prompt_tokens": [5, *PROMPT]}))

@@ -41,7 +41,7 @@ class Deviation:
 
     @property
     def name(self) -> str:
-        """The path as words."""
+        """The path as words, from the outside in."""
         return " ".join(self.path)
 
     @property

@@ -23,7 +23,7 @@ Verdict = Literal["equal", "near-tie", "sampling", "settings", "state gone wrong
 """
 
 WIDTH = 110
-"""Columns of a report."""
+"""How many columns a report has; longer lines are wrapped."""
 
 FAULTS = ("state gone wrong", "another model")
 
