@@ -185,13 +185,13 @@ def _lengths(runs: _Runs) -> str:
 
 def _wrong_state(letter: str, side: Looked, difference: Difference | None) -> str:
     assert side.state is not None
-    assert side.state.first is not None
     first = side.state.deviations[0]
-    what = f"In {letter}, {first.name} {'are' if first.name.endswith('s') else 'is'} wrong {first.where}"
+    where = f"Feeding {letter}'s text" if side.state.of_feeding else f"In {letter}"
+    what = f"{where}, {first.name} {'are' if first.name.endswith('s') else 'is'} wrong {first.where}"
     what += f": {first.likely}." if first.likely else "."
     if difference is None:
         return f"{what} The tokens are equal all the same."
-    if side.state.first[2] >= difference.position:
+    if side.state.first is not None and side.state.first[2] >= difference.position:
         return f"{what} That shows only after the token that differs was chosen."
     return what
 

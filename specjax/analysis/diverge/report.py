@@ -143,6 +143,12 @@ def _state_lines(letter: str, side: Looked) -> list[str]:
     drafts = ""
     if state.drafted:
         drafts = f" {state.drafted_alike} of {state.drafted} rounds drafted what a fresh state drafts."
+    if state.of_feeding:
+        lines = [
+            f"state of {letter}: WRONG. Already its text, fed in pieces and then token by token, leaves another state"
+            " than one call over all of it:"
+        ]
+        return lines + _deviation_lines(state)
     if state.first is None:
         return [
             f"state of {letter}: right. It was compared {state.moments} times, after the prompt and after each round,"
@@ -151,9 +157,7 @@ def _state_lines(letter: str, side: Looked) -> list[str]:
     number, before, after, verified = state.first
     when = f"after round {number}, which verified {verified} tokens from position {before} on and kept {after - before}"
     lines = [f"state of {letter}: WRONG, first {when if number else 'after the prompt'}.{drafts}"]
-    lines += [f"  {deviation}" for deviation in state.deviations[:MOST_LINES]]
-    if (left := len(state.deviations) - MOST_LINES) > 0:
-        lines.append(f"  and {left} more parts")
+    lines += _deviation_lines(state)
     if state.drafts is not None:
         ours, fresh = (", ".join(map(str, drafts)) for drafts in state.drafts)
         lines.append(f"  the next drafts are {ours}; a fresh state drafts {'the same' if ours == fresh else fresh}")
@@ -162,3 +166,10 @@ def _state_lines(letter: str, side: Looked) -> list[str]:
 
 MOST_LINES = 6
 """The most deviations that are shown; JSON has them all."""
+
+
+def _deviation_lines(state: StateCheck) -> list[str]:
+    """A line for each part that is wrong, up to a number of them."""
+    left = len(state.deviations) - MOST_LINES
+    more = [f"  and {left} more parts"] if left > 0 else []
+    return [*(f"  {deviation}" for deviation in state.deviations[:MOST_LINES]), *more]

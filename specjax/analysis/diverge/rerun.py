@@ -93,7 +93,7 @@ class Rerun:
         job.take(of_row(record, 0, record.rounds.tokens))
         yield self._moment(0, (), len(self.prompt), state)
         number = 0
-        while job.finish_reason is None:
+        while job.finish_reason is None and bool(state.active[0]):
             before, number = int(state.sequences.length[0]), number + 1
             pending = int(state.pending[0])
             most = self.options.rounds_per_chunk

@@ -116,7 +116,6 @@ def _read(path: Path, options: GenerateOptions) -> Side:
     if not tokens or not all(key in document for key in OURS):
         return side
     known = {key: document[key] for key in (*OURS, *SAMPLER) if key in document and key != "rule"}
-    if document["rule"] != "greedy":
-        known["accept"] = document["rule"]
+    known |= {"temperature": 0.0} if document["rule"] == "greedy" else {"accept": document["rule"]}
     # However the text ended, so many tokens are made again.
     return replace(side, options=replace(options_of(options, known), max_tokens=len(tokens), ignore_eos=True, stop=()))

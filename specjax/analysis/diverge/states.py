@@ -40,6 +40,8 @@ class StateCheck:
         first: the first moment with a deviation: its round (0 is the prompt), the length before it and after it, and
             how many tokens the round verified; None if there was none.
         deviations: what was wrong at this moment, the first layer first.
+        of_feeding: whether these are of feeding: the text fed in pieces and then token by token leaves another state
+            than one call over all of it. The run was then not looked at.
         drafted, drafted_alike: rounds that drafted, and those whose drafts a fresh state gives too.
         drafts: what the next round would draft at the first moment with a deviation, and what it would from a fresh
             state; None if nothing is drafted.
@@ -50,6 +52,7 @@ class StateCheck:
     rounding: float
     first: tuple[int, int, int, int] | None = None
     deviations: tuple[Deviation, ...] = ()
+    of_feeding: bool = False
     drafted: int = 0
     drafted_alike: int = 0
     drafts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -82,7 +85,9 @@ class _Pair:
 def check_states(run: Rerun) -> StateCheck:
     """Compare the state of a run with that of feeding its text, part by part, up to the first moment that differs."""
     decoder, params = run.decoder, run.model.params
-    limits, rounding = _limits(run)
+    limits, rounding, apart = _limits(run)
+    if apart:
+        return StateCheck(0, len(limits), rounding, deviations=apart, of_feeding=True)
     feeding = Feeding(decoder, params, run.slots)
     drafts: tuple[int, ...] | None = None
     drafted = alike = parts = number = before = 0
@@ -100,10 +105,12 @@ def check_states(run: Rerun) -> StateCheck:
         pair = _Pair.of(decoder, params, moment.state.sequences, feeding, moment.pending)
         parts, number = len(pair.got), moment.number
         if found := deviations(pair.got, pair.want, limits):
-            explained = tuple(_explained(each, pair, moment, earlier, feeding, run) for each in found)
+            explained = tuple(_explained(each, pair, moment, earlier, feeding) for each in found)
             first = (number, before, moment.length, len(moment.window))
             both = None if drafts is None else (_drafts_of(decoder, params, moment.state), drafts)
-            return StateCheck(number + 1, parts, rounding, first, explained, drafted, alike, both)
+            return StateCheck(
+                number + 1, parts, rounding, first, explained, drafted=drafted, drafted_alike=alike, drafts=both
+            )
         before = moment.length
     return StateCheck(number + 1, parts, rounding, drafted=drafted, drafted_alike=alike)
 
@@ -133,8 +140,12 @@ class _Limits(dict[Path, float]):
         return self.tolerance
 
 
-def _limits(run: Rerun) -> tuple[_Limits, float]:
-    """How far rounding moves each part: the text fed token by token against the text fed at once."""
+def _limits(run: Rerun) -> tuple[_Limits, float, tuple[Deviation, ...]]:
+    """How far rounding moves each part: the text fed token by token against the text fed at once.
+
+    Returns:
+        The limits, the largest error, and the parts that differ by more than rounding can.
+    """
     decoder, params = run.decoder, run.model.params
     text, pending = [*run.prompt, *run.tokens[:-1]], run.tokens[-1]
     feeding = Feeding(decoder, params, run.slots)
@@ -142,17 +153,15 @@ def _limits(run: Rerun) -> tuple[_Limits, float]:
     feeding.feed_each(run.tokens[:-1])
     _, state = at_once(decoder, params, text, padded(len(text)))
     pair = _Pair.of(decoder, params, state, feeding, pending)
-    measured = largest_errors(pair.got, pair.want)
+    measured = largest_errors(pair.want, pair.got)
     tolerance = tolerance_of_model(run.model, run.options.kv_types)
-    return _Limits(measured, tolerance), max(measured.values(), default=0.0)
+    limits = _Limits(measured, tolerance)
+    return limits, max(measured.values(), default=0.0), tuple(deviations(pair.want, pair.got, limits))
 
 
-def _explained(
-    deviation: Deviation, pair: _Pair, moment: Moment, earlier: Feeding, fed: Feeding, run: Rerun
-) -> Deviation:
+def _explained(deviation: Deviation, pair: _Pair, moment: Moment, earlier: Feeding, fed: Feeding) -> Deviation:
     """The deviation with what is recognised in it."""
     got = next(content for content in pair.got if content.path == deviation.path)
-    clause = ""
     if deviation.slot is None:
         clause = _another_number_of_tokens(got, deviation, moment, earlier)
     else:
