@@ -156,6 +156,25 @@ def test_a_recurrent_state_that_is_committed_too_far_is_named(hybrid: specjax.Mo
     assert "layer 0 recurrent state: wrong after position" in str(report)
 
 
+@dataclass(frozen=True)
+class VerifiesWrongly(Qwen35Target):
+    """Its state is right; the logits of drafted rows are those of the tokens beside."""
+
+    def verify(self, params: Any, tokens: jax.Array, *args: Any, **settings: Any) -> tuple[Any, SequenceWindow]:
+        output, window = super().verify(params, tokens, *args, **settings)
+        return output._replace(logits=output.logits.at[:, 1:].set(jnp.roll(output.logits[:, 1:], 1, axis=-1))), window
+
+
+def test_a_right_state_with_wrong_tokens_points_to_the_round(hybrid: specjax.Model, plain: list[int]) -> None:
+    report = diverge(replace(hybrid, target=VerifiesWrongly(hybrid.target.config)), {"draft": DRAFTS}, plain)
+    assert report.verdict == "state gone wrong"
+    assert report.sides[0].state is not None
+    assert report.sides[0].state.healthy
+    assert "the round itself is wrong" in report.reason
+    assert report.difference is not None
+    assert [each.explained for each in report.difference.candidates] == [False, True]
+
+
 def test_feeding_that_is_wrong_itself_is_not_taken_for_the_law(hybrid: specjax.Model, plain: list[int]) -> None:
     report = diverge(replace(hybrid, target=FedWrongly(hybrid.target.config)), {"draft": 0}, plain)
     assert report.verdict == "state gone wrong"
