@@ -20,9 +20,10 @@ from specjax.decoding.round import draft
 from specjax.models.protocol import Params
 from specjax.state import Content, SequenceState
 
-SAFETY, WIDEST = 8, 16
+SAFETY, WIDEST, UNRELATED = 8, 64, 0.5
 """A part is wrong if its error is more than so many times what rounding did to it here, and more than the tolerance of
-the model's types. What was measured can widen that tolerance no more than so many times."""
+the model's types. What was measured can widen that tolerance no more than so many times, and never up to the errors of
+values that have nothing to do with each other, which are 1 and more."""
 
 CAUGHT_UP = "caught-up drafter"
 """The name of the drafter's part after it has been given one more token, so that all that waited in it has been fed."""
@@ -131,9 +132,8 @@ class _Limits(dict[Path, float]):
     """The most that rounding explains, by part; the tolerance for those that could not be measured."""
 
     def __init__(self, measured: Mapping[Path, float], tolerance: float) -> None:
-        super().__init__(
-            {path: float(np.clip(SAFETY * error, tolerance, WIDEST * tolerance)) for path, error in measured.items()}
-        )
+        most = min(WIDEST * tolerance, UNRELATED)
+        super().__init__({path: min(max(SAFETY * error, tolerance), most) for path, error in measured.items()})
         self.tolerance = tolerance
 
     def __missing__(self, path: Path) -> float:
