@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specjax.runtime.model import Model
     from specjax.runtime.options import GenerateOptions
     from specjax.sessions.session import Session
+    from specjax.traces.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "Proposal",
     "Session",
     "SpecjaxError",
+    "Trace",
     "assert_lossless",
     "check_lossless",
     "find_divergence",
@@ -65,6 +67,7 @@ _HOMES = {
     "Proposal": "specjax.models.protocol",
     "Session": "specjax.sessions.session",
     "SpecjaxError": "specjax.errors",
+    "Trace": "specjax.traces.trace",
     "assert_lossless": "specjax.analysis.lossless",
     "check_lossless": "specjax.analysis.lossless",
     "find_divergence": "specjax.analysis.divergence",

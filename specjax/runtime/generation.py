@@ -8,6 +8,7 @@ from typing import Any
 
 from specjax.decoding.stats import DecodeStats
 from specjax.runtime.request import FinishReason, Timings, TokenLogprobs
+from specjax.traces.trace import Trace
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Generation:
         timings: seconds spent, of the first step that served the prompt to the last one.
         margins: for each token, the largest logit minus the second largest where it was chosen; None unless asked for.
         logprobs: log-probabilities at each token, if asked for.
+        trace: what every round drafted and accepted, if asked for.
     """
 
     text: str
@@ -33,6 +35,7 @@ class Generation:
     timings: Timings
     margins: list[float] | None = field(default=None, repr=False)
     logprobs: list[TokenLogprobs] | None = field(default=None, repr=False)
+    trace: Trace | None = field(default=None, repr=False)
 
     @property
     def tokens_per_second(self) -> float:
