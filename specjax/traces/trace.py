@@ -17,6 +17,9 @@ from specjax.traces.events import Round, events_of
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
+
+    from specjax.traces.replay import WhatIf
 
 NOTHING = -1
 """Stands in arrays of tokens where there is none."""
@@ -234,6 +237,46 @@ class Trace:
         from specjax.traces.tables import table
 
         return table(self, rows)
+
+    # What follows from it
+
+    def what_if(self, k: int, p_min: float = 0.0, n_min: int = 0, *, seconds: float | None = None) -> WhatIf:
+        """What other settings of drafting would have brought on these texts, without running the model.
+
+        It does not say what another acceptance rule or another temperature of the drafter would bring: which drafts
+        these would make or keep does not follow from the probabilities of the drafts that were made.
+
+        Args:
+            k: drafts of a round, at most; no more than the rounds of the trace could make.
+            p_min, n_min: see `DraftConfig`. The trace must have been recorded without them.
+            seconds: of a round with these settings, if it is known. The median of the trace is taken where the trace
+                has rounds with so many drafts, and neither `p_min` nor `n_min` is given.
+
+        Returns:
+            Expected tokens and drafts of a round, and the speed that these come to, with standard errors.
+
+        Raises:
+            ValueError: a setting is out of its range, or the trace does not tell.
+        """
+        from specjax.traces.replay import what_if
+
+        return what_if(self, k, p_min, n_min, seconds)
+
+    def plot(self) -> Figure:
+        """A figure of when drafts are accepted: by their place, by where they stand, by what they are; and of time.
+
+        Raises:
+            SpecjaxError: matplotlib is not installed.
+        """
+        from specjax.traces.plots import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        """The texts, coloured by how each token was made, for notebooks."""
+        from specjax.traces.html import page
+
+        return page(self)
 
 
 def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
