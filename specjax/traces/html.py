@@ -42,7 +42,7 @@ def coloured(trace: Trace, number: int) -> str:
 
 
 def legend() -> str:
-    """What the colours mean."""
+    """What the colours of `coloured` mean."""
     sample = f"<span style='background: {ACCEPTED.format(strength=0.4)}'>accepted draft</span>"
     replaced = f"<span style='{REPLACED}'>chosen instead of a draft</span>"
     return f"<small>{sample} &middot; {replaced} &middot; not drafted</small><br>"

@@ -1,4 +1,4 @@
-"""Pictures of a trace."""
+"""Pictures of when drafts were accepted, and of how long rounds took."""
 
 from __future__ import annotations
 
