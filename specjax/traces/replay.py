@@ -55,7 +55,7 @@ class WhatIf:
 
     @property
     def tokens_per_second_error(self) -> float | None:
-        """Its standard error."""
+        """The standard error of this speed."""
         return self.tokens_per_round_error / self.seconds_per_round if self.seconds_per_round else None
 
     def __repr__(self) -> str:
