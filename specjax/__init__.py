@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specjax.analysis.divergence import find_divergence
     from specjax.analysis.lossless import NotLosslessError, assert_lossless, check_lossless
+    from specjax.analysis.planning import Plan, plan
     from specjax.decoding.settings import DraftConfig
     from specjax.errors import NonFiniteWarning, PromptError, SpecjaxError
     from specjax.evaluation import Evaluation
@@ -41,6 +42,7 @@ __all__ = [
     "NGram",
     "NonFiniteWarning",
     "NotLosslessError",
+    "Plan",
     "PromptError",
     "Proposal",
     "Session",
@@ -50,6 +52,7 @@ __all__ = [
     "check_lossless",
     "find_divergence",
     "load",
+    "plan",
 ]
 
 _HOMES = {
@@ -63,6 +66,7 @@ _HOMES = {
     "NGram": "specjax.models.drafters.ngram",
     "NonFiniteWarning": "specjax.errors",
     "NotLosslessError": "specjax.analysis.lossless",
+    "Plan": "specjax.analysis.planning",
     "PromptError": "specjax.errors",
     "Proposal": "specjax.models.protocol",
     "Session": "specjax.sessions.session",
@@ -72,6 +76,7 @@ _HOMES = {
     "check_lossless": "specjax.analysis.lossless",
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
+    "plan": "specjax.analysis.planning",
 }
 
 
