@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specjax.analysis.diverge import DivergenceReport, diverge
     from specjax.analysis.divergence import find_divergence
     from specjax.analysis.lossless import NotLosslessError, assert_lossless, check_lossless
+    from specjax.analysis.planning import Plan, plan
     from specjax.decoding.settings import DraftConfig
     from specjax.errors import NonFiniteWarning, PromptError, SpecjaxError
     from specjax.evaluation import Evaluation
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from specjax.runtime.model import Model
     from specjax.runtime.options import GenerateOptions
     from specjax.sessions.session import Session
+    from specjax.traces.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -42,15 +44,18 @@ __all__ = [
     "NGram",
     "NonFiniteWarning",
     "NotLosslessError",
+    "Plan",
     "PromptError",
     "Proposal",
     "Session",
     "SpecjaxError",
+    "Trace",
     "assert_lossless",
     "check_lossless",
     "diverge",
     "find_divergence",
     "load",
+    "plan",
 ]
 
 _HOMES = {
@@ -65,15 +70,18 @@ _HOMES = {
     "NGram": "specjax.models.drafters.ngram",
     "NonFiniteWarning": "specjax.errors",
     "NotLosslessError": "specjax.analysis.lossless",
+    "Plan": "specjax.analysis.planning",
     "PromptError": "specjax.errors",
     "Proposal": "specjax.models.protocol",
     "Session": "specjax.sessions.session",
     "SpecjaxError": "specjax.errors",
+    "Trace": "specjax.traces.trace",
     "assert_lossless": "specjax.analysis.lossless",
     "check_lossless": "specjax.analysis.lossless",
     "diverge": "specjax.analysis.diverge",
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
+    "plan": "specjax.analysis.planning",
 }
 
 

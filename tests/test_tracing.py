@@ -8,20 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specjax.analysis.tracing import TraceWriter, read_events, summarize_trace
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.settings import Settings
 from specjax.errors import SpecjaxError
+from specjax.runtime.recording import TraceWriter
 from specjax.runtime.request import Job, Request, Update
+from specjax.traces.events import read_events, summarize_trace
 
 DRAFT_FIELDS = ["evt", "iter", "path", "seq_id", "id_last", "h_idx", "attn_pos", "n_steps", "h_l2", "drafts"]
 ACCEPT_FIELDS = ["evt", "iter", "n_accepted", "n_drafted_prev"]
 
 
-def job(sequence: int, prompt_length: int) -> Job:
+def job(sequence: int, prompt_length: int, first: int) -> Job:
     request = Request((1,) * prompt_length, 9, Settings(), sequence)
-    return Job(request, limit=9, room=99)
+    return Job(request, limit=9, room=99, tokens=[first])
 
 
 def updates(jobs: list[Job], *rounds: list[tuple[list[int], int, list[int], bool]]) -> Iterator[Update]:
@@ -54,7 +55,7 @@ def updates(jobs: list[Job], *rounds: list[tuple[list[int], int, list[int], bool
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    path, jobs = tmp_path / "trace.ndjson", [job(4, 10), job(7, 20)]
+    path, jobs = tmp_path / "trace.ndjson", [job(4, 10, 50), job(7, 20, 60)]
     with path.open("w") as file:
         writer = TraceWriter(file)
         for each, token in zip(jobs, (50, 60), strict=True):
@@ -108,6 +109,6 @@ def test_a_trace_that_was_cut_off_is_read_to_its_last_whole_line(trace: Path, tm
 
 def test_an_empty_trace_has_no_acceptance(tmp_path: Path) -> None:
     path = tmp_path / "trace.ndjson"
-    TraceWriter(io.StringIO()).add(Update(job(0, 1), [5], None, 0))
+    TraceWriter(io.StringIO()).add(Update(job(0, 1, 5), [5], None, 0))
     path.write_text("")
     assert summarize_trace(path).acceptance_by_position == []

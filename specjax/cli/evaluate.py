@@ -127,7 +127,7 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
         return fingerprint_of_model(Path(source)) if Path(source).exists() else str(source)
 
     decoding = asdict(options)
-    del decoding["margins"], decoding["rounds_per_chunk"]
+    del decoding["margins"], decoding["trace"], decoding["rounds_per_chunk"]
     model = args.model or bundled_model()
     return {
         "prompts": fingerprint_of_bytes(prompts),

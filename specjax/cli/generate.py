@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ examples:
   specjax generate --prompt-file story.txt --model model.gguf --temperature 0.8 --top-p 0.95 --seed 7
   specjax generate --tokens 1,2,3 --ignore-eos --json        one JSON object on the standard output
   specjax generate --draft 5 --draft-p-min 0.5 --trace trace.ndjson
+  specjax generate --draft 5 --trace trace.npz               with probabilities; for specjax.Trace.load
 
 --compare exits with 1 if the tokens differ and rounding does not explain it.
 The first run of a model compiles its programs; they are kept (see specjax --help, SPECJAX_CACHE).
@@ -64,7 +66,13 @@ def add_parser(subparsers: Any) -> None:
     add_decoding_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--compare", action="store_true", help="decode plainly as well; compare tokens and speed")
-    output.add_argument("--trace", type=Path, metavar="FILE", help="write what drafting did, one JSON event a line")
+    output.add_argument(
+        "--trace",
+        dest="trace_file",
+        type=Path,
+        metavar="FILE",
+        help="write what drafting did: arrays to FILE.npz, else one JSON event a line",
+    )
     output.add_argument("--json", action="store_true", help="one JSON object on the standard output, and nothing else")
     output.add_argument(
         "--quiet", action="store_true", help="no summary, and no measuring of what drafting and verification cost"
@@ -79,9 +87,13 @@ def run(args: argparse.Namespace) -> int:
         if args.model is not None:
             raise UsageError("no prompt: give --prompt, --prompt-file or --tokens")
         prompt = DEFAULT_PROMPT
-    if args.trace is not None:
-        check_output(args.trace)
+    events = arrays = None
+    if args.trace_file is not None:
+        check_output(args.trace_file)
+        events, arrays = (None, args.trace_file) if args.trace_file.suffix == ".npz" else (args.trace_file, None)
+        options = replace(options, trace=arrays is not None)
 
+    from checkpoints.file_errors import named
     from specjax.analysis.profiling import round_cost
     from specjax.cli import generate_report as report
     from specjax.cli.comparison import compare
@@ -93,12 +105,15 @@ def run(args: argparse.Namespace) -> int:
     decoder = stream.engine.decoder
     if not decoder.drafts and args.compare:
         raise UsageError("--compare: nothing to compare, this is plain decoding; draft with --draft 3 or so")
-    if not decoder.drafts and args.trace is not None:
+    if not decoder.drafts and events is not None:
         raise UsageError("--trace records drafts, and plain decoding makes none; draft with --draft 3 or so")
 
     _show_prompt(prompt, args)
-    _write_out(stream, model, args)
+    _write_out(stream, model, args, events)
     generation = stream.result
+    if arrays is not None and generation.trace is not None:
+        with named(arrays):
+            generation.trace.save(arrays)
     outcome = report.Outcome(model, options, decoder, generation, load_seconds)
     if not args.quiet and not options.finds_depth:
         outcome.cost = round_cost(decoder, model.params, stream.engine.state)
@@ -122,17 +137,17 @@ def _show_prompt(prompt: str | list[int], args: argparse.Namespace) -> None:
         sys.stderr.flush()
 
 
-def _write_out(stream: TextStream, model: Model, args: argparse.Namespace) -> None:
-    """Run the generation; print it as it comes, trace it as asked for."""
+def _write_out(stream: TextStream, model: Model, args: argparse.Namespace, events: Path | None) -> None:
+    """Run the generation; print it as it comes, and write the events of drafting."""
     with ExitStack() as stack:
-        if args.trace is not None:
+        if events is not None:
             from checkpoints.file_errors import named, written
-            from specjax.analysis.tracing import TraceWriter
+            from specjax.runtime.recording import TraceWriter
 
-            writer = TraceWriter(stack.enter_context(written(args.trace)))
+            writer = TraceWriter(stack.enter_context(written(events)))
 
             def trace(update: Update) -> None:
-                with named(args.trace):
+                with named(events):
                     writer.add(update)
 
             stream.observers.append(trace)

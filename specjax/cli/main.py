@@ -21,6 +21,7 @@ from specjax.cli import (
     imatrix,
     inspect,
     logits,
+    plan,
     quantize,
     train,
     verify,
@@ -54,6 +55,7 @@ examples:
   specjax convert model.gguf model.orbax                  between GGUF, safetensors and Orbax, and back
   specjax eval --prompts questions.jsonl --out answers.jsonl --batch 8
   specjax bench model.gguf --draft 1 2 3                  how fast, and how fast it could be
+  specjax plan model.gguf --prompts prompts.jsonl         how many tokens to draft on this machine
   specjax logits --tokens 1,2,3 --out logits.npy
 
 environment:
@@ -111,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     reading = (inspect, verify, check, diverge, convert, quantize, imatrix, vocabulary, logits)
-    for command in (generate, chat, *reading, evaluate, bench, train):
+    for command in (generate, chat, *reading, evaluate, bench, plan, train):
         command.add_parser(commands)
     return parser
 

@@ -38,6 +38,7 @@ class Decoder:
         margins: also record by how much the largest logit led the second one where each emitted token was chosen.
         logprobs: also record the log-probability of each emitted token, and so many of the most probable tokens with
             theirs; None records nothing.
+        probabilities: also record how probable drafts were, see `specjax.decoding.probabilities`.
 
     Raises:
         ValueError: the rule is unknown or has too few probabilities, or drafts are asked for without a drafter, or more
@@ -52,6 +53,7 @@ class Decoder:
     kv_types: KVTypes = KVTypes()
     margins: bool = False
     logprobs: int | None = None
+    probabilities: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, Synthetic):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.probabilities import Probabilities
 from specjax.decoding.sampling import top2_margin, top_k
 
 
@@ -75,6 +76,7 @@ class RoundRecord:
         top_logprobs: the most probable tokens at these places, in the same terms. None unless asked for.
         finite: whether the largest logit of every place that the round looked at is a number: false where there is a
             NaN or an infinite one, or where all are -inf. Some may be -inf: these tokens are excluded.
+        probabilities: of the drafts and of what replaced them. None unless asked for, and with first tokens.
     """
 
     tokens: Int[Array, "B R"]
@@ -89,3 +91,4 @@ class RoundRecord:
     logprob: Float[Array, "B R"] | None
     top_logprobs: TopTokens | None
     finite: Bool[Array, "B"]
+    probabilities: Probabilities | None = None

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.acceptance import accept, propose_token
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
+from specjax.decoding.probabilities import probabilities
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.models.protocol import Choice, Features, Params, Proposal
 from specjax.state import SequenceWindow, commit
@@ -78,13 +79,14 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
     proposal, n_drafted = draft(decoder, params, state)
     logits, features, window = verify(decoder, params, state, proposal, n_drafted)
     drafts = jnp.zeros((state.pending.shape[0], 0), jnp.int32) if proposal is None else proposal.tokens
+    settings = state.settings.idle_unless(state.active)
     verdict = accept(
         logits,
         drafts,
         None if proposal is None else proposal.logq,
         n_drafted,
         rule=decoder.rule,
-        settings=state.settings.idle_unless(state.active),
+        settings=settings,
         sequence=state.sequence,
         position=state.position + 1,
     )
@@ -108,6 +110,9 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         skipped=state.skip,
         hidden_norm=_hidden_norm(decoder, state),
         **token_scores(decoder, logits, verdict.tokens, jnp.where(state.active, n_drafted + 1, 0))._asdict(),
+        probabilities=(
+            probabilities(logits, proposal, n_drafted, verdict, settings) if decoder.probabilities else None
+        ),
     )
     next_state = replace(
         state,

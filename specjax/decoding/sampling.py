@@ -59,6 +59,11 @@ class Shortlist:
         """Log-probabilities: the scores minus the log of their total."""
         return self.scores - self.log_total
 
+    def probability_of(self, tokens: Int[Array, "B *T"]) -> Float[Array, "B *T"]:
+        """The probability of one token at each place; 0 if it is excluded."""
+        named = self.tokens == tokens[..., None]
+        return jnp.exp(jnp.max(jnp.where(named, self.log_probs, -jnp.inf), axis=-1))
+
     def at_places(self, places: slice) -> Shortlist:
         """The lists of some of the places T."""
         return jax.tree.map(lambda each: each[:, places], self)

@@ -8,6 +8,8 @@ from typing import Any
 
 from specjax.decoding.stats import DecodeStats
 from specjax.runtime.request import FinishReason, Timings, TokenLogprobs
+from specjax.traces.html import BOX, coloured, legend
+from specjax.traces.trace import Trace
 
 
 @dataclass
@@ -23,6 +25,7 @@ class Generation:
         timings: seconds spent, of the first step that served the prompt to the last one.
         margins: for each token, the largest logit minus the second largest where it was chosen; None unless asked for.
         logprobs: log-probabilities at each token, if asked for.
+        trace: what every round drafted and accepted, if asked for.
     """
 
     text: str
@@ -33,6 +36,7 @@ class Generation:
     timings: Timings
     margins: list[float] | None = field(default=None, repr=False)
     logprobs: list[TokenLogprobs] | None = field(default=None, repr=False)
+    trace: Trace | None = field(default=None, repr=False)
 
     @property
     def tokens_per_second(self) -> float:
@@ -56,9 +60,10 @@ class Generation:
         return f"{self.text}\n-- Generation({figures})"
 
     def _repr_html_(self) -> str:
-        """The text in a box with the figures below, for notebooks."""
+        """The text in a box with the figures below, for notebooks; with a trace, coloured by how tokens were made."""
         figures = " &middot; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in self.summary().items())
-        return (
-            f"<pre style='border-left: 3px solid #888; padding-left: 1em'>{escape(self.text)}</pre>"
-            f"<small>{figures}</small>"
-        )
+        if self.trace is None:
+            text, meaning = escape(self.text), ""
+        else:
+            text, meaning = coloured(self.trace, self.trace.texts[0].number), legend()
+        return f"<pre style='{BOX}'>{text}</pre>{meaning}<small>{figures}</small>"

@@ -115,8 +115,9 @@ class Model:
             max_drafts=drafts,
             rollback=first.rollback_strategy,
             kv_types=first.kv_types,
-            margins=first.margins,
-            logprobs=first.logprobs,
+            margins=first.margins or first.trace,
+            logprobs=0 if first.trace and first.logprobs is None else first.logprobs,
+            probabilities=first.trace,
         )
 
     def _draft(self, options: GenerateOptions) -> DraftConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
@@ -49,6 +49,8 @@ class GenerateOptions:
             chosen. In greedy decoding a small margin is a near-tie.
         logprobs: also report the log-probability of each token, and of so many most probable tokens at its place;
             they are the model's own, before temperature and filters. None reports nothing.
+        trace: whether to record what every round drafted and accepted, and how probable it was; see
+            `specjax.traces.trace.Trace`.
         rounds_per_chunk: the most rounds that run on the device before the host sees their tokens. Where rounds are
             slow, fewer of them run.
 
@@ -72,6 +74,7 @@ class GenerateOptions:
     kv_type_v: str = "f32"
     margins: bool = False
     logprobs: int | None = None
+    trace: bool = False
     rounds_per_chunk: int = DEFAULT_ROUNDS
 
     def __post_init__(self) -> None:
@@ -119,6 +122,10 @@ class GenerateOptions:
                 also = " or 'auto'" if name == "draft" else ""
                 raise TypeError(f"{name} is {value!r}; give {wanted}{also}")
             object.__setattr__(self, name, value)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields as plain values, as JSON has them."""
+        return {**asdict(self), "stop": list(self.stop)}
 
     @property
     def sampler(self) -> SamplerConfig:
@@ -184,6 +191,7 @@ _TYPES: dict[str, tuple[type, tuple[type, ...]]] = {
     "seed": (int, ()),
     "ignore_eos": (bool, ()),
     "margins": (bool, ()),
+    "trace": (bool, ()),
     "logprobs": (int, (type(None),)),
     "rounds_per_chunk": (int, ()),
 }
@@ -211,6 +219,7 @@ class OptionChanges(TypedDict, total=False):
     kv_type_v: str
     margins: bool
     logprobs: int | None
+    trace: bool
     rounds_per_chunk: int
 
 
@@ -232,6 +241,7 @@ class BatchOptionChanges(TypedDict, total=False):
     kv_type_v: str
     margins: bool
     logprobs: int | None
+    trace: bool
     rounds_per_chunk: int
 
 

@@ -60,7 +60,9 @@ class Reading:
         now = clock()
         for row, job in self.jobs.items():
             if job.finish_reason is None:
-                job.time(now, first=self.first)
+                seconds = job.time(now, first=self.first)
+                if record.rounds.probabilities is not None:
+                    job.record(record, row, seconds)
                 tokens = self._give(record, row, job)
                 if tokens:
                     yield Update(job, tokens, None if self.first else record, row)

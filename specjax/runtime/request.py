@@ -10,6 +10,7 @@ from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.settings import Settings
 from specjax.decoding.stats import DecodeStats
 from specjax.runtime.memory import ReturnPoint
+from specjax.runtime.recording import Recording
 from specjax.state import Cut, SequenceState
 
 FinishReason = Literal["eos", "length", "context", "stop", "cancelled"]
@@ -113,6 +114,7 @@ class Job:
         points: those that have been kept, in order of length.
         cuts: how often tokens were dropped to make room.
         finite: False once the model's logits were not finite numbers.
+        recording: what a trace will hold, if it is recorded.
     """
 
     request: Request
@@ -130,6 +132,7 @@ class Job:
     points: list[ReturnPoint] = field(default_factory=list, repr=False)
     cuts: int = 0
     finite: bool = True
+    recording: Recording | None = field(default=None, repr=False)
     _begun: float = 0.0
 
     @property
@@ -146,13 +149,24 @@ class Job:
         """Start to take the time: the request has a seat."""
         self._begun = now
 
-    def time(self, now: float, *, first: bool) -> None:
-        """Take the time of tokens that became known; the time of rounds starts with the first token."""
+    def time(self, now: float, *, first: bool) -> float:
+        """Take the time of tokens that became known; the time of rounds starts with the first token.
+
+        Returns:
+            The seconds since tokens became known before.
+        """
         if first:
             self.timings.prefill = now - self._begun
             self._begun = now
-        else:
-            self.timings.decode = now - self._begun
+            return self.timings.prefill
+        before, self.timings.decode = self.timings.decode, now - self._begun
+        return self.timings.decode - before
+
+    def record(self, chunk: ChunkRecord, row: int, seconds: float) -> None:
+        """Keep the rounds of a chunk for the trace, before its tokens are taken."""
+        if self.recording is None:
+            self.recording = Recording.of(self)
+        self.recording.add(chunk, row, seconds)
 
     def take(self, tokens: Sequence[int]) -> int:
         """Add tokens that the device emitted, up to the end of the text. Returns how many were added."""

@@ -12,6 +12,7 @@ from specjax.runtime.generation import Generation
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
 from specjax.runtime.prompts import check_prompts
+from specjax.runtime.recording import trace_of
 from specjax.runtime.request import Job, Update
 from specjax.runtime.stop_strings import StopStrings, cut_at
 
@@ -120,4 +121,5 @@ def generation_of(model: Model, job: Job, options: GenerateOptions) -> Generatio
         timings=job.timings,
         margins=job.margins if options.margins else None,
         logprobs=job.logprobs if options.logprobs is not None else None,
+        trace=trace_of(job, options.plain(), model.decode) if options.trace else None,
     )

@@ -12,7 +12,6 @@ from program import Cli
 
 import specjax
 from specjax.analysis.divergence import Divergence, find_divergence, tolerance_of
-from specjax.analysis.tracing import summarize_trace
 from specjax.cli import comparison
 from specjax.cli.comparison import Comparison
 from specjax.cli.generate import DEFAULT_PROMPT, _pieces
@@ -20,6 +19,7 @@ from specjax.cli.generate_report import _comparison_rows
 from specjax.errors import SpecjaxError
 from specjax.runtime.options import GenerateOptions
 from specjax.state import KVTypes
+from specjax.traces.events import summarize_trace
 
 PROMPT = "def f("
 SAMPLED = ("--temperature", 0.8, "--seed", 3, "--accept", "coupled")
@@ -187,3 +187,10 @@ def test_the_bundled_model_has_a_prompt_of_its_own(
     assert ran.err.startswith(PROMPT)
     assert ran.out.startswith(model.generate(PROMPT, max_tokens=40, draft=3).text)
     assert DEFAULT_PROMPT.startswith("def ")
+
+
+def test_a_trace_of_arrays_is_written_by_its_name(cli: Cli, gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    ran = cli("generate", "--model", gguf, "--prompt", PROMPT, "--max-tokens", 12, "--json", "--trace", path)
+    document, trace = json.loads(ran.out), specjax.Trace.load(path)
+    assert [trace.texts[0].first, *trace.tokens[trace.tokens >= 0]][:12] == document["tokens"]

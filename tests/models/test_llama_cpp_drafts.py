@@ -11,8 +11,8 @@ import pytest
 from drafter_fixtures import FIXTURES, peer
 
 import specjax
-from specjax.analysis.tracing import TraceWriter
 from specjax.runtime.options import GenerateOptions
+from specjax.runtime.recording import TraceWriter
 
 KINDS = ("eagle3", "dflash", "dspark")
 PROMPT = 16

@@ -64,8 +64,7 @@ def draft_probabilities(
     candidates: Shortlist, drafts: Int[Array, "B K"], draft_logq: Float[Array, "B K V"] | None
 ) -> tuple[Float[Array, "B K"], Float[Array, "B K"]]:
     """The target's and the drafter's probability of each draft."""
-    drafted = candidates.tokens[:, :-1] == drafts[..., None]
-    p = jnp.exp(jnp.max(jnp.where(drafted, candidates.log_probs[:, :-1], -jnp.inf), axis=-1))
+    p = candidates.at_places(slice(0, drafts.shape[1])).probability_of(drafts)
     if draft_logq is None:
         return p, jnp.ones_like(p)
     return p, jnp.exp(jnp.take_along_axis(draft_logq, drafts[..., None], axis=-1)[..., 0])

@@ -19,77 +19,46 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple
 
-import jax
-
-from specjax.decoding.record import RoundRecord
 from specjax.errors import SpecjaxError
-from specjax.runtime.request import Job, Update
 
 
-@dataclass
-class _Row:
-    """Where a job stands: its name, its last token with its position, and the row that the next draft starts from."""
+class Round(NamedTuple):
+    """A round of one text, see `specjax.traces.trace.Trace` for the fields; `drafts` are those that were verified."""
 
-    name: int
+    text: int
+    last: int
+    hidden_row: int
     position: int
-    last: int = -1
-    hidden_row: int = -1
+    hidden_norm: float
+    drafts: list[int]
+    n_accepted: int
+    skipped: bool
 
 
-class TraceWriter:
-    """Writes the events of jobs; `add` is an observer for `TextStream.observers`.
-
-    Every line is written whole, and what a chunk of rounds brought is flushed with the chunk.
-    """
-
-    def __init__(self, file: TextIO) -> None:
-        """
-        Args:
-            file: where lines go.
-        """
-        self._file = file
-        self._rows: dict[Job, _Row] = {}
-        self._iteration = 0
-
-    def add(self, update: Update) -> None:
-        """Write the rounds of an update; the first one of a job, which has none, tells where the job starts."""
-        if update.record is None:
-            request = update.job.request
-            self._rows[update.job] = _Row(request.sequence, len(request.prompt), last=update.tokens[-1])
-            return
-        rounds, row = update.record.rounds, self._rows[update.job]
-        for index in range(int(update.record.n_rounds)):
-            if rounds.n_emitted[index, update.row]:
-                self._write_round(jax.tree.map(lambda x, i=index: x[i, update.row], rounds), row)
-        self._file.flush()
-
-    def _write_round(self, round_: RoundRecord, row: _Row) -> None:
-        n_drafted, n_emitted = int(round_.n_drafted), int(round_.n_emitted)
-        path = "sync" if n_drafted else "skip-nsteps"
-        if round_.skipped:
-            path = "skip-streak"
-        self._write(
-            "mtp_draft",
-            path=path,
-            seq_id=row.name,
-            id_last=row.last,
-            h_idx=row.hidden_row,
-            attn_pos=row.position,
-            n_steps=n_drafted,
-            h_l2=round(float(round_.hidden_norm), 4),
-            drafts=round_.drafts[:n_drafted].tolist(),
-        )
-        self._write("mtp_accept", n_accepted=int(round_.n_accepted), n_drafted_prev=n_drafted)
-        self._iteration += 1
-        row.last = int(round_.tokens[n_emitted - 1])
-        row.hidden_row = n_emitted - 1
-        row.position += n_emitted
-
-    def _write(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"evt": event, "iter": self._iteration, **fields}, separators=(",", ":"))
-        self._file.write(line + "\n")
+def events_of(iteration: int, of_round: Round) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The two events of a round."""
+    n_drafted = len(of_round.drafts)
+    path = "sync" if n_drafted else "skip-nsteps"
+    draft = {
+        "evt": "mtp_draft",
+        "iter": iteration,
+        "path": "skip-streak" if of_round.skipped else path,
+        "seq_id": of_round.text,
+        "id_last": of_round.last,
+        "h_idx": of_round.hidden_row,
+        "attn_pos": of_round.position,
+        "n_steps": n_drafted,
+        "h_l2": round(of_round.hidden_norm, 4),
+        "drafts": of_round.drafts,
+    }
+    return draft, {
+        "evt": "mtp_accept",
+        "iter": iteration,
+        "n_accepted": of_round.n_accepted,
+        "n_drafted_prev": n_drafted,
+    }
 
 
 @dataclass

@@ -1,0 +1,66 @@
+"""What a trace predicts for other settings of drafting, against runs with these settings.
+
+The texts are greedy, so they are the same in every run.
+
+    python benchmarks/replay.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import specjax
+from specjax.runtime.compilation_cache import use_compilation_cache
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+
+
+def main() -> None:
+    """Record traces, predict, run, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="GGUF file or safetensors folder (default: the bundled model)")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines with a `prompt` each")
+    parser.add_argument("--count", type=int, default=24, help="how many of them")
+    parser.add_argument("--tokens", type=int, default=160, help="of each text")
+    parser.add_argument("--depths", type=int, nargs="+", default=[8, 5], help="drafts of the traces")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 3, 5], help="drafts that are predicted")
+    parser.add_argument("--p-min", type=float, nargs="+", default=[0.3, 0.6, 0.8], help="thresholds, with most drafts")
+    args = parser.parse_args()
+    use_compilation_cache()
+    model = specjax.load(args.model)
+    lines = args.prompts.read_text().splitlines()[: args.count]
+    prompts = [json.loads(line)["prompt"] for line in lines]
+    most = max(args.drafts)
+    settings = [*((k, 0.0) for k in args.drafts), *((most, p_min) for p_min in args.p_min)]
+
+    def run(k: int, p_min: float = 0.0) -> specjax.Trace:
+        draft = specjax.DraftConfig(n_max=k, p_min=p_min)
+        options = specjax.GenerateOptions(draft=draft, max_tokens=args.tokens, ignore_eos=True, trace=True)
+        return specjax.Trace.join([each.trace for each in model.generate_batch(prompts, options) if each.trace])
+
+    traces = {depth: run(depth) for depth in track(args.depths, "record", console=Console(stderr=True))}
+    table = Table(title=f"{model.path.name}: tokens of a round")
+    for column in ("K", "p_min", "measured", *(f"from K = {depth}" for depth in args.depths)):
+        table.add_column(column, justify="right")
+    for k, p_min in track(settings, "compare", console=Console(stderr=True)):
+        measured = float(run(k, p_min).n_emitted.mean())
+        cells = []
+        for depth, trace in traces.items():
+            if k > depth:
+                cells.append("")
+                continue
+            told = trace.what_if(k, p_min)
+            off = 100 * (told.tokens_per_round / measured - 1)
+            cells.append(f"{told.tokens_per_round:.3f} ± {told.tokens_per_round_error:.3f} ({off:+.1f} %)")
+        table.add_row(str(k), f"{p_min:g}", f"{measured:.3f}", *cells)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a trace tells of a round besides its tokens: how probable they were, for the target and for the drafter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.acceptance.verdict import Verdict, row_at
+from specjax.decoding.sampling import Shortlist, with_shortlist
+from specjax.decoding.settings import RowSettings
+from specjax.models.protocol import Proposal
+
+
+@struct.dataclass
+class Probabilities:
+    """How probable the tokens of a round were. Entries of drafts that were not verified mean nothing.
+
+    Rows that draw compare the distributions that temperature and filters leave, and so do `p` and `q`. Greedy rows draw
+    nothing: their `p` is the softmax of the target's logits, and their `q` is not a number.
+
+    Attributes:
+        confidence: of each draft, see `Choice`.
+        p, q: the target's and the drafter's probability of each draft, given the drafts before it. q is not a number
+            where drafts are not drawn.
+        p_next, q_next: those of the token that the target chose after the accepted drafts. q_next is not a number where
+            the drafter drew no draft at its place.
+        entropy: of the softmax of the target's logits at each place, in nats.
+    """
+
+    confidence: Float[Array, "B K"]
+    p: Float[Array, "B K"]
+    q: Float[Array, "B K"]
+    p_next: Float[Array, "B"]
+    q_next: Float[Array, "B"]
+    entropy: Float[Array, "B R"]
+
+
+def probabilities(
+    logits: Float[Array, "B R V"],
+    proposal: Proposal | None,
+    n_drafted: Int[Array, "B"],
+    verdict: Verdict,
+    settings: RowSettings,
+) -> Probabilities:
+    """How probable the drafts of a round and the token after them were.
+
+    Args:
+        logits: the target's.
+        proposal: the drafts; None in a round without.
+        n_drafted, verdict: how many were verified, and what came of it.
+        settings: of each row.
+    """
+    wide = logits.astype(jnp.float32)
+    log_total = jax.nn.logsumexp(wide, axis=-1, keepdims=True)
+    share = jnp.exp(wide - log_total)
+    entropy = log_total[..., 0] - jnp.sum(jnp.where(share > 0, share * wide, 0), axis=-1)
+    drafts = jnp.zeros((len(logits), 0), jnp.int32) if proposal is None else proposal.tokens
+    last = jnp.minimum(verdict.n_accepted, n_drafted)
+
+    def softmax() -> tuple[Array, Array]:
+        p = jnp.take_along_axis(share[:, :-1], drafts[..., None], axis=-1)[..., 0]
+        return p, jnp.take_along_axis(row_at(share, last), verdict.next_token[:, None], axis=-1)[:, 0]
+
+    def drawn() -> tuple[Array, Array]:
+        found = with_shortlist(logits, settings, lambda each: _probability_of(each, drafts, verdict.next_token, last))
+        return jax.tree.map(lambda own, sure: jnp.where(settings.along(own).draws, own, sure), found, softmax())
+
+    p, p_next = lax.cond(jnp.any(settings.draws), drawn, softmax)
+    if proposal is None or proposal.logq is None:
+        q, q_next = jnp.full(drafts.shape, jnp.nan), jnp.full(last.shape, jnp.nan)
+    else:
+        q = jnp.exp(jnp.take_along_axis(proposal.logq, drafts[..., None], axis=-1)[..., 0])
+        place = jnp.minimum(last, drafts.shape[1] - 1)
+        q_next = jnp.exp(jnp.take_along_axis(row_at(proposal.logq, place), verdict.next_token[:, None], axis=-1)[:, 0])
+        q = jnp.where(settings.along(q).draws, q, jnp.nan)
+        q_next = jnp.where(settings.draws & (last < n_drafted), q_next, jnp.nan)
+    confidence = jnp.zeros(drafts.shape, jnp.float32) if proposal is None else proposal.confidence
+    return Probabilities(confidence, p, q, p_next, q_next, entropy)
+
+
+def _probability_of(
+    candidates: Shortlist, drafts: Int[Array, "B K"], following: Int[Array, "B"], place: Int[Array, "B"]
+) -> tuple[Float[Array, "B K"], Float[Array, "B"]]:
+    """The probability of each draft at its place, and of the following token at the place that is given."""
+    return (
+        candidates.at_places(slice(0, drafts.shape[1])).probability_of(drafts),
+        jax.tree.map(lambda each: row_at(each, place), candidates).probability_of(following),
+    )

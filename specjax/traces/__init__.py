@@ -1,0 +1,1 @@
+"""What drafting did, round by round, as arrays."""

@@ -1,0 +1,76 @@
+"""Texts of a trace as HTML: each token shows how it was made."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specjax.traces.trace import Trace
+
+ACCEPTED = "rgba(46, 160, 67, {strength:.2f})"
+"""The background of an accepted draft; later places of a round are stronger."""
+
+REPLACED = "border-bottom: 2px solid rgba(218, 54, 51, 0.9)"
+"""The style of a token that was chosen instead of a draft."""
+
+BOX = "border-left: 3px solid #888; padding-left: 1em; white-space: pre-wrap"
+
+MOST_TEXTS = 20
+"""How many texts are shown."""
+
+
+def page(trace: Trace) -> str:
+    """All texts with a legend."""
+    shown = trace.texts[:MOST_TEXTS]
+    more = f"<p>and {len(trace.texts) - len(shown)} more</p>" if len(trace.texts) > len(shown) else ""
+    boxes = "".join(f"<pre style='{BOX}'>{coloured(trace, text.number)}</pre>" for text in shown)
+    return f"{boxes}{more}{legend()}<small>{escape(repr(trace))}</small>"
+
+
+def coloured(trace: Trace, number: int) -> str:
+    """One text without its prompt: accepted drafts on green, tokens that replaced a draft underlined, others plain.
+
+    Hovering over a token tells its place, its probabilities, and what had been drafted.
+    """
+    own = trace.of_text(number)
+    pieces = [_plain(own.strings.get(own.texts[0].first, ""))]
+    for index in range(len(own)):
+        for place in range(own.n_emitted[index]):
+            pieces.append(_token(own, index, place))
+    return "".join(pieces)
+
+
+def legend() -> str:
+    """What the colours of `coloured` mean."""
+    sample = f"<span style='background: {ACCEPTED.format(strength=0.4)}'>accepted draft</span>"
+    replaced = f"<span style='{REPLACED}'>chosen instead of a draft</span>"
+    return f"<small>{sample} &middot; {replaced} &middot; not drafted</small><br>"
+
+
+def _token(trace: Trace, index: int, place: int) -> str:
+    string = trace.strings.get(int(trace.tokens[index, place]), "")
+    if place < trace.n_accepted[index]:
+        strength = 0.2 + 0.5 * place / max(trace.drafts.shape[1] - 1, 1)
+        about = f"draft {place + 1} of {trace.n_drafted[index]}, accepted{_numbers(trace, index, place)}"
+        return _span(string, f"background: {ACCEPTED.format(strength=strength)}", about)
+    if place < trace.n_drafted[index]:
+        draft = trace.strings.get(int(trace.drafts[index, place]), "")
+        about = f"drafted {draft!r} instead, refused{_numbers(trace, index, place)}"
+        return _span(string, REPLACED, about)
+    return _plain(string)
+
+
+def _numbers(trace: Trace, index: int, place: int) -> str:
+    """The probabilities of a draft, as far as they are known."""
+    known = (("confidence", trace.confidence), ("p", trace.p), ("q", trace.q))
+    values = ((name, array[index, place]) for name, array in known)
+    return "".join(f", {name} {value:.3f}" for name, value in values if value == value)
+
+
+def _span(string: str, style: str, about: str) -> str:
+    return f"<span style='{style}' title='{escape(about)}'>{escape(string)}</span>"
+
+
+def _plain(string: str) -> str:
+    return escape(string)

@@ -1,0 +1,186 @@
+"""What other settings of drafting would have brought, worked out from a trace without the model.
+
+Which tokens a text has does not depend on how it is drafted, so the text of the trace is walked through again: rounds
+start where the other settings would let them start. Where such a place lies inside a round of the trace, drafts from
+there are taken to be those of that round: accepted where these were, refused where these were, confident where these
+were, and ending where the drafter ended. Behind the last draft of the round nothing is known. There drafts are accepted
+as often as drafts of their place were in the whole trace. So each place is visited with some probability, and the sum
+of these is the number of rounds.
+
+A drafter that starts nearer knows more of the text, and can be right where it was wrong before. This is left out.
+`benchmarks/replay.py` measures how much it matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+if TYPE_CHECKING:
+    from specjax.traces.trace import Trace
+
+STRETCH = 32
+"""Rounds of the trace that are taken together for the standard error; neighbours are not independent."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What settings would bring, with standard errors.
+
+    Attributes:
+        k, p_min, n_min: the settings.
+        tokens_per_round, tokens_per_round_error: the expected mean.
+        drafts_per_round: drafts that a round verifies.
+        seconds_per_round: None if it is not known.
+        tokens_per_second, tokens_per_second_error: None if the time of a round is not known. The error is that of the
+            number of tokens; the time is taken to be exact.
+    """
+
+    k: int
+    p_min: float
+    n_min: int
+    tokens_per_round: float
+    tokens_per_round_error: float
+    drafts_per_round: float
+    seconds_per_round: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The speed that this comes to."""
+        return self.tokens_per_round / self.seconds_per_round if self.seconds_per_round else None
+
+    @property
+    def tokens_per_second_error(self) -> float | None:
+        """The standard error of this speed."""
+        return self.tokens_per_round_error / self.seconds_per_round if self.seconds_per_round else None
+
+    def __repr__(self) -> str:
+        settings = f"k={self.k}" + (f", p_min={self.p_min:g}" if self.p_min else "")
+        settings += f", n_min={self.n_min}" if self.n_min else ""
+        speed = (
+            ""
+            if self.tokens_per_second is None
+            else f"; {self.tokens_per_second:.1f} ± {self.tokens_per_second_error:.1f} tokens a second"
+        )
+        return (
+            f"WhatIf({settings}: {self.tokens_per_round:.3f} ± {self.tokens_per_round_error:.3f} tokens and"
+            f" {self.drafts_per_round:.2f} drafts a round{speed})"
+        )
+
+
+def what_if(trace: Trace, k: int, p_min: float = 0.0, n_min: int = 0, seconds: float | None = None) -> WhatIf:
+    """What other settings would have brought; see `Trace.what_if`."""
+    depths = trace.depth[~trace.skipped]
+    least = int(depths.min()) if len(depths) else 0
+    if not 0 <= k <= least:
+        raise ValueError(
+            f"k is {k}, but there are rounds in this trace that could make no more than {least} drafts; give 0 to"
+            f" {least}, or record a trace with a larger draft="
+        )
+    if not 0 <= p_min <= 1 or n_min < 0:
+        raise ValueError(f"p_min is {p_min} and n_min is {n_min}; give a probability, and a number that is at least 0")
+    if p_min and np.isnan(trace.confidence[:, :k][trace.drafts[:, :k] >= 0]).any():
+        raise ValueError(
+            "p_min needs the confidence of drafts, which this trace does not hold; record one with trace=True"
+        )
+    usual = Usual.of(trace, p_min)
+    sums = [
+        _walked(own, usual, k, p_min, n_min) for own in (trace.of_text(text.number) for text in trace.texts) if len(own)
+    ]
+    if not sums:
+        raise ValueError("this trace has no rounds; generate more than one token")
+    tokens, rounds, drafts = np.concatenate(sums, axis=1)
+    starts = np.cumsum([0, *(own.shape[1] for own in sums)])
+    stretches = np.concatenate([np.arange(start, end, STRETCH) for start, end in pairwise(starts)])
+    mean = tokens.sum() / rounds.sum()
+    rest = np.add.reduceat(tokens - mean * rounds, stretches)
+    count = len(rest)
+    error = np.sqrt(count / (count - 1) * (rest**2).sum()) / rounds.sum() if count > 1 else np.nan
+    return WhatIf(
+        k,
+        p_min,
+        n_min,
+        float(mean),
+        float(error),
+        float(drafts.sum() / rounds.sum()),
+        _seconds_of(trace, k) if seconds is None and not p_min and not n_min else seconds,
+    )
+
+
+def _seconds_of(trace: Trace, k: int) -> float | None:
+    """What a round of so many drafts took, if the trace has such rounds."""
+    seconds = trace.seconds[trace.depth == k]
+    return float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else None
+
+
+class Usual(NamedTuple):
+    """What is believed of drafts of which nothing is known, by their place.
+
+    Attributes:
+        sure: the share of drafts whose confidence reaches the threshold, of those that the rounds of a trace reached.
+        accepted: the share of them that were accepted.
+    """
+
+    sure: Float[np.ndarray, "K"]
+    accepted: Float[np.ndarray, "K"]
+
+    @staticmethod
+    def of(trace: Trace, p_min: float) -> Usual:
+        """Of a whole trace. Shares of nothing are 0."""
+        place = np.arange(trace.drafts.shape[1])
+        reached = (place < trace.n_drafted[:, None]) & (place <= trace.n_accepted[:, None])
+        sure = reached & ~(trace.confidence < p_min)
+        accepted = sure & (place < trace.n_accepted[:, None])
+        return Usual(
+            sure.sum(axis=0) / np.maximum(reached.sum(axis=0), 1),
+            accepted.sum(axis=0) / np.maximum(sure.sum(axis=0), 1),
+        )
+
+
+def _walked(trace: Trace, usual: Usual, k: int, p_min: float, n_min: int) -> Float[np.ndarray, "3 N"]:
+    """Of each round of one text: the tokens that it emitted, the rounds that would start in it, and their drafts."""
+    sums = np.zeros((3, len(trace)))
+    ahead = np.zeros(k + 1)  # the probability that a round starts at the present token, and at those after it
+    ahead[0] = 1.0
+    for index, n_emitted in enumerate(trace.n_emitted):
+        sums[0, index] = n_emitted
+        for offset in range(n_emitted):
+            here, ahead = ahead[0], np.append(ahead[1:], 0.0)
+            counts = _counts(trace, index, offset, usual, k, p_min, n_min)
+            sums[1:, index] += here, here * counts @ np.arange(k + 1)
+            at_least = np.cumsum(counts[::-1])[::-1]
+            for place in range(k):
+                drafted = at_least[place + 1] / at_least[place] if at_least[place] else 0.0
+                goes_on = drafted * _accepted(trace, index, offset + place, usual.accepted[place])
+                ahead[place] += here * (1 - goes_on)
+                here *= goes_on
+            ahead[k] += here
+    return sums
+
+
+def _accepted(trace: Trace, index: int, place: int, usual: float) -> float:
+    """The probability that a draft at a place of a round stands."""
+    return float(place < trace.n_accepted[index]) if place < trace.n_drafted[index] else usual
+
+
+def _counts(
+    trace: Trace, index: int, offset: int, usual: Usual, k: int, p_min: float, n_min: int
+) -> Float[np.ndarray, "counts"]:
+    """The probabilities of 0, 1, ..., k drafts in a round that starts `offset` tokens behind the start of another."""
+    known = trace.confidence[index, offset : trace.n_drafted[index]]
+    ended = trace.n_drafted[index] < trace.depth[index]  # by the drafter, not by the program
+    most = min(k, len(known)) if ended else k
+    sure = np.ones(most)
+    if p_min:
+        sure = usual.sure[:most].copy()
+        sure[: len(known)] = known[:most] >= p_min
+    reached = np.concatenate([[1.0], np.cumprod(sure)])
+    counts = np.zeros(k + 1)
+    counts[: most + 1] = np.append(reached[:-1] - reached[1:], reached[-1])
+    counts[0] += counts[1:n_min].sum()
+    counts[1:n_min] = 0
+    return counts

@@ -1,0 +1,144 @@
+"""What a trace says of other settings, against runs with these settings; and what it shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_model import write_small_model
+
+import specjax
+from specjax.traces.html import coloured
+from specjax.traces.plots import KINDS, kind_of
+from specjax.traces.trace import Trace
+
+PROMPTS = ["def add(a, b):", "class A", "import os", "x = 1\ny =", "return", "# de", "for i in", "while"]
+HELD_OUT = ["with open(", "    def", "print(", "a, b =", "# the", "if x:", "del ", "try:"]
+DEPTH = 5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
+    return specjax.load(write_small_model(tmp_path_factory.mktemp("model") / "small.gguf"))
+
+
+def traced(model: specjax.Model, prompts: list[str], draft: int | specjax.DraftConfig) -> Trace:
+    """Texts of plain sampling, which are the same for all numbers of drafts."""
+    options = {"temperature": 0.7, "seed": 3, "accept": "coupled", "max_tokens": 90, "ignore_eos": True}
+    return Trace.join([each.trace for each in model.generate_batch(prompts, draft=draft, trace=True, **options)])
+
+
+@pytest.fixture(scope="module")
+def trace(model: specjax.Model) -> Trace:
+    return traced(model, PROMPTS, DEPTH)
+
+
+@pytest.mark.parametrize(("k", "refused"), [(1, 0), (3, 0), (DEPTH, 0.4)])
+def test_predictions_agree_with_runs_within_their_errors(
+    model: specjax.Model, trace: Trace, k: int, refused: float
+) -> None:
+    """`refused` is the share of the trace's drafts that the threshold of confidence refuses."""
+    p_min = float(np.nanquantile(trace.confidence, refused)) if refused else 0.0
+    told, draft = trace.what_if(k, p_min), specjax.DraftConfig(n_max=k, p_min=p_min)
+    same, others = traced(model, PROMPTS, draft), traced(model, HELD_OUT, draft)
+    measured = same.n_emitted.mean()
+    assert abs(told.tokens_per_round - measured) < min(3 * told.tokens_per_round_error, 0.05 * measured)
+    assert told.drafts_per_round == pytest.approx(same.n_drafted.mean(), rel=0.1)
+    error = np.hypot(told.tokens_per_round_error, others.n_emitted.std() / np.sqrt(len(others)))
+    assert abs(told.tokens_per_round - others.n_emitted.mean()) < 3 * error
+
+
+def test_the_settings_of_the_trace_give_the_trace_itself(trace: Trace) -> None:
+    told = trace.what_if(DEPTH)
+    assert told.tokens_per_round == pytest.approx(trace.n_emitted.mean())
+    assert told.drafts_per_round == pytest.approx(trace.n_drafted.mean(), rel=0.02), "but for the end of the texts"
+    assert told.seconds_per_round == pytest.approx(np.median(trace.seconds))
+    assert told.tokens_per_second == pytest.approx(told.tokens_per_round / told.seconds_per_round)
+    assert trace.what_if(0).tokens_per_round == 1
+    assert trace.what_if(2).seconds_per_round is None
+    assert trace.what_if(2, seconds=0.5).tokens_per_second == pytest.approx(trace.what_if(2).tokens_per_round * 2)
+
+
+def test_an_error_is_that_of_repeated_measurements(trace: Trace) -> None:
+    """Texts that are left out one at a time move the mean by what the error says."""
+    numbers = [text.number for text in trace.texts]
+    means = [trace[trace.text != number].what_if(2).tokens_per_round for number in numbers]
+    jackknife = np.sqrt((len(means) - 1) / len(means) * ((means - np.mean(means)) ** 2).sum())
+    assert 0.4 < trace.what_if(2).tokens_per_round_error / jackknife < 2.5
+
+
+def test_all_or_nothing_is_told_exactly(trace: Trace) -> None:
+    all_stand = trace[(trace.n_accepted == DEPTH) & (trace.n_emitted == DEPTH + 1)]
+    assert len(all_stand) > 2
+    none = trace[(trace.n_accepted == 0) & (trace.n_drafted == DEPTH)]
+    assert none.what_if(3).tokens_per_round == 1
+    assert all_stand.what_if(2).tokens_per_round == pytest.approx(3, rel=0.2)
+    assert none.what_if(1, n_min=2).drafts_per_round == 0
+
+
+def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
+    with pytest.raises(ValueError, match="no more than 5 drafts"):
+        trace.what_if(6)
+    with pytest.raises(ValueError, match="p_min is 2"):
+        trace.what_if(2, p_min=2)
+    with pytest.raises(ValueError, match="no rounds"):
+        trace[:0].what_if(0)
+    with pytest.raises(ValueError, match="needs the confidence"):
+        replace(trace, confidence=np.full_like(trace.confidence, np.nan)).what_if(2, p_min=0.5)
+
+
+class Tokens(HTMLParser):
+    """The text of HTML, and the titles of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.titles = "", list[str]()
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        del tag
+        self.titles += [value for name, value in attrs if name == "title"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_html_shows_the_text_and_how_each_token_was_made(model: specjax.Model) -> None:
+    generation = model.generate("def add(a, b):", max_tokens=40, trace=True)
+    parser, whole = Tokens(), Tokens()
+    parser.feed(coloured(generation.trace, 0))
+    assert parser.text == generation.text
+    accepted = [title for title in parser.titles if "accepted" in title]
+    refused = [title for title in parser.titles if "instead, refused" in title]
+    assert len(accepted) == generation.stats.accepted
+    assert len(refused) == (generation.trace.n_accepted < generation.trace.n_drafted).sum()
+    assert all("confidence 0." in title and ", p 0." in title for title in accepted)
+    whole.feed(generation._repr_html_())
+    assert "chosen instead of a draft" in whole.text
+    assert "tokens per round" in whole.text
+    whole.feed(Trace.join([generation.trace] * 22)._repr_html_())
+    assert "and 2 more" in whole.text
+
+
+def test_the_figure_shows_the_numbers_of_the_trace(trace: Trace, tmp_path: Path) -> None:
+    figure = trace.plot()
+    by_place, survival = figure.axes[:2]
+    drafts = trace.to_pandas("drafts")
+    heights = [bar.get_height() for bar in by_place.patches]
+    assert heights == pytest.approx(drafts[drafts.reached].groupby("place").accepted.mean().tolist())
+    assert survival.lines[0].get_ydata()[1] == pytest.approx((trace.n_accepted[trace.n_drafted > 0] > 0).mean())
+    assert len(figure.axes) == 6
+    figure.savefig(tmp_path / "trace.png")
+    trace[:0].plot().savefig(tmp_path / "empty.png")
+    kinds = {
+        "  ": "white space",
+        "12": "number",
+        "name": "part of a word",
+        " name": "word",
+        "):": "punctuation",
+        "1a": "other",
+    }
+    assert {string: kind_of(string) for string in kinds} == kinds
+    assert set(kinds.values()) == set(KINDS)

@@ -1,0 +1,213 @@
+"""Traces: what they hold is what was generated, and what the model and the rules say of it."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_model import write_small_model
+
+import specjax
+from specjax.decoding.sampling import warp
+from specjax.decoding.settings import SamplerConfig, Settings
+from specjax.errors import SpecjaxError
+from specjax.runtime.recording import TraceWriter
+from specjax.traces.trace import NOTHING, Trace
+
+PROMPT = "def add(a, b):"
+DRAWN = {"temperature": 1.1, "top_k": 40, "top_p": 0.97, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
+    return specjax.load(write_small_model(tmp_path_factory.mktemp("model") / "small.gguf"))
+
+
+@pytest.fixture(scope="module")
+def traced(model: specjax.Model):
+    return cache(lambda **options: model.generate(PROMPT, max_tokens=40, ignore_eos=True, trace=True, **options))
+
+
+def equal(one: Trace, other: Trace) -> bool:
+    same = all(
+        np.array_equal(each, other.arrays()[name], equal_nan=each.dtype.kind == "f")
+        for name, each in one.arrays().items()
+    )
+    return same and one.texts == other.texts and one.strings == other.strings
+
+
+@pytest.mark.parametrize("options", [{}, DRAWN, {**DRAWN, "accept": "coupled"}, {"draft": 0}])
+def test_rounds_put_together_are_the_text(traced, options: dict) -> None:
+    generation = traced(**options)
+    trace = generation.trace
+    emitted = trace.tokens[trace.tokens != NOTHING].tolist()
+    assert [trace.texts[0].first, *emitted][: len(generation.tokens)] == generation.tokens
+    assert list(trace.texts[0].prompt) == generation.prompt_tokens
+    whole = [*generation.prompt_tokens, *generation.tokens]
+    assert [whole[position] for position in trace.position] == trace.last.tolist()
+    assert (trace.n_emitted <= trace.n_accepted + 1).all()
+    assert trace.n_drafted.sum() == generation.stats.drafted
+    assert trace.n_accepted.sum() == generation.stats.accepted
+    assert np.isfinite(trace.seconds).all()
+    assert trace.texts[0].settings["temperature"] == options.get("temperature", 0.0)
+    assert all(trace.strings[token] == generation.text[0] for token in generation.tokens[:1])
+
+
+def places(generation: specjax.Generation, model: specjax.Model) -> np.ndarray:
+    """The model's logits at each place of each round, computed from its drafts in one pass: [N, R, V]."""
+    trace, whole = generation.trace, [*generation.prompt_tokens, *generation.tokens]
+    result = np.full((len(trace), trace.tokens.shape[1], model.config.vocab_size), np.nan, np.float32)
+    for index, position in enumerate(trace.position):
+        drafts = trace.drafts[index, : trace.n_drafted[index]].tolist()
+        result[index, : len(drafts) + 1] = model.logits([*whole[: position + 1], *drafts])[position:]
+    return result
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def test_probabilities_of_greedy_rounds_are_those_of_the_models_logits(traced, model: specjax.Model) -> None:
+    generation = traced()
+    trace, logp = generation.trace, log_softmax(places(generation, model))
+    assert 0 < trace.n_accepted.sum() < trace.n_drafted.sum()
+    round_, place = np.nonzero(trace.drafts != NOTHING)
+    np.testing.assert_allclose(
+        trace.p[round_, place], np.exp(logp[round_, place, trace.drafts[round_, place]]), rtol=1e-4
+    )
+    np.testing.assert_allclose(trace.entropy, -(np.exp(logp) * logp).sum(axis=-1), rtol=1e-4)
+    rounds = np.arange(len(trace))
+    following = trace.tokens[rounds, trace.n_emitted - 1]
+    np.testing.assert_allclose(trace.p_next, np.exp(logp[rounds, trace.n_emitted - 1, following]), rtol=1e-4)
+    two = np.sort(logp, axis=-1)
+    np.testing.assert_allclose(trace.margin, two[..., -1] - two[..., -2], atol=1e-4)
+    round_, place = np.nonzero(trace.tokens != NOTHING)
+    np.testing.assert_allclose(
+        trace.logprob[round_, place], logp[round_, place, trace.tokens[round_, place]], rtol=1e-4, atol=1e-5
+    )
+    assert np.isnan(trace.q).all()
+    assert np.nanmin(trace.confidence) > 0
+
+
+def test_probabilities_of_drawn_rounds_are_those_that_acceptance_compares(traced, model: specjax.Model) -> None:
+    generation = traced(**DRAWN)
+    trace, logits = generation.trace, places(generation, model)
+    sampler = SamplerConfig(DRAWN["temperature"], DRAWN["top_k"], DRAWN["top_p"])
+    settings = model.decoder(specjax.GenerateOptions(**DRAWN)).settings([Settings(sampler)] * len(trace))
+    p = np.exp(warp(np.nan_to_num(logits), settings))
+    round_, place = np.nonzero(trace.drafts != NOTHING)
+    np.testing.assert_allclose(
+        trace.p[round_, place], p[round_, place, trace.drafts[round_, place]], rtol=1e-3, atol=1e-6
+    )
+    reached = place <= trace.n_accepted[round_]
+    accepted = place < trace.n_accepted[round_]
+    sure = trace.p[round_, place] >= trace.q[round_, place]
+    assert accepted[reached & sure].all(), "a draft that is no less probable for the target is always accepted"
+    assert (~accepted & reached).any()
+    assert (trace.q[round_, place] > 0).all()
+    rejected = trace.n_accepted < trace.n_drafted
+    assert (trace.p_next[rejected] > trace.q_next[rejected]).all(), "what corrects a draft comes from p - q"
+    assert np.isnan(trace.q_next[~rejected]).all()
+
+
+def test_a_trace_changes_nothing(traced, model: specjax.Model) -> None:
+    plain = model.generate(PROMPT, max_tokens=40, ignore_eos=True, **DRAWN)
+    assert plain.tokens == traced(**DRAWN).tokens
+    assert plain.trace is None
+    assert plain.logprobs is None
+    assert traced(**DRAWN).margins is None
+
+
+def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model) -> None:
+    batch = model.generate_batch(["a", "def", "x = 1"], max_tokens=12, ignore_eos=True, draft=[3, 1, 0], trace=True)
+    traces = [generation.trace for generation in batch]
+    whole = Trace.join(traces)
+    assert [text.number for text in whole.texts] == [0, 1, 2]
+    assert [trace.n_drafted.max() for trace in traces] == [3, 1, 0]
+    assert all(
+        equal(whole.of_text(number), replace(trace, strings=whole.strings)) for number, trace in enumerate(traces)
+    )
+    twice = Trace.join([whole, whole])
+    assert [text.number for text in twice.texts] == [0, 1, 2, 3, 4, 5]
+    assert len(twice.of_text(4)) == len(traces[1])
+    alone = model.generate("def", max_tokens=12, ignore_eos=True, draft=1, trace=True).trace
+    both = Trace.join([alone, traces[0]])
+    assert both.drafts.shape[1] == 3
+    assert (both.of_text(0).drafts[:, 1:] == NOTHING).all()
+    with pytest.raises(KeyError, match="no text has the number 9"):
+        whole.of_text(9)
+    with pytest.raises(ValueError, match="no trace to join"):
+        Trace.join([])
+
+
+def test_a_text_that_ends_early_has_no_rounds_behind_its_end(model: specjax.Model) -> None:
+    text = model.generate(PROMPT, max_tokens=40, ignore_eos=True).text
+    stopped = model.generate(PROMPT, max_tokens=40, ignore_eos=True, stop=text[10:13], trace=True)
+    assert stopped.finish_reason == "stop"
+    trace = stopped.trace
+    begin = len(stopped.prompt_tokens)
+    assert trace.position.max() < begin + len(stopped.tokens)
+    none = model.generate(PROMPT, max_tokens=1, trace=True).trace
+    assert len(none) == 0
+    assert "0 rounds" in repr(none)
+
+
+def test_sessions_are_traced(model: specjax.Model) -> None:
+    first, session = model.session(trace=True, ignore_eos=True, max_tokens=10).generate(PROMPT)
+    second, _ = session.generate([*session.conversation, *model.encode("\nx")])
+    assert second.trace.position[0] == len(second.prompt_tokens)
+    assert second.trace.last[0] == second.tokens[0]
+    assert len(first.trace) > 0
+
+
+def test_a_file_holds_everything(traced, tmp_path: Path) -> None:
+    trace = traced(logprobs=3).trace
+    assert trace.top_tokens.shape[2] == 3
+    trace.save(tmp_path / "trace.npz")
+    assert equal(Trace.load(tmp_path / "trace.npz"), trace)
+    assert {each.name for each in fields(Trace)} - {"texts", "strings"} == set(trace.arrays())
+    (tmp_path / "other").write_text("no trace")
+    with pytest.raises(SpecjaxError, match=r"other: not a trace"):
+        Trace.load(tmp_path / "other")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    with pytest.raises(SpecjaxError, match=r"other\.npz: not a trace"):
+        Trace.load(tmp_path / "other.npz")
+
+
+def test_its_events_are_those_of_the_running_writer(traced, model: specjax.Model) -> None:
+    running, later = io.StringIO(), io.StringIO()
+    stream = model.stream(PROMPT, max_tokens=40, ignore_eos=True)
+    stream.observers.append(TraceWriter(running).add)
+    for _ in stream.updates():
+        pass
+    traced().trace.write_events(later)
+    assert later.getvalue() == running.getvalue()
+    assert later.getvalue().count("mtp_draft") == len(traced().trace)
+
+
+def test_tables_have_a_row_for_each_round_draft_or_token(traced) -> None:
+    generation = traced()
+    trace = generation.trace
+    rounds, drafts, tokens = (trace.to_pandas(rows) for rows in ("rounds", "drafts", "tokens"))
+    assert len(rounds) == len(trace)
+    assert len(drafts) == generation.stats.drafted
+    assert drafts.accepted.sum() == generation.stats.accepted
+    shares = drafts[drafts.reached].groupby("place").accepted.sum().tolist()
+    assert shares == generation.stats.accepted_by_position
+    assert len(tokens) == generation.stats.tokens
+    assert tokens.drafted.sum() == generation.stats.accepted
+    assert "".join(tokens.string) == generation.text[len(trace.strings[trace.texts[0].first]) :]
+    with pytest.raises(ValueError, match="known are 'rounds', 'drafts', 'tokens'"):
+        trace.to_pandas("row")
+
+
+def test_some_rounds_are_a_trace_too(traced) -> None:
+    trace = traced().trace
+    assert len(trace[2:5]) == 3
+    assert (trace[trace.n_accepted == 0].n_accepted == 0).all()
+    assert trace[0].round.tolist() == [0]
