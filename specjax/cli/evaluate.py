@@ -94,8 +94,10 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if there are prompts that could not be continued."""
     options = generate_options(args)
 
+    from checkpoints.atomic import write_text
     from specjax.cli.progress import prompt_progress
     from specjax.evaluation import Evaluation, ResultFile, parse_prompts, samples_of, sift
+    from specjax.evaluation.report import report
 
     prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
     bad: list[BadPrompt] | None = [] if args.keep_going else None
@@ -133,7 +135,9 @@ def run(args: argparse.Namespace) -> int:
             raise
     found = list(results.results.values())
     if args.report is not None:
-        _write_report(args.report, found, settings)
+        write_text(args.report, report(found, settings))
+        if not args.quiet:
+            say(f"wrote {args.report}")
     if args.json or not args.quiet:
         _summarize(found, evaluation, args)
     return int(any("error" in result for result in found))
@@ -141,14 +145,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _counted(args: argparse.Namespace, prompts: list[PromptLine]) -> str:
     return f"{len(prompts)} {'prompts' if args.samples == 1 else 'texts'}"
-
-
-def _write_report(path: Path, results: list[dict[str, Any]], settings: dict[str, Any]) -> None:
-    from checkpoints.atomic import write_text
-    from specjax.evaluation.report import report
-
-    write_text(path, report(results, settings))
-    say(f"wrote {path}")
 
 
 def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: bytes) -> dict[str, Any]:

@@ -75,12 +75,12 @@ class Answered:
 
     @property
     def best(self) -> int:
-        """The most probable choice."""
+        """The number of the most probable choice."""
         return int(np.argmax(self.totals))
 
     @property
     def best_per_byte(self) -> int:
-        """The most probable choice a byte."""
+        """The number of the choice with the highest log-probability per byte."""
         return int(np.argmax(self.per_byte))
 
     def as_line(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Summary:
 
     @property
     def prompts(self) -> int:
-        """How many were continued."""
+        """How many prompts were continued, each counted once."""
         return len(self.ids)
 
     def as_document(self) -> dict[str, Any]:

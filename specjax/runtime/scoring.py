@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts."""
+"""Log-probabilities of texts that are given."""
 
 from __future__ import annotations
 

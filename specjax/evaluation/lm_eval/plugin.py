@@ -13,7 +13,7 @@ from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 
 NAME = "specjax"
-"""What `--model` says."""
+"""What `--model` says to mean specjax."""
 
 
 def register() -> type:
