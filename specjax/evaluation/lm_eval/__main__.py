@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoints import CheckpointError
 from specjax.errors import SpecjaxError
 from specjax.evaluation.lm_eval.plugin import register
 
@@ -10,11 +11,11 @@ def main() -> None:
     """Run it on the arguments of this process."""
     try:
         register()
-    except SpecjaxError as error:
-        raise SystemExit(str(error)) from error
-    from lm_eval.__main__ import cli_evaluate
+        from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+        cli_evaluate()
+    except (SpecjaxError, CheckpointError) as error:
+        raise SystemExit(f"specjax: error: {error}") from error
 
 
 if __name__ == "__main__":

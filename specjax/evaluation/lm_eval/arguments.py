@@ -15,7 +15,7 @@ from specjax.runtime.options import GenerateOptions, options_of
 LOADING = ("drafter", "draft_vocab", "dtype", "packed", "place")
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names by which tasks say how many tokens to generate; the first that is given counts."""
-DECIDED_BY_TASKS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "stop", "margins", "logprobs")
+DECIDED_BY_TASKS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "stop", "margins", "logprobs", "trace")
 """Fields of `GenerateOptions` that tasks and `--gen_kwargs` decide, or that nobody would see."""
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "seed")
 
