@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import jax
@@ -85,10 +86,11 @@ def _score_cluster(model: Model, cluster: Cluster, rows: int) -> Iterator[tuple[
     decoder = Decoder(model.target, None, max_drafts=0)
     empty = on_device_of(model.params, decoder.init_state(1, slots_for(cluster.longest)))
     trunk = _feed(model, empty, [cluster.trunk])
-    for batch in cluster.batches:
-        width = width_of(len(batch.stems), rows)
-        stems = _feed(model, _forked(trunk, _padded([0] * len(batch.stems), width)), batch.stems)
-        yield from _score_batch(model, stems, batch, rows)
+    for texts, batches in groupby(cluster.batches, key=lambda batch: batch.stems):
+        width = width_of(len(texts), rows)
+        stems = _feed(model, _forked(trunk, _padded([0] * len(texts), width)), texts)
+        for batch in batches:
+            yield from _score_batch(model, stems, batch, rows)
 
 
 def _feed(model: Model, state: SequenceState, texts: Sequence[Sequence[int]]) -> SequenceState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from specjax.runtime.memory import common_prefix
 from specjax.runtime.prefixes import LEAST_SHARED
@@ -58,8 +59,9 @@ class Cluster:
 
     @property
     def num_fed(self) -> int:
-        """Tokens that are fed for all texts of the cluster."""
-        stems = sum(len(stem) for batch in self.batches for stem in batch.stems)
+        """Tokens that are fed for all texts of the cluster; stems that two batches in a row have are fed once."""
+        runs = (stems for stems, _ in groupby(batch.stems for batch in self.batches))
+        stems = sum(len(stem) for run in runs for stem in run)
         return len(self.trunk) + stems + sum(len(leaf.fed) for batch in self.batches for leaf in batch.leaves)
 
 

@@ -39,7 +39,7 @@ def alone(model: specjax.Model, prompt: list[int], continuation: list[int]) -> t
     return logprobs[np.arange(len(continuation)), continuation], bool(best.all())
 
 
-@pytest.mark.parametrize("rows", [4, 16])
+@pytest.mark.parametrize("rows", [1, 16])
 def test_shared_starts_change_no_score(model: specjax.Model, rows: int) -> None:
     assert any(cluster.trunk for cluster in plan(PROMPTS, CONTINUATIONS, rows))
     got = score(model, PROMPTS, CONTINUATIONS, rows=rows)
@@ -80,6 +80,7 @@ def test_a_group_larger_than_a_batch_is_divided() -> None:
     assert [len(batch.leaves) for batch in cluster.batches] == [4, 4, 2]
     assert not cluster.trunk
     assert all(batch.stems == (tuple(EXAMPLES[:-1]),) for batch in cluster.batches)
+    assert cluster.num_fed == len(EXAMPLES) - 1 + 10  # the prompt is fed once for all of them
 
 
 def test_a_text_may_fill_the_context_and_one_token_more(tmp_path: Path) -> None:
