@@ -5,13 +5,14 @@ PYTHON ?= python3
 VENV ?= .venv
 TPU_VENV ?= .venv-tpu
 GPU_VENV ?= .venv-gpu
+EVAL_VENV ?= .venv-eval
 DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-tpu test-gpu lint format docs bench notebook clean
+.PHONY: help demo test test-slow test-tpu test-gpu test-eval lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
@@ -19,6 +20,7 @@ help:
 	@echo "make test-slow  run the longer checks as well"
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
 	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"
+	@echo "make test-eval  run lm-evaluation-harness with specjax, on local files"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into site/, strictly: a broken link is an error"
 	@echo "make bench      the decoding benchmark of docs/speed.md"
@@ -46,7 +48,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness'
 
 # In an environment of its own: with libtpu installed, JAX looks for a TPU whenever it starts.
 $(TPU_VENV)/.dev: $(BUILT_FROM) | $(TPU_VENV)/bin/pip
@@ -65,6 +67,14 @@ $(GPU_VENV)/.dev: $(BUILT_FROM) | $(GPU_VENV)/bin/pip
 test-gpu: $(GPU_VENV)/.dev
 	JAX_PLATFORMS=cpu $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow and not tpu_compiler' \
 	  -k 'triton or gpu_compiler' tests/kernels
+
+# In an environment of its own: the harness brings data sets, metrics and what these need.
+$(EVAL_VENV)/.dev: $(BUILT_FROM) | $(EVAL_VENV)/bin/pip
+	$(EVAL_VENV)/bin/python -m pip install --quiet --editable '.[dev,eval]'
+	@touch $@
+
+test-eval: $(EVAL_VENV)/.dev
+	$(EVAL_VENV)/bin/python -m pytest -m harness tests/evaluation
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -94,4 +104,4 @@ notebook: $(BIN)/pip
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(EVAL_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

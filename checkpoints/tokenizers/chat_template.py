@@ -39,7 +39,7 @@ class Message(TypedDict):
     content: str
 
 
-def render(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str:
+def render(tokenizer: TextTokenizer, messages: Sequence[Message], *, continue_last: bool = False) -> str:
     """The text of a conversation, up to where the model's next turn begins.
 
     Tokens at its start that encoding adds are left out.
@@ -47,6 +47,7 @@ def render(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str:
     Args:
         tokenizer: with a template.
         messages: oldest first.
+        continue_last: end with the last message's own text, so that the model goes on with it.
 
     Raises:
         TokenizerError: there is no template, it is not valid Jinja, it refuses the conversation, or it runs too long.
@@ -64,7 +65,7 @@ def render(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str:
         with _time_limit(SECONDS):
             text = environment.from_string(vocabulary.chat_template).render(
                 messages=list(messages),
-                add_generation_prompt=True,
+                add_generation_prompt=not continue_last,
                 tools=None,
                 documents=None,
                 bos_token=names.get("bos", ""),
@@ -72,7 +73,17 @@ def render(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str:
             )
     except Exception as error:  # foreign code
         raise TokenizerError(f"the chat template does not take this conversation: {error}") from error
+    if continue_last:
+        text = _up_to(text, messages[-1]["content"])
     return text.removeprefix("".join(vocabulary.tokens[i] for i in vocabulary.leading))
+
+
+def _up_to(text: str, last: str) -> str:
+    """The text up to the end of the last message, which a template may have stripped of white space."""
+    for shown in (last.lstrip(), last.strip()):
+        if (at := text.rfind(shown)) >= 0:
+            return text[: at + len(shown)]
+    raise TokenizerError("the chat template does not write the last message as it is, so it cannot be continued")
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):

@@ -16,10 +16,10 @@ from specjax.cli.options import (
     generate_options,
     load_model,
 )
-from specjax.cli.runtime import say
+from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
-    from specjax.evaluation import BadPrompt, Evaluation
+    from specjax.evaluation import BadPrompt, Evaluation, PromptLine
     from specjax.runtime.options import GenerateOptions
 
 DEFAULT_ROWS = 8
@@ -34,14 +34,17 @@ Lines of the prompt file are JSON objects:
   {"prompt": "def add(a, b):"}
   {"id": "second", "prompt": "class Queue:", "max_tokens": 64}
   {"id": "third", "tokens": [1, 2, 3]}
-  {"prompt": "def f(", "temperature": 0.8, "seed": 3, "stop": ["\\n\\n"], "draft": 2}
+  {"prompt": "def f(", "temperature": 0.8, "seed": 3, "stop": ["\\n\\n"], "draft": 2, "samples": 4}
 "id" is the line's number among the prompts, from 0, unless it is given. max_tokens, draft, temperature, top_k, top_p,
-min_p, seed, stop and ignore_eos of a line hold for it instead of the command's.
+min_p, seed, stop, ignore_eos and samples of a line hold for it instead of the command's.
 
-Lines of the result file have id, index, text, tokens, finish_reason, prompt_tokens, rounds, drafted, accepted,
-drafted_by_position and accepted_by_position, and with --logprobs also logprobs and top_logprobs, in the order in which
-prompts finish. Other keys of a prompt's line, such as "answer", go into the line of its result. The settings of the
-run stand beside it, in R.jsonl.settings.json.
+With --samples N each prompt is continued N times. Sample k, from 0, is drawn with the prompt's seed plus k, and its
+result has both, "sample" and "seed". A prompt that is decoded greedily is continued once.
+
+Lines of the result file have id, index, sample, seed, text, tokens, finish_reason, prompt_tokens, rounds, drafted,
+accepted, drafted_by_position and accepted_by_position, and with --logprobs also logprobs and top_logprobs, in the order
+in which texts finish. Other keys of a prompt's line, such as "answer", go into the line of its result. The settings of
+the run stand beside it, in R.jsonl.settings.json.
 
 A prompt's random draws are keyed by the seed and its id. So its result depends neither on --batch nor on the order,
 and a file whose prompts have ids can be split over several machines.
@@ -50,6 +53,7 @@ examples:
   specjax eval --prompts questions.jsonl --out answers.jsonl
   specjax eval --model model.gguf --prompts p.jsonl --out r.jsonl --batch 16 --draft 3 --max-tokens 256
   specjax eval --prompts p.jsonl --out r.jsonl --temperature 0.8 --seed 1 --accept coupled
+  specjax eval --prompts p.jsonl --out r.jsonl --samples 8 --temperature 0.8 --logprobs 0 --report r.html
 """
 
 
@@ -67,6 +71,15 @@ def add_parser(subparsers: Any) -> None:
         help=f"prompts that run together (default: {DEFAULT_ROWS})",
     )
     parser.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="texts for each prompt; needs a --temperature (default: 1)"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="F.html",
+        help="also write a page with plots, the figures as JSON, and the texts; one file, which loads nothing else",
+    )
+    parser.add_argument(
         "--keep-going",
         action="store_true",
         help="pass over prompts that cannot be continued: their results have an error in place of a text, and the exit"
@@ -81,17 +94,24 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if there are prompts that could not be continued."""
     options = generate_options(args)
 
+    from checkpoints.atomic import write_text
     from specjax.cli.progress import prompt_progress
-    from specjax.evaluation import Evaluation, ResultFile, parse_prompts, sift
+    from specjax.evaluation import Evaluation, ResultFile, parse_prompts, samples_of, sift
+    from specjax.evaluation.report import report
 
     prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
     bad: list[BadPrompt] | None = [] if args.keep_going else None
-    prompts = parse_prompts(prompt_bytes, str(args.prompts), bad)
-    check_output(args.out)
-    results = ResultFile(args.out, settings_of(args, options, prompt_bytes))
-    left = [prompt for prompt in prompts if prompt.id not in results.results]
+    lines = parse_prompts(prompt_bytes, str(args.prompts), bad)
+    prompts = samples_of(lines, options, args.samples)
+    if args.samples > 1 and len(prompts) == len(lines):
+        raise UsageError(f"--samples {args.samples}: greedy decoding always says the same; give a --temperature")
+    for path in filter(None, (args.out, args.report)):
+        check_output(path)
+    settings = settings_of(args, options, prompt_bytes)
+    results = ResultFile(args.out, settings)
+    left = [prompt for prompt in prompts if prompt.key not in results.results]
     if len(left) < len(prompts) and not args.quiet:
-        say(f"{len(prompts) - len(left)} of {len(prompts)} prompts are done already")
+        say(f"{len(prompts) - len(left)} of {_counted(args, prompts)} are done already")
     evaluation = None
     if left:
         model = load_model(args, need_tokenizer=any(isinstance(prompt.prompt, str) for prompt in left))
@@ -99,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             left, unfit = sift(model, left, options)
             bad += unfit
         evaluation = Evaluation(model, left, options, args.batch) if left else None
-    new_bad = [line for line in bad or () if line.id not in results.results]
+    new_bad = [line for line in bad or () if line.key not in results.results]
     if evaluation or new_bad:
         try:
             with results, prompt_progress(quiet=args.quiet) as progress:
@@ -111,11 +131,20 @@ def run(args: argparse.Namespace) -> int:
                     results.append(result.as_line())
                     progress(done, len(left), tokens := tokens + len(result.tokens))
         except KeyboardInterrupt:
-            say(f"{len(results.results)} of {len(prompts)} prompts are done; the same command goes on from there")
+            say(f"{len(results.results)} of {_counted(args, prompts)} are done; the same command goes on from there")
             raise
+    found = list(results.results.values())
+    if args.report is not None:
+        write_text(args.report, report(found, settings))
+        if not args.quiet:
+            say(f"wrote {args.report}")
     if args.json or not args.quiet:
-        _summarize(list(results.results.values()), evaluation, args)
-    return int(any("error" in result for result in results.results.values()))
+        _summarize(found, evaluation, args)
+    return int(any("error" in result for result in found))
+
+
+def _counted(args: argparse.Namespace, prompts: list[PromptLine]) -> str:
+    return f"{len(prompts)} {'prompts' if args.samples == 1 else 'texts'}"
 
 
 def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: bytes) -> dict[str, Any]:
@@ -135,6 +164,7 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
         "drafters": [named(drafter) for drafter in args.drafter or ()],
         "draft_vocab": args.draft_vocab and named(str(args.draft_vocab)),
         "dtype": args.dtype,
+        "samples": args.samples,
         **decoding,
     }
 
@@ -149,6 +179,7 @@ def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, arg
     reasons = ", ".join(f"{count} {reason}" for reason, count in summary.finish_reasons.most_common())
     rows = [
         ("prompts", f"{summary.prompts} ({reasons})" + (f", and {summary.bad} with an error" if summary.bad else "")),
+        *([("texts", str(summary.texts))] if summary.texts > summary.prompts else ()),
         (
             "tokens",
             f"{summary.tokens} in {summary.stats.rounds} rounds, {summary.stats.tokens_per_round:.2f} per round",

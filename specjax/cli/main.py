@@ -23,6 +23,7 @@ from specjax.cli import (
     logits,
     plan,
     quantize,
+    score,
     train,
     verify,
     vocabulary,
@@ -57,6 +58,7 @@ examples:
   specjax bench model.gguf --draft 1 2 3                  how fast, and how fast it could be
   specjax plan model.gguf --prompts prompts.jsonl         how many tokens to draft on this machine
   specjax logits --tokens 1,2,3 --out logits.npy
+  specjax score --prompt "import numpy as" --choice " np" --choice " numpy"
 
 environment:
   SPECJAX_CACHE    folder for compiled programs, so that a second run starts fast
@@ -112,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    reading = (inspect, verify, check, diverge, convert, quantize, imatrix, vocabulary, logits)
+    reading = (inspect, verify, check, diverge, convert, quantize, imatrix, vocabulary, logits, score)
     for command in (generate, chat, *reading, evaluate, bench, plan, train):
         command.add_parser(commands)
     return parser

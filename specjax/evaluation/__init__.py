@@ -1,7 +1,7 @@
 """Many prompts through one batch: rows are refilled as they finish, results are kept as they come."""
 
 from specjax.evaluation.evaluate import Evaluation, PromptResult, sift
-from specjax.evaluation.prompts import BadPrompt, PromptLine, parse_prompts, read_prompts
+from specjax.evaluation.prompts import BadPrompt, PromptLine, parse_prompts, read_prompts, samples_of
 from specjax.evaluation.results import ResultFile
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "ResultFile",
     "parse_prompts",
     "read_prompts",
+    "samples_of",
     "sift",
 ]

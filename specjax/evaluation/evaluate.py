@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specjax.errors import PromptError
@@ -24,7 +24,8 @@ class PromptResult:
     """The result of one prompt. Its fields are those of a result line.
 
     Attributes:
-        id, index: of the prompt, see `PromptLine`.
+        id, index, sample: of the prompt, see `PromptLine`.
+        seed: with which the text was drawn.
         text, tokens: the continuation, as `Generation` has it.
         finish_reason: see `Generation`.
         prompt_tokens: how many tokens the prompt has.
@@ -36,6 +37,8 @@ class PromptResult:
 
     id: str | int
     index: int
+    sample: int
+    seed: int
     text: str
     tokens: list[int]
     finish_reason: str
@@ -58,8 +61,8 @@ class PromptResult:
 class Evaluation:
     """Prompts ready to be continued.
 
-    A prompt's draws are keyed by its id, so that its result depends neither on the number of seats nor on which prompts
-    are left to do.
+    A prompt's draws are keyed by its id and its seed, so that its result depends neither on the number of seats nor on
+    which prompts are left to do.
 
     Attributes:
         engine: what runs; has the seconds spent on compiling.
@@ -108,6 +111,8 @@ class Evaluation:
         return PromptResult(
             id=line.id,
             index=line.index,
+            sample=line.sample,
+            seed=own.seed,
             text=generation.text,
             tokens=generation.tokens,
             finish_reason=generation.finish_reason,
@@ -137,13 +142,15 @@ def sift(
             _request(model, prompt, _options(prompt, options))
             good.append(prompt)
         except PromptError as error:
-            bad.append(BadPrompt(prompt.index, prompt.id, str(error), prompt.others))
+            if not prompt.sample:  # the others have the same error
+                bad.append(BadPrompt(prompt.index, prompt.id, str(error), prompt.others))
     return good, bad
 
 
 def _options(line: PromptLine, options: GenerateOptions) -> GenerateOptions:
     try:
-        return options_of(options, line.options)
+        own = options_of(options, line.options)
+        return replace(own, seed=own.seed + line.sample)
     except (TypeError, ValueError) as error:
         raise PromptError(f"{line.place}: {error}") from error
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from specjax.errors import PromptError
-from specjax.runtime.options import PER_REQUEST, options_of
+from specjax.evaluation.lines import lines_of, object_of
+from specjax.runtime.options import PER_REQUEST, GenerateOptions, options_of
 
-KEYS = ("id", "prompt", "tokens", *PER_REQUEST)
+KEYS = ("id", "prompt", "tokens", "samples", *PER_REQUEST)
 RESULT_KEYS = (
-    *("index", "text", "finish_reason", "prompt_tokens", "rounds", "drafted", "accepted", "error"),
+    *("index", "sample", "text", "finish_reason", "prompt_tokens", "rounds", "drafted", "accepted", "error"),
     *("drafted_by_position", "accepted_by_position", "logprobs", "top_logprobs"),
 )
 """Those of a result line that no line of prompts has."""
+Key = tuple[str | int, int]
+"""The id of a prompt, and the number of a sample of it."""
+EXAMPLE = '{"prompt": "def f("}'
 _ALIKE = 0.85
 """From this likeness on (see `difflib`), an unknown key is taken for a known one that is mistyped."""
 
@@ -33,6 +36,8 @@ class PromptLine:
         options: fields of `GenerateOptions` that are its own; the run's options hold for the others.
         place: "file:line", for messages.
         others: what else stands in the line, for its result.
+        samples: how many texts are to be drawn; None leaves it to the run.
+        sample: which of them this is, from 0, see `samples_of`.
     """
 
     index: int
@@ -41,6 +46,13 @@ class PromptLine:
     options: Mapping[str, Any]
     place: str
     others: Mapping[str, Any] = field(default_factory=dict)
+    samples: int | None = None
+    sample: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Tells its result from those of others."""
+        return self.id, self.sample
 
 
 @dataclass(frozen=True)
@@ -59,9 +71,37 @@ class BadPrompt:
     error: str
     others: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def key(self) -> Key:
+        """See `PromptLine`; all samples of a line have one error."""
+        return self.id, 0
+
     def as_line(self) -> dict[str, Any]:
         """Its line in the result file."""
         return {**self.others, "id": self.id, "index": self.index, "error": self.error}
+
+
+def samples_of(prompts: Sequence[PromptLine], options: GenerateOptions, samples: int) -> list[PromptLine]:
+    """Each prompt as often as texts are to be drawn for it: sample k has the seed of the prompt plus k.
+
+    A prompt that is decoded greedily has one text, and is there once.
+
+    Args:
+        prompts: what is continued.
+        options: hold for prompts without options of their own.
+        samples: texts for each prompt that does not say itself how many.
+
+    Raises:
+        ValueError: there is to be none.
+    """
+    if samples < 1:
+        raise ValueError(f"{samples} samples are asked for; each prompt needs at least 1")
+    repeated = []
+    for prompt in prompts:
+        greedy = prompt.options.get("temperature", options.temperature) == 0
+        count = 1 if greedy else samples if prompt.samples is None else prompt.samples
+        repeated += [replace(prompt, sample=sample) for sample in range(count)]
+    return repeated
 
 
 def read_prompts(path: str | Path) -> list[PromptLine]:
@@ -89,16 +129,9 @@ def parse_prompts(data: bytes, name: str, bad: list[BadPrompt] | None = None) ->
     """
     prompts: list[PromptLine] = []
     places: dict[str | int, str] = {}
-    index = 0
-    try:
-        lines = data.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{name} is not UTF-8 text: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for index, (line, place) in enumerate(lines_of(data, name)):
         try:
-            prompt = _parse(line, index, f"{name}:{number}")
+            prompt = _parse(line, index, place)
             if prompt.id in places:
                 raise PromptError(f"{prompt.place}: the id {prompt.id!r} occurs before, at {places[prompt.id]}")
             places[prompt.id] = prompt.place
@@ -106,10 +139,9 @@ def parse_prompts(data: bytes, name: str, bad: list[BadPrompt] | None = None) ->
         except PromptError as error:
             if bad is None:
                 raise
-            bad.append(BadPrompt(index, f"line {number}", str(error)))
-        index += 1
+            bad.append(BadPrompt(index, f"line {place.rpartition(':')[2]}", str(error)))
     if not prompts and not bad:
-        raise PromptError(f'{name} has no prompts; give one JSON object a line, such as {{"prompt": "def f("}}')
+        raise PromptError(f"{name} has no prompts; give one JSON object a line, such as {EXAMPLE}")
     return prompts
 
 
@@ -118,16 +150,14 @@ def _parse(line: str, index: int, place: str) -> PromptLine:
         if not condition:
             raise PromptError(f"{place}: {message}")
 
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PromptError(f"{place} is not JSON: {error}") from error
-    require(isinstance(entry, dict), 'each line must be an object such as {"prompt": "def f("}')
+    entry = object_of(line, place, EXAMPLE)
     others = {key: value for key, value in entry.items() if key not in KEYS}
     for key in others:
         meant = difflib.get_close_matches(key, KEYS, n=1, cutoff=_ALIKE)
         require(not meant, f"unknown key {key!r}; is {''.join(meant)!r} meant?")
         require(key not in RESULT_KEYS, f"a result has a {key!r} of its own; give that key another name")
+    samples = entry.get("samples")
+    require(samples is None or (type(samples) is int and samples > 0), f"samples is {samples!r}; give 1 or more")
     require(("prompt" in entry) != ("tokens" in entry), 'give either "prompt" or "tokens"')
     name = entry.get("id", index)
     require(type(name) in (str, int), f"id is {name!r}; give a text or a number")
@@ -136,9 +166,10 @@ def _parse(line: str, index: int, place: str) -> PromptLine:
         options_of(None, options)
     except (TypeError, ValueError) as error:
         raise PromptError(f"{place}: {error}") from error
-    text, tokens = entry.get("prompt"), entry.get("tokens")
+    text: Any = entry.get("prompt")
+    tokens: Any = entry.get("tokens")
     if "prompt" in entry:
         require(isinstance(text, str), f"prompt is {text!r}; give a text, or ids as tokens")
-        return PromptLine(index, name, text, options, place, others)
+        return PromptLine(index, name, text, options, place, others, samples)
     require(isinstance(tokens, list) and all(type(token) is int for token in tokens), "tokens must be a list of ids")
-    return PromptLine(index, name, tokens, options, place, others)
+    return PromptLine(index, name, tokens, options, place, others, samples)

@@ -1,4 +1,4 @@
-"""Result files that a killed run can be resumed from: one JSON line per prompt, and the settings beside them."""
+"""Result files that a killed run can be resumed from: one JSON line for each text, and the settings beside them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from checkpoints.atomic import write_text
 from checkpoints.file_errors import named
 from checkpoints.gguf.file import parts_of
 from specjax.errors import SpecjaxError
+from specjax.evaluation.prompts import Key
 
 
 class ResultFile:
@@ -26,7 +27,7 @@ class ResultFile:
 
     Attributes:
         path, settings_path: the two files.
-        results: lines that are there already, by id.
+        results: lines that are there already, by prompt and sample.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -38,7 +39,7 @@ class ResultFile:
         """
         self.path = path
         self.settings_path = path.with_name(path.name + ".settings.json")
-        self.results: dict[str | int, dict[str, Any]] = {}
+        self.results: dict[Key, dict[str, Any]] = {}
         self._settings = json.loads(json.dumps(settings))
         self._bytes = self._complete_bytes = 0
         if path.exists() and path.stat().st_size:
@@ -66,7 +67,7 @@ class ResultFile:
         for number, line in enumerate(data[: self._complete_bytes].split(b"\n")[:-1], 1):
             try:
                 result = json.loads(line)
-                self.results[result["id"]] = result
+                self.results[_key_of(result)] = result
             except (ValueError, TypeError, KeyError) as error:
                 raise SpecjaxError(f"{self.path}:{number} is not a result: {line[:80]!r}") from error
 
@@ -100,7 +101,12 @@ class ResultFile:
         with named(self.path):
             self._file.write(json.dumps(result).encode() + b"\n")
             self._file.flush()
-        self.results[result["id"]] = dict(result)
+        self.results[_key_of(result)] = dict(result)
+
+
+def _key_of(result: Mapping[str, Any]) -> Key:
+    """Lines with an error have no sample."""
+    return result["id"], result.get("sample", 0)
 
 
 def _lock(file: BinaryIO) -> bool:

@@ -16,22 +16,30 @@ class Summary:
     """Sums over result lines.
 
     Attributes:
-        prompts, tokens: how many were continued, and how many tokens came.
+        ids: of the prompts that were continued.
+        texts, tokens: how many texts came of them, one for each sample, and how many tokens these have.
         finish_reasons: how often each.
         bad: lines that could not be continued.
         stats: how many tokens were drafted and accepted.
     """
 
-    prompts: int = 0
+    texts: int = 0
     tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     stats: DecodeStats = field(default_factory=DecodeStats)
     bad: int = 0
+    ids: set[str | int] = field(default_factory=set)
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts were continued, each counted once."""
+        return len(self.ids)
 
     def as_document(self) -> dict[str, Any]:
         """The figures as a dict, ready to be written as JSON."""
         return {
             "prompts": self.prompts,
+            "texts": self.texts,
             "tokens": self.tokens,
             "finish_reasons": dict(self.finish_reasons),
             "bad": self.bad,
@@ -52,7 +60,8 @@ def summarize(results: Iterable[Mapping[str, Any]]) -> Summary:
         if "error" in result:
             summary.bad += 1
             continue
-        summary.prompts += 1
+        summary.ids.add(result["id"])
+        summary.texts += 1
         summary.tokens += len(result["tokens"])
         summary.finish_reasons[result["finish_reason"]] += 1
         stats.rounds += result["rounds"]

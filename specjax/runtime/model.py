@@ -20,6 +20,7 @@ from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
 from specjax.runtime.engine import Engine
 from specjax.runtime.generation import Generation
+from specjax.runtime.logits import all_logits, next_logits
 from specjax.runtime.options import (
     BatchOptionChanges,
     GenerateOptions,
@@ -28,9 +29,9 @@ from specjax.runtime.options import (
     options_of_each,
     takes_options,
 )
-from specjax.runtime.prompts import Prompt, encode
+from specjax.runtime.prompts import Prompt, encode, encode_further
 from specjax.runtime.request import Request, Start
-from specjax.runtime.scoring import all_logits, next_logits, score
+from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
 from specjax.runtime.stream import TextStream
 from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull
@@ -87,6 +88,14 @@ class Model:
             SpecjaxError: there is no tokenizer for it.
         """
         return encode(prompt, self.tokenizer, self.path)
+
+    def encode_further(self, text: Prompt) -> list[int]:
+        """The same for a text that follows another one: without the tokens that stand before every text.
+
+        Raises:
+            PromptError, SpecjaxError: as `encode`.
+        """
+        return encode_further(text, self.tokenizer, self.path)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, without control tokens. It is empty if the model has no tokenizer."""
@@ -285,13 +294,29 @@ class Model:
     def score_batch(self, prompts: Sequence[Prompt], continuations: Sequence[Prompt]) -> list[list[float]]:
         """The same for several prompts, each with its continuation; all run together.
 
+        What the prompts have in common at their start is computed once.
+
         Raises:
             PromptError: as `generate`.
             ValueError: there are not as many continuations as prompts.
         """
         if len(prompts) != len(continuations):
             raise ValueError(f"there are {len(prompts)} prompts and {len(continuations)} continuations; give one each")
-        return score(self, [self.encode(each) for each in prompts], [self.encode(each) for each in continuations])
+        begun = [self.encode(each) for each in prompts]
+        return [
+            list(each.logprobs) for each in score(self, begun, [self.encode_further(each) for each in continuations])
+        ]
+
+    def score_choices(self, prompt: Prompt, choices: Sequence[Prompt]) -> list[Score]:
+        """How probable several continuations of one prompt are; the prompt is computed once.
+
+        >>> scores = model.score_choices("import numpy as", [" np", " numpy"])
+        >>> max(scores, key=lambda score: score.total)
+
+        Raises:
+            PromptError: as `generate`.
+        """
+        return score(self, [self.encode(prompt)] * len(choices), [self.encode_further(each) for each in choices])
 
     def logits(self, tokens: Prompt) -> Float[np.ndarray, "T V"]:
         """The target's logits of every position, float32: row p predicts the token after tokens[p].

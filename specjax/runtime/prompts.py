@@ -39,6 +39,17 @@ def encode(prompt: Prompt, tokenizer: TextTokenizer | None, path: Path) -> list[
     return tokenizer.encode(prompt)
 
 
+def encode_further(text: Prompt, tokenizer: TextTokenizer | None, path: Path) -> list[int]:
+    """The same for what follows a prompt: the tokens that stand before every text are left out.
+
+    Raises:
+        PromptError, SpecjaxError: as `encode`.
+    """
+    tokens = encode(text, tokenizer, path)
+    leading = len(tokenizer.vocabulary.leading) if tokenizer is not None and isinstance(text, str) else 0
+    return tokens[leading:]
+
+
 def check_text(text: str) -> None:
     """Raise `PromptError` for a text with half a surrogate pair, or a byte of the command line that is not UTF-8."""
     try:
@@ -70,14 +81,14 @@ def check_prompts(target: Target, prompts: Sequence[Sequence[int]], new_tokens: 
     Args:
         target: says how long its context is, and how large its vocabulary.
         prompts: token ids.
-        new_tokens: how many the context must hold beside the prompt.
+        new_tokens: how many the context must hold beside the prompt; -1 if the prompt's last token is not fed.
     """
     for index, prompt in enumerate(prompts):
         name = "the prompt" if len(prompts) == 1 else f"prompt {index}"
         if not len(prompt):
             raise PromptError(f"{name} is empty; give at least one token of text to continue")
         if len(prompt) + new_tokens > target.context_length:
-            limit = f"must also hold {new_tokens} more" if new_tokens else "is shorter"
+            limit = f"must also hold {new_tokens} more" if new_tokens > 0 else "is shorter"
             raise PromptError(
                 f"{name} has {len(prompt)} tokens; the model's context of {target.context_length} {limit}: shorten the"
                 " prompt"

@@ -1,23 +1,26 @@
-"""Logits and log-probabilities of given texts."""
+"""Log-probabilities of texts that are given."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder
-from specjax.decoding.seats import feed_rows, on_device_of
+from specjax.decoding.seats import on_device_of
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.runtime.engine import slots_for
-from specjax.runtime.pieces import piece_size
+from specjax.runtime.pieces import piece_size, width_of
 from specjax.runtime.prompts import check_prompts
-from specjax.state import KVTypes, SequenceState
+from specjax.runtime.scoring_plan import Batch, Cluster, plan
+from specjax.state import SequenceState
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model
@@ -29,40 +32,122 @@ MOST_ROWS = 16
 """Texts that are scored together."""
 
 
-def score(model: Model, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[list[float]]:
-    """See `Model.score_batch`; all are token ids. Logits of a whole text never exist at once."""
+@dataclass(frozen=True)
+class Score:
+    """How probable a model finds a continuation.
+
+    Attributes:
+        logprobs: the log-probability of each of its tokens, natural, after the prompt and the tokens before it.
+        greedy: whether each of its tokens is the most probable one at its place, so that greedy decoding says it.
+    """
+
+    logprobs: tuple[float, ...]
+    greedy: bool
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the whole continuation."""
+        return sum(self.logprobs)
+
+
+def score(
+    model: Model, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], *, rows: int = MOST_ROWS
+) -> list[Score]:
+    """The scores of continuations, each after its prompt, in their order; see `score_each`."""
+    scores = dict(score_each(model, prompts, continuations, rows=rows))
+    return [scores[index] for index in range(len(prompts))]
+
+
+def score_each(
+    model: Model, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], *, rows: int = MOST_ROWS
+) -> Iterator[tuple[int, Score]]:
+    """The number of each text and its score, as they become known.
+
+    What prompts share at their start is fed once, see `plan`. Logits are computed for continuations alone, and those of
+    a whole text never exist at once.
+
+    Args:
+        model: what scores them.
+        prompts, continuations: token ids.
+        rows: B, the most texts that are scored together.
+
+    Raises:
+        PromptError: a prompt is empty, a text is longer than the model's context plus one token, or it has ids outside
+            the vocabulary.
+    """
     texts = [[*prompt, *continuation] for prompt, continuation in zip(prompts, continuations, strict=True)]
-    check_prompts(model.target, prompts)
-    check_prompts(model.target, texts, new_tokens=0)
-    scores: list[list[float]] = []
-    for begin in range(0, len(texts), MOST_ROWS):
-        group = texts[begin : begin + MOST_ROWS]
-        starts = [len(prompt) - 1 for prompt in prompts[begin : begin + MOST_ROWS]]
-        logprobs = _score_rows(model, group)
-        scores += [
-            row[start : len(text) - 1].tolist() for row, start, text in zip(logprobs, starts, group, strict=True)
-        ]
-    return scores
+    check_prompts(model.target, prompts, new_tokens=0)
+    check_prompts(model.target, texts, new_tokens=-1)  # the last token is not fed
+    for cluster in plan(prompts, continuations, rows):
+        yield from _score_cluster(model, cluster, rows)
 
 
-def _score_rows(model: Model, texts: Sequence[Sequence[int]]) -> Float[np.ndarray, "B T"]:
-    """Log-probabilities of the token after each position."""
-    batch, longest = len(texts), max(map(len, texts))
-    size = LONGEST_CHUNK
-    while size > 16 and batch * size * model.target.vocab_size > MOST_LOGITS:
-        size //= 2
-    slots = slots_for(longest)
-    tokens, lengths = np.zeros((batch, slots + 1), np.int32), np.array([len(text) for text in texts], np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    state = on_device_of(model.params, Decoder(model.target, None, max_drafts=0).init_state(batch, slots, chunk=size))
-    pieces = []
-    for begin in range(0, longest, size):
-        n_valid = np.clip(lengths - begin, 0, size)
-        piece, after = tokens[:, begin : begin + size], tokens[:, begin + 1 : begin + size + 1]
-        state, logprobs = _score_piece(model.target, model.params, state, piece, after, n_valid)
-        pieces.append(logprobs)
-    return np.concatenate(jax.device_get(pieces), axis=1)
+def _score_cluster(model: Model, cluster: Cluster, rows: int) -> Iterator[tuple[int, Score]]:
+    decoder = Decoder(model.target, None, max_drafts=0)
+    empty = on_device_of(model.params, decoder.init_state(1, slots_for(cluster.longest)))
+    trunk = _feed(model, empty, [cluster.trunk])
+    for texts, batches in groupby(cluster.batches, key=lambda batch: batch.stems):
+        width = width_of(len(texts), rows)
+        stems = _feed(model, _forked(trunk, _padded([0] * len(texts), width)), texts)
+        for batch in batches:
+            yield from _score_batch(model, stems, batch, rows)
+
+
+def _feed(model: Model, state: SequenceState, texts: Sequence[Sequence[int]]) -> SequenceState:
+    """Feed a text to each of the first rows; no logits are computed."""
+    for tokens, n_valid in _pieces(texts, state.length.shape[0], LONGEST_CHUNK):
+        state = _feed_piece(model.target, model.params, state, tokens, n_valid)
+    return state
+
+
+def _score_batch(model: Model, stems: SequenceState, batch: Batch, rows: int) -> Iterator[tuple[int, Score]]:
+    leaves = batch.leaves
+    width, size = width_of(len(leaves), rows), LONGEST_CHUNK
+    while size > 16 and width * size * model.target.vocab_size > MOST_LOGITS:
+        size //= 4
+    state = _forked(stems, _padded([leaf.stem for leaf in leaves], width))
+    fed, targets = [leaf.fed for leaf in leaves], [leaf.targets for leaf in leaves]
+    scored = []
+    for (tokens, n_valid), (after, _) in zip(_pieces(fed, width, size), _pieces(targets, width, size), strict=True):
+        state, *found = _score_piece(model.target, model.params, state, tokens, after, n_valid)
+        scored.append(found)
+    parts = jax.device_get(scored) or [(np.zeros((width, 0)), np.zeros((width, 0), bool))]
+    logprobs, best = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+    for row, leaf in enumerate(leaves):
+        count = len(leaf.targets)
+        yield leaf.index, Score(tuple(logprobs[row, :count].tolist()), bool(best[row, :count].all()))
+
+
+def _pieces(
+    texts: Sequence[Sequence[int]], width: int, most: int
+) -> Iterator[tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]]:
+    """The texts in pieces of few sizes, at most `most` tokens each, and how many tokens of each row count."""
+    begin, longest = 0, max(map(len, texts))
+    while begin < longest:
+        tokens = np.zeros((width, min(piece_size(longest - begin), most)), np.int32)
+        n_valid = np.zeros(width, np.int32)
+        for row, text in enumerate(texts):
+            part = text[begin : begin + tokens.shape[1]]
+            tokens[row, : len(part)], n_valid[row] = part, len(part)
+        yield tokens, n_valid
+        begin += tokens.shape[1]
+
+
+def _padded(rows: Sequence[int], width: int) -> Int[np.ndarray, "B"]:
+    return np.array([*rows, *[0] * (width - len(rows))], np.int32)
+
+
+@jax.jit
+def _forked(state: SequenceState, rows: Int[Array, "B"]) -> SequenceState:
+    """Copies of rows, some of them more than once."""
+    return jax.tree.map(lambda x: x[rows], state)
+
+
+@partial(jax.jit, static_argnames="target", donate_argnames="state")
+def _feed_piece(
+    target: Target, params: Params, state: SequenceState, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
+) -> SequenceState:
+    return target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="none")[1]
 
 
 @partial(jax.jit, static_argnames="target", donate_argnames="state")
@@ -73,44 +158,10 @@ def _score_piece(
     tokens: Int[Array, "B T"],
     after: Int[Array, "B T"],
     n_valid: Int[Array, "B"],
-) -> tuple[SequenceState, Float[Array, "B T"]]:
+) -> tuple[SequenceState, Float[Array, "B T"], Bool[Array, "B T"]]:
+    """The log-probability of the token after each position, and whether it is the most probable one."""
     output, state = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
     assert output.logits is not None
     logits = output.logits.astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, after[..., None], axis=-1)[..., 0]
-    return state, chosen - jax.nn.logsumexp(logits, axis=-1)
-
-
-def all_logits(model: Model, tokens: Sequence[int]) -> Float[np.ndarray, "T V"]:
-    """The logits of every position, see `Model.logits`."""
-    check_prompts(model.target, [tokens], new_tokens=0)
-    padded = np.zeros((1, -(-len(tokens) // 64) * 64), np.int32)
-    padded[0, : len(tokens)] = tokens
-    logits = _all_logits(model.target, model.params, padded, np.array([len(tokens)], np.int32))
-    return np.asarray(logits[0, : len(tokens)], np.float32)
-
-
-@partial(jax.jit, static_argnames="target")
-def _all_logits(
-    target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
-) -> Float[Array, "B T V"]:
-    state = Decoder(target, None, max_drafts=0).init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
-    output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
-    assert output.logits is not None
-    return output.logits
-
-
-def next_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float[np.ndarray, "V"]:
-    """The logits after the last token, see `Model.next_logits`."""
-    check_prompts(model.target, [tokens])
-    decoder = Decoder(model.target, None, max_drafts=0, kv_types=kv_types)
-    state = on_device_of(model.params, decoder.init_state(1, slots_for(len(tokens))))
-    begin = 0
-    while begin < len(tokens):
-        piece = tokens[begin : begin + piece_size(len(tokens) - begin)]
-        begin += len(piece)
-        padded = np.zeros((1, piece_size(len(piece))), np.int32)
-        padded[0, : len(piece)] = piece
-        n_valid = np.array([len(piece)], np.int32)
-        state, logits = feed_rows(model.target, None, model.params, state, None, padded, n_valid)
-    return np.asarray(logits[0], np.float32)
+    return state, chosen - jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1) == after

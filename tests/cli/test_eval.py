@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from program import Cli, Ran
@@ -188,7 +189,7 @@ def test_other_keys_of_a_prompt_are_those_of_its_result(cli: Cli, gguf: Path, tm
     assert cli(*command(gguf, tmp_path / "p.jsonl", tmp_path / "r.jsonl")).status == 0
     (result,) = results_of(tmp_path / "r.jsonl").values()
     assert {key: result.pop(key) for key in others} == others
-    assert set(result) == {"id", "tokens", *RESULT_KEYS} - {"error", "logprobs", "top_logprobs"}
+    assert set(result) == {"id", "tokens", "seed", *RESULT_KEYS} - {"error", "logprobs", "top_logprobs"}
 
 
 def test_an_interrupted_program_leaves_whole_lines(gguf: Path, tmp_path: Path) -> None:
@@ -216,3 +217,129 @@ def test_an_interrupted_program_leaves_whole_lines(gguf: Path, tmp_path: Path) -
     assert "Traceback" not in said
     assert out.read_bytes().endswith(b"\n")
     assert 0 < len(results_of(out)) < 5000
+
+
+SAMPLES = ("--samples", 3, "--temperature", 0.8, "--seed", 5, "--max-tokens", 12)
+SAMPLED_PROMPTS: list[dict] = [
+    {"prompt": "def f("},
+    {"id": "two", "prompt": "class A:", "samples": 2, "seed": 9},
+    {"id": "greedy", "prompt": "x = ", "temperature": 0},
+]
+
+
+@pytest.fixture
+def sampled_prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in SAMPLED_PROMPTS))
+    return path
+
+
+def samples_in(path: Path) -> dict[tuple, dict]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(line["id"], line["sample"]): line for line in lines}
+
+
+def test_several_samples_of_a_prompt_have_seeds_that_repeat_them(
+    cli: Cli, gguf: Path, sampled_prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    ran = cli("eval", "--model", gguf, "--prompts", sampled_prompts, "--out", out, *SAMPLES, "--json")
+    assert ran.status == 0
+    got = samples_in(out)
+    assert {key: line["seed"] for key, line in got.items()} == {
+        (0, 0): 5, (0, 1): 6, (0, 2): 7, ("two", 0): 9, ("two", 1): 10, ("greedy", 0): 5,
+    }  # fmt: skip
+    assert len({tuple(got[0, sample]["tokens"]) for sample in range(3)}) == 3
+    summary = json.loads(ran.out)
+    assert (summary["prompts"], summary["texts"]) == (3, 6)
+
+    again = tmp_path / "again.jsonl"  # one of them by its seed
+    again_prompts = tmp_path / "one.jsonl"
+    again_prompts.write_text(json.dumps({"prompt": "def f(", "seed": 7}))
+    assert cli("eval", "--model", gguf, "--prompts", again_prompts, "--out", again, *SAMPLES[2:]).status == 0
+    assert samples_in(again)[0, 0]["tokens"] == got[0, 2]["tokens"]
+
+    refused = cli("eval", "--model", gguf, "--prompts", sampled_prompts, "--out", out, *SAMPLES[2:])
+    assert "samples was 3, is 1" in refused.error
+    alike = cli("eval", "--model", gguf, "--prompts", again_prompts, "--out", tmp_path / "x.jsonl", "--samples", 2)
+    assert "greedy decoding always says the same; give a --temperature" in alike.error
+    none = cli("eval", "--model", gguf, "--prompts", again_prompts, "--out", tmp_path / "x.jsonl", "--samples", 0)
+    assert "0 samples are asked for" in none.error
+
+
+def test_samples_of_a_killed_run_go_on_where_it_stopped(
+    cli: Cli, gguf: Path, sampled_prompts: Path, tmp_path: Path
+) -> None:
+    """Killed in the middle of a prompt's samples, with -9."""
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    arguments = ("eval", "--model", gguf, "--prompts", sampled_prompts, *SAMPLES, "--draft", 0, "--batch", 1)
+    assert cli(*arguments, "--out", whole).status == 0
+    program = "from specjax.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, *map(str, arguments), "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n")):
+            try:
+                process.wait(0.01)
+            except subprocess.TimeoutExpired:
+                continue
+        process.kill()
+    done = out.read_bytes()
+    done = done[: done.rfind(b"\n") + 1]
+    assert len(samples_in_bytes(done)) > 0
+    ran = cli(*arguments, "--out", out)
+    assert ran.status == 0
+    assert f"{len(samples_in_bytes(done))} of 6 texts are done already" in ran.err
+    assert out.read_bytes().startswith(done)
+    assert samples_in(out) == samples_in(whole)
+
+
+def samples_in_bytes(data: bytes) -> list[dict]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def shown(text: str) -> str:
+    """With pictures of control characters."""
+    return "".join(chr(0x2400 + ord(char)) if ord(char) < 32 and char not in "\t\n" else char for char in text)
+
+
+def test_a_report_is_one_page_with_plots_and_figures(
+    cli: Cli, gguf: Path, sampled_prompts: Path, tmp_path: Path
+) -> None:
+    out, page = tmp_path / "r.jsonl", tmp_path / "r.html"
+    with sampled_prompts.open("a") as file:
+        file.write(json.dumps({"id": "</script><b>", "prompt": "import os", "topic": "</script>"}))
+    arguments = ("eval", "--model", gguf, "--prompts", sampled_prompts, "--out", out, *SAMPLES, "--logprobs", 0)
+    assert f"wrote {page}" in cli(*arguments, "--report", page).err
+    text = page.read_text()
+    document = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>").replace('<meta charset="utf-8">', ""))
+    charts = document.findall(".//svg")
+    titles = [chart.attrib["aria-label"] for chart in charts]
+    assert titles == [
+        "Share of drafts accepted",
+        "Texts by tokens a round",
+        "Texts by length",
+        "Texts by length of the prompt",
+        "Texts by mean log-probability",
+    ]
+    assert not document.findall(".//*[@src]")
+    assert not document.findall(".//link")
+
+    figures = json.loads(text.partition('id="figures">')[2].partition("</script>")[0])
+    results = samples_in(out)
+    assert figures["texts"] == len(results) == 9
+    assert figures["tokens"] == sum(len(result["tokens"]) for result in results.values())
+    assert figures["settings"]["samples"] == 3
+    for name in ("tokens_by_text", "mean_logprob_by_text", "prompt_tokens"):
+        assert sum(figures[name]["counts"]) == len(results)
+        assert len(figures[name]["edges"]) == len(figures[name]["counts"]) + 1
+    bars = charts[0].findall("rect")
+    assert len(bars) == len(figures["acceptance_by_position"]) == 3
+    heights = [float(bar.attrib["height"]) for bar in bars]
+    assert [height / 146 for height in heights] == pytest.approx(figures["acceptance_by_position"], abs=1e-3)
+    cells = {cell.text for cell in document.findall(".//td/pre")}
+    assert {shown(result["text"]) or None for result in results.values()} <= cells
+
+    before = page.read_text()  # again from what is done, and no model is read
+    page.unlink()
+    assert cli(*arguments, "--report", page).status == 0
+    assert page.read_text() == before

@@ -85,7 +85,7 @@ def test_results_survive_a_torn_line(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"id": 2, "tok')
     resumed = ResultFile(path, SETTINGS)
-    assert list(resumed.results) == [0, "x"]
+    assert list(resumed.results) == [(0, 0), ("x", 0)]
     assert path.read_bytes() != whole  # nothing is touched before the work begins
     with resumed:
         resumed.append(line(2))
@@ -104,7 +104,7 @@ def test_two_evaluations_do_not_write_one_file(tmp_path: Path) -> None:
         later.__enter__()
     assert [json.loads(text) for text in path.read_text().splitlines()] == [line(0)]
     with ResultFile(path, SETTINGS) as again:
-        assert list(again.results) == [0]
+        assert list(again.results) == [(0, 0)]
 
 
 def test_a_full_disk_is_said_with_the_files_name(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_full_disk_is_said_with_the_files_name(tmp_path: Path) -> None:
         write()
     assert raised.value.filename == str(path)
     with ResultFile(path, SETTINGS) as again:
-        assert list(again.results) == [0]
+        assert list(again.results) == [(0, 0)]
 
 
 def test_a_run_killed_before_its_settings_were_written_can_be_begun_again(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_run_killed_before_its_settings_were_written_can_be_begun_again(tmp_pa
     path.touch()
     with ResultFile(path, SETTINGS) as results:
         results.append(line(0))
-    assert list(ResultFile(path, SETTINGS).results) == [0]
+    assert list(ResultFile(path, SETTINGS).results) == [(0, 0)]
 
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
@@ -188,6 +188,7 @@ def test_the_summary_adds_up() -> None:
     summary = summarize([line(0), {"id": "x", "index": 2, "error": "no JSON"}, longer])
     assert summary.as_document() == {
         "prompts": 2,
+        "texts": 2,
         "tokens": 8,
         "finish_reasons": {"length": 1, "eos": 1},
         "bad": 1,

@@ -1,0 +1,57 @@
+"""The state of a batch whose prompts have been fed, as one function of arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
+from specjax.decoding.loop import ChunkRecord
+from specjax.decoding.seats import Newcomers, feed_rows, idle_state, start_rows
+from specjax.decoding.settings import RowSettings
+from specjax.models.protocol import Params
+
+
+@partial(jax.jit, static_argnames=("decoder", "slots"))
+def begin(
+    decoder: Decoder,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    n_valid: Int[Array, "B"],
+    settings: RowSettings,
+    budget: Int[Array, "B"],
+    *,
+    slots: int,
+) -> tuple[DecodeState, ChunkRecord]:
+    """Feed a prompt to each row and choose its first token.
+
+    What comes out is what `decode_round` and `decode_chunk` take. All of it is data: the function can stand inside
+    `jax.jit`, `jax.vmap` and `jax.lax.scan`.
+
+    Args:
+        decoder: what decodes.
+        params: the weights, `Model.params`.
+        tokens: the prompts, with anything behind their ends.
+        n_valid: the tokens of each, at least one.
+        settings: what each row wants, see `Decoder.settings`.
+        budget: tokens that each row may emit, the first one included.
+        slots: room for the tokens of a row, prompt and continuation together. Beyond it a row stops.
+
+    Returns:
+        The state, and the record of one round without drafts, which has emitted the first tokens.
+    """
+    batch, longest = tokens.shape
+    state = idle_state(decoder, settings, slots)
+    sequences, logits = state.sequences, jnp.zeros((batch, decoder.target.vocab_size))
+    for start in range(0, longest, LONGEST_CHUNK):
+        piece = tokens[:, start : start + LONGEST_CHUNK]
+        valid = jnp.clip(n_valid - start, 0, piece.shape[1])
+        sequences, last = feed_rows(decoder.target, decoder.drafter, params, sequences, None, piece, valid)
+        logits = jnp.where((valid > 0)[:, None], last, logits)
+    rows = jnp.arange(batch, dtype=jnp.int32)
+    new = Newcomers(rows, settings, sequence=rows, budget=budget - 1, dropped=jnp.zeros_like(rows))
+    return start_rows(decoder, replace(state, sequences=sequences), logits, new)

@@ -1,0 +1,57 @@
+"""The target's logits of given texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.seats import feed_rows, on_device_of
+from specjax.models.protocol import FeatureRequest, Params, Target
+from specjax.runtime.engine import slots_for
+from specjax.runtime.pieces import piece_size
+from specjax.runtime.prompts import check_prompts
+from specjax.state import KVTypes
+
+if TYPE_CHECKING:
+    from specjax.runtime.model import Model
+
+
+def all_logits(model: Model, tokens: Sequence[int]) -> Float[np.ndarray, "T V"]:
+    """The logits of every position, see `Model.logits`."""
+    check_prompts(model.target, [tokens], new_tokens=0)
+    padded = np.zeros((1, -(-len(tokens) // 64) * 64), np.int32)
+    padded[0, : len(tokens)] = tokens
+    logits = _all_logits(model.target, model.params, padded, np.array([len(tokens)], np.int32))
+    return np.asarray(logits[0, : len(tokens)], np.float32)
+
+
+@partial(jax.jit, static_argnames="target")
+def _all_logits(
+    target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
+) -> Float[Array, "B T V"]:
+    state = Decoder(target, None, max_drafts=0).init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
+    output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
+    assert output.logits is not None
+    return output.logits
+
+
+def next_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float[np.ndarray, "V"]:
+    """The logits after the last token, see `Model.next_logits`."""
+    check_prompts(model.target, [tokens])
+    decoder = Decoder(model.target, None, max_drafts=0, kv_types=kv_types)
+    state = on_device_of(model.params, decoder.init_state(1, slots_for(len(tokens))))
+    begin = 0
+    while begin < len(tokens):
+        piece = tokens[begin : begin + piece_size(len(tokens) - begin)]
+        begin += len(piece)
+        padded = np.zeros((1, piece_size(len(piece))), np.int32)
+        padded[0, : len(piece)] = piece
+        n_valid = np.array([len(piece)], np.int32)
+        state, logits = feed_rows(model.target, None, model.params, state, None, padded, n_valid)
+    return np.asarray(logits[0], np.float32)
