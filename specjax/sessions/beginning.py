@@ -72,13 +72,18 @@ def beginning(session: Session, given: tuple[int, ...]) -> Beginning:
     return Beginning(ids, drops, memory, shared)
 
 
-def back(session: Session, given: tuple[int, ...]) -> Beginning:
+def back(session: Session, given: tuple[int, ...], since: int) -> Beginning:
     """Where the first tokens of the conversation begin, as they stood before others came.
+
+    Args:
+        session: whose conversation it is.
+        given: the first tokens.
+        since: a drop counts if so many tokens, or fewer, had been fed by then.
 
     Raises:
         SpecjaxError: tokens were dropped before, and the state of that time is not to be had.
     """
-    drops = tuple(dropped for dropped in session.drops if dropped.at < len(given))
+    drops = tuple(dropped for dropped in session.drops if dropped.at <= since)
     ids = given
     for dropped in drops:
         ids = dropped.cut.left_of(ids)
@@ -87,8 +92,8 @@ def back(session: Session, given: tuple[int, ...]) -> Beginning:
         unmoved = min((cut.keep for cut in session.cuts), default=len(ids))  # cuts move all other tokens
         return Beginning(ids, (), resumed(session, session.memory, ids[: unmoved + 1]), shared)
     memory = resumed(session, session.memory, ids)
-    since = drops[-1].at - (len(given) - len(ids))
-    if len(drops) < len(session.drops) or len(memory.tokens) < since:
+    after_last = drops[-1].at - (len(given) - len(ids))
+    if len(drops) < len(session.drops) or len(memory.tokens) < after_last:
         raise SpecjaxError(
             f"the session cannot go back to {len(given)} tokens: it dropped tokens when it had {drops[-1].at}, and has"
             f" no state from between; go back to {session.drops[0].at} tokens or fewer, which are computed again, or"

@@ -192,7 +192,7 @@ class Session:
         if not length:
             return replace(self, conversation=(), turns=(), drops=(), memory=None, reuse=Reuse(0, 0, 0))
         given = self.conversation[:length]
-        return self._holding(given, back(self, given))
+        return self._holding(given, back(self, given, length - 2))
 
     def rewind(self, n: int) -> Session:
         """The session with the last n tokens of the conversation taken back; see `at`.
@@ -210,10 +210,10 @@ class Session:
         """The target's logits for the token after the conversation, float32. The session does not change.
 
         Raises:
-            SpecjaxError: there is no conversation yet.
+            SpecjaxError: there is no conversation yet, or no slot is free for its last token.
         """
-        self._check_begun()
-        begin = back(self, self.conversation)
+        begin = back(self, self.conversation, len(self.conversation))
+        self._check_readable(len(begin.ids))
         _, logits = feed(self.decoder, self.model.params, begin.memory.state, begin.rest)
         return np.asarray(logits, np.float32)
 
@@ -228,18 +228,20 @@ class Session:
 
         Raises:
             ValueError: the span is empty.
-            SpecjaxError: there is no conversation yet, or see `at`.
+            SpecjaxError: as `next_logits` and `at`; or tokens were dropped within the span.
         """
-        self._check_begun()
+        self._check_readable(0)
         start, stop = span_of(start, stop, len(self.conversation))
         if broken := [dropped.at for dropped in self.drops if start < dropped.at < stop]:
             raise SpecjaxError(
                 f"the session dropped tokens after {broken[0]} tokens, within the span from {start} to {stop}; ask for"
                 " the logits before and after that place one after the other"
             )
-        begin = back(self, self.conversation[: start + 1])
+        span = self.conversation[start:stop]
+        begin = back(self, self.conversation[: start + 1], start)
+        self._check_readable(len(begin.ids) - 1 + len(span))
         held = extended(begin.memory, self.decoder, self.model.params, begin.rest[:-1])
-        return read_logits(self.model.target, self.model.params, held.state, self.conversation[start:stop])
+        return read_logits(self.model.target, self.model.params, held.state, span)
 
     def compare(self, other: Session) -> Comparison:
         """Where this conversation and another one part, and how probable the model finds both continuations.
@@ -336,9 +338,18 @@ class Session:
             return None
         return CutLimits.of(self.decoder, self.slots).after_writing(self.slots).cut_of_oldest(self.slots, self.keep)
 
-    def _check_begun(self) -> None:
+    def _check_readable(self, length: int) -> None:
+        """
+        Raises:
+            SpecjaxError: there is nothing to read, or the state has no room for so many tokens.
+        """
         if not self.conversation:
             raise SpecjaxError("the session holds no tokens yet; let it generate or feed it something first")
+        if length > self.slots:
+            raise SpecjaxError(
+                f"all {self.slots} slots are taken, and the last token of the conversation has none; drop tokens with"
+                " `shift` first, or ask for the logits before it: logits(-2, -1)"
+            )
 
     def _holding(self, given: tuple[int, ...], begin: Beginning) -> Session:
         """The session with a text in its state, the last token excepted."""
