@@ -111,7 +111,7 @@ class Comparison:
 
 
 def compare(first: Session, second: Session) -> Comparison:
-    """See `Session.compare`."""
+    """Put two sessions side by side, see `Session.compare`."""
     vocabularies = [session.model.target.vocab_size for session in (first, second)]
     if vocabularies[0] != vocabularies[1]:
         raise SpecjaxError(

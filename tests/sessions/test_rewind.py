@@ -110,6 +110,7 @@ def test_what_follows_is_what_a_fresh_session_says(name: str, draft: int, option
         reply, after = there.generate(text, max_tokens=7)
         fresh, _ = model(name).session(options, draft=draft, slots=SLOTS).generate(text, max_tokens=7)
         assert reply.tokens == fresh.tokens, f"after {place} of {whole} tokens"
+        assert reply.stats == fresh.stats, "the drafter stands elsewhere"
         assert after.reuse == Reuse(place - 1, place - 1, 1)
         nearest = max((point for point in points if point < place), default=0)
         if name == "plain" and not draft:
