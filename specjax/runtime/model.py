@@ -36,7 +36,7 @@ from specjax.runtime.stop_strings import StopStrings
 from specjax.runtime.stream import TextStream
 from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull
 from specjax.sessions.opening import open_session
-from specjax.sessions.session import Session
+from specjax.sessions.session import DEFAULT_POINT_BYTES, Session
 from specjax.sessions.session_file import load_session, save_session
 from specjax.state import Cut, KVTypes
 
@@ -240,6 +240,7 @@ class Model:
         slots: int | None = None,
         when_full: WhenFull = "error",
         keep: int = DEFAULT_KEEP,
+        point_bytes: int = DEFAULT_POINT_BYTES,
         **changes: Unpack[OptionChanges],
     ) -> Session:
         """A conversation whose turns reuse what the turns before computed.
@@ -253,12 +254,13 @@ class Model:
             when_full: what happens when they are full: "error", or "shift" to drop the oldest tokens and go on, within
                 a reply as well as between turns (see `Session.generate`).
             keep: tokens at the start that "shift" does not drop: the system prompt, say.
+            point_bytes: budget for copies of recurrent states, to which the session can go back without computing.
 
         Raises:
-            ValueError, TypeError: an option, `slots` or `keep` is out of its range, or of another type.
+            ValueError, TypeError: an option, `slots`, `keep` or `point_bytes` is out of its range, or of another type.
             SpecjaxError: as `generate`; or the model cannot drop tokens, and says why.
         """
-        return open_session(self, options_of(options, changes), slots, when_full, keep)
+        return open_session(self, options_of(options, changes), slots, when_full, keep, point_bytes)
 
     def save_session(self, session: Session, path: str | Path) -> None:
         """Write a session of this model to a file, see `Session.save`."""

@@ -35,7 +35,8 @@ def marked(model: Model, tokens: Sequence[int], turns: Sequence[Turn], begin: in
     parts = []
     for part in stretches(turns, begin, end):
         text = escape(elided(shown(model, tokens[part.begin : part.end]), LONGEST_HTML))
-        parts.append(f"<span style='{REPLY}'>{text}</span>" if part.reply else text)
+        style = REPLY if part.reply else ""  # in a span also without one: <pre> swallows a line break at its start
+        parts.append(f"<span style='{style}'>{text}</span>")
     return "".join(parts)
 
 

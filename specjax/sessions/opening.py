@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 from specjax.runtime.memory import CutLimits
 from specjax.runtime.options import GenerateOptions
 from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull, check_can_shift
-from specjax.sessions.session import Session
+from specjax.sessions.session import DEFAULT_POINT_BYTES, Session
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model
@@ -16,7 +16,12 @@ DEFAULT_SLOTS = 4096
 
 
 def open_session(
-    model: Model, options: GenerateOptions, slots: int | None, when_full: WhenFull = "error", keep: int = DEFAULT_KEEP
+    model: Model,
+    options: GenerateOptions,
+    slots: int | None,
+    when_full: WhenFull = "error",
+    keep: int = DEFAULT_KEEP,
+    point_bytes: int = DEFAULT_POINT_BYTES,
 ) -> Session:
     """A session without tokens; errors as in `Model.session`."""
     slots = min(model.target.context_length, DEFAULT_SLOTS) if slots is None else slots
@@ -26,8 +31,10 @@ def open_session(
         raise ValueError(f"when_full is {when_full!r}; known are {', '.join(map(repr, get_args(WhenFull)))}")
     if keep < 0:
         raise ValueError(f"keep is {keep}; it must be at least 0")
+    if point_bytes < 0:
+        raise ValueError(f"point_bytes is {point_bytes}; give a number of bytes, or 0 to keep no points")
     decoder = model.decoder(options)  # says what is wrong with the options
-    session = Session(model, options, slots, when_full, keep)
+    session = Session(model, options, slots, when_full, keep, point_bytes)
     if when_full == "shift":
         check_can_shift(decoder)
         if session.cut_when_full is None:

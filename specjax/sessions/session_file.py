@@ -122,11 +122,11 @@ def _read(
     header: dict[str, Any],
     arrays: Mapping[str, np.ndarray],
 ) -> Session:
-    session = open_session(model, options, header["slots"], header["when_full"], header["keep"])
+    wishes = {name: header[name] for name in ("slots", "when_full", "keep", "point_bytes")}
+    session = open_session(model, options, **wishes)
     saved = header["memory"]
     return replace(
         session,
-        point_bytes=header["point_bytes"],
         name=header["name"],
         conversation=tuple(header["conversation"]),
         turns=tuple(Turn(*turn) for turn in header["turns"]),

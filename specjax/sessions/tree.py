@@ -5,7 +5,7 @@ So nobody has to remember who was forked from whom, and a session that was saved
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -67,13 +67,14 @@ class SessionTree:
         total = sum(len(session.conversation) for session in self.sessions)
         return f"{count_of(len(self.sessions), 'session')}, {total} tokens, of which {self.root.size} are different"
 
-    def _label(self, branch: Branch) -> str:
+    def _label(self, branch: Branch, write: Callable[[str], str]) -> str:
+        """How long a branch is, and the names of those who end there, written so."""
         size = count_of(branch.end - branch.begin, "token")
-        return ", ".join([size, *(f"[{self.name_of(index)}]" for index in branch.ending)])
+        return ", ".join([size, *(write(self.name_of(index)) for index in branch.ending)])
 
     def _lines(self, branch: Branch, first: str, others: str) -> Iterator[str]:
         text = repr(elided(branch.text)) if branch.tokens else "(nothing)"
-        yield f"{first}{text}  {self._label(branch)}"
+        yield f"{first}{text}  {self._label(branch, '[{}]'.format)}"
         for child in branch.children:
             last = child is branch.children[-1]
             yield from self._lines(child, others + ("└─ " if last else "├─ "), others + ("   " if last else "│  "))
@@ -89,7 +90,7 @@ class SessionTree:
             children = f"<div style='margin-left: 2em'>{children}</div>"
         return (
             f"<div style='margin-top: 0.5em'><pre style='{BOX}'>{text}</pre>"
-            f"<small>{escape(self._label(branch))}</small>{children}</div>"
+            f"<small>{self._label(branch, lambda name: f'<b>{escape(name)}</b>')}</small>{children}</div>"
         )
 
     def _repr_html_(self) -> str:

@@ -226,6 +226,10 @@ def test_tokens_that_were_dropped_are_back_before_the_drop_and_gone_after_it(dra
     assert relative_rms(full.logits(-2, -1)[0], model("plain").logits(full.conversation)[-2]) < 1e-5
     with pytest.raises(specjax.SpecjaxError, match="dropped tokens after 64 tokens, within the span"):
         chat.logits(60, 70)
+    prompt = [*chat.conversation, *said(8, 30)]
+    read, reply = chat.feed(prompt), chat.generate(prompt, max_tokens=1)[1]
+    assert len(read.drops) == 2
+    assert (read.drops, read.tokens) == (reply.drops, reply.tokens[:-1])
     later = chat.generate([*chat.conversation, *said(6, 3)], max_tokens=4)[1].at(82)
     assert later.tokens == chat.feed(later.conversation).tokens == drop.cut.left_of(later.conversation)[:-1]
     assert relative_rms(later.next_logits(), chat.feed(later.conversation).next_logits()) < 1e-5
