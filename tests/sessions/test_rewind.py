@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from tiny_models import relative_rms
@@ -124,6 +125,19 @@ def test_what_follows_is_what_a_fresh_session_says(name: str, draft: int, option
     prompt = [*chat.conversation, *said(9)]
     fresh, _ = model(name).session(options, draft=draft, slots=SLOTS).generate(prompt)
     assert chat.generate(prompt)[0].tokens == fresh.tokens, "going back has spoilt the session"
+
+
+def test_the_state_is_that_of_a_fresh_session() -> None:
+    """Recurrent states, inputs of convolutions, and the hidden row that waits for the head."""
+    chat, ends = talked("hybrid", 3, GREEDY)
+    empty = model("hybrid").session(GREEDY, draft=3, slots=SLOTS)
+    for place in (20, chat.turns[0].prompt + 1, ends[2], chat.turns[1].end - 1):
+        states = [session.at(place).memory for session in (chat, empty.feed(chat.conversation[:place]))]
+        kept = [jax.tree.leaves(memory.state.kept().layers) for memory in states if memory is not None]
+        waiting = [memory.state.drafter.hidden[:, -1] for memory in states if memory is not None]
+        assert len(kept[0]) == 6, "three gated delta nets"
+        for got, want in zip([*kept[0], waiting[0]], [*kept[1], waiting[1]], strict=True):
+            assert relative_rms(got, want) < 1e-5
 
 
 def test_one_can_go_back_again_and_again() -> None:
