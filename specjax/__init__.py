@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from specjax.runtime.model import Model
     from specjax.runtime.options import GenerateOptions
     from specjax.sessions.session import Session
-    from specjax.traces.trace import Trace
     from specjax.sessions.tree import session_tree
+    from specjax.traces.trace import Trace
 
 __version__ = "0.1.0"
 
