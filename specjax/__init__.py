@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specjax.runtime.model import Model
     from specjax.runtime.options import GenerateOptions
     from specjax.sessions.session import Session
+    from specjax.sessions.tree import session_tree
     from specjax.traces.trace import Trace
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "find_divergence",
     "load",
     "plan",
+    "session_tree",
 ]
 
 _HOMES = {
@@ -82,6 +84,7 @@ _HOMES = {
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
     "plan": "specjax.analysis.planning",
+    "session_tree": "specjax.sessions.tree",
 }
 
 

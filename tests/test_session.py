@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +92,7 @@ def test_a_session_can_be_forked_wherever_one_likes_and_as_often(
 
 def test_without_a_budget_for_snapshots_everything_is_computed_again(hybrid: specjax.Model) -> None:
     options = specjax.GenerateOptions(max_tokens=8, draft=3, ignore_eos=True)
-    chat = replace(hybrid.session(options, slots=256), point_bytes=0)
+    chat = hybrid.session(options, slots=256, point_bytes=0)
     _, chat = chat.generate(said(0))
     assert chat.memory is not None
     assert chat.memory.points == ()
@@ -136,6 +135,8 @@ def test_a_full_session_says_so(dense: specjax.Model) -> None:
     assert len(reply.tokens) == 6
 
 
-def test_more_slots_than_context_are_refused(dense: specjax.Model) -> None:
+def test_more_slots_than_context_and_a_debt_of_bytes_are_refused(dense: specjax.Model) -> None:
+    with pytest.raises(ValueError, match="point_bytes is -1"):
+        dense.session(point_bytes=-1)
     with pytest.raises(ValueError, match="the model's context"):
         dense.session(slots=10**6)

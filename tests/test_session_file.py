@@ -42,7 +42,7 @@ def saved_and_loaded(chat: Session, path: Path, **drafter: Any) -> Session:
     """The session through a file, with a model that has been loaded anew."""
     chat.save(path)
     again = specjax.load(chat.model.path, **drafter).load_session(path)
-    for name in ("options", "slots", "when_full", "keep", "conversation", "cuts", "tokens", "reuse"):
+    for name in ("options", "slots", "when_full", "keep", "name", "conversation", "turns", "drops", "tokens", "reuse"):
         assert getattr(again, name) == getattr(chat, name), name
     assert (again.memory and again.memory.limits) == (chat.memory and chat.memory.limits)
     return again
@@ -66,7 +66,7 @@ def test_a_saved_session_goes_on_as_the_one_in_memory(
     lengths: tuple[int, ...],
     tmp_path: Path,
 ) -> None:
-    chat = talk(model(name, drafter).session(options, slots=512), lengths)
+    chat = talk(model(name, drafter).session(options, slots=512).fork("a name"), lengths)
     again = saved_and_loaded(chat, tmp_path / "chat", drafter=drafter)
     forwards = [*chat.conversation, *said(7)]
     changed = [*chat.conversation[:-5], *said(8)]  # within the last reply: back to a state that was kept, or a cut
@@ -76,6 +76,9 @@ def test_a_saved_session_goes_on_as_the_one_in_memory(
         assert after_file.reuse == after.reuse
         assert after.reuse is not None
         assert after.reuse.reused > 0
+    place = len(chat.conversation) - 4
+    assert again.at(place).reuse == chat.at(place).reuse
+    assert again.at(place).turns == chat.at(place).turns
 
 
 def test_what_was_dropped_of_a_conversation_stays_known(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import feed_rows, on_device_of
+from specjax.decoding.seats import on_device_of
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.runtime.engine import slots_for
-from specjax.runtime.pieces import piece_size
+from specjax.runtime.feeding import feed
 from specjax.runtime.prompts import check_prompts
 from specjax.state import KVTypes
 
@@ -46,12 +46,4 @@ def next_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float
     check_prompts(model.target, [tokens])
     decoder = Decoder(model.target, None, max_drafts=0, kv_types=kv_types)
     state = on_device_of(model.params, decoder.init_state(1, slots_for(len(tokens))))
-    begin = 0
-    while begin < len(tokens):
-        piece = tokens[begin : begin + piece_size(len(tokens) - begin)]
-        begin += len(piece)
-        padded = np.zeros((1, piece_size(len(piece))), np.int32)
-        padded[0, : len(piece)] = piece
-        n_valid = np.array([len(piece)], np.int32)
-        state, logits = feed_rows(model.target, None, model.params, state, None, padded, n_valid)
-    return np.asarray(logits[0], np.float32)
+    return np.asarray(feed(decoder, model.params, state, tokens)[1], np.float32)

@@ -19,6 +19,7 @@ from specjax.models.drafters.trimmed import TRIMMED
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
 from specjax.runtime.engine import Engine
+from specjax.runtime.features import TextFeatures, text_features
 from specjax.runtime.generation import Generation
 from specjax.runtime.logits import all_logits, next_logits
 from specjax.runtime.options import (
@@ -35,7 +36,8 @@ from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
 from specjax.runtime.stream import TextStream
 from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull
-from specjax.sessions.session import Session, open_session
+from specjax.sessions.opening import open_session
+from specjax.sessions.session import DEFAULT_POINT_BYTES, Session
 from specjax.sessions.session_file import load_session, save_session
 from specjax.state import Cut, KVTypes
 
@@ -247,6 +249,7 @@ class Model:
         slots: int | None = None,
         when_full: WhenFull = "error",
         keep: int = DEFAULT_KEEP,
+        point_bytes: int = DEFAULT_POINT_BYTES,
         **changes: Unpack[OptionChanges],
     ) -> Session:
         """A conversation whose turns reuse what the turns before computed.
@@ -260,12 +263,13 @@ class Model:
             when_full: what happens when they are full: "error", or "shift" to drop the oldest tokens and go on, within
                 a reply as well as between turns (see `Session.generate`).
             keep: tokens at the start that "shift" does not drop: the system prompt, say.
+            point_bytes: budget for copies of recurrent states, to which the session can go back without computing.
 
         Raises:
-            ValueError, TypeError: an option, `slots` or `keep` is out of its range, or of another type.
+            ValueError, TypeError: an option, `slots`, `keep` or `point_bytes` is out of its range, or of another type.
             SpecjaxError: as `generate`; or the model cannot drop tokens, and says why.
         """
-        return open_session(self, options_of(options, changes), slots, when_full, keep)
+        return open_session(self, options_of(options, changes), slots, when_full, keep, point_bytes)
 
     def save_session(self, session: Session, path: str | Path) -> None:
         """Write a session of this model to a file, see `Session.save`."""
@@ -333,3 +337,29 @@ class Model:
             PromptError: as `generate`.
         """
         return next_logits(self, self.encode(tokens), kv_types)
+
+    def features(
+        self,
+        text: Prompt,
+        layers: Sequence[int] = (),
+        *,
+        final_hidden: bool = True,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> TextFeatures:
+        """Hidden states of a text, in float32 and on the host, for probes and plots.
+
+        >>> inside = model.features("def add(a, b):", layers=[0, 2])
+        >>> inside.layer_inputs[2]  # [T, D]
+
+        Args:
+            text: text, or token ids. It is fed up to the end of the span, in pieces of at most 256 tokens.
+            layers: whose inputs are wanted, from 0. The number of layers stands for the output of the last one.
+            final_hidden: whether the final hidden states are wanted.
+            start, stop: the span of tokens, as in a slice of a list; by default all.
+
+        Raises:
+            PromptError: as `generate`.
+            ValueError: there is no such layer, the span is empty, or nothing is asked for.
+        """
+        return text_features(self, self.encode(text), layers, final_hidden, start, stop)

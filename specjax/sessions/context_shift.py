@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.shift import cannot_shift
+from specjax.errors import SpecjaxError
 from specjax.state import Cut
 
 WhenFull = Literal["error", "shift"]
@@ -22,3 +25,27 @@ def contiguous_from(cuts: Iterable[Cut]) -> int:
     for cut in cuts:
         position = max(cut.keep, position - cut.drop)
     return position
+
+
+class Dropped(NamedTuple):
+    """A cut of a conversation.
+
+    Attributes:
+        cut: which tokens were dropped from those that the state held.
+        at: how many tokens of the conversation had been fed by then, including those that cuts before had dropped.
+    """
+
+    cut: Cut
+    at: int
+
+
+def with_cut(drops: tuple[Dropped, ...], cut: Cut, held: int) -> tuple[Dropped, ...]:
+    """The cuts so far, and one of a state that held so many tokens."""
+    return (*drops, Dropped(cut, held + sum(each.cut.drop for each in drops)))
+
+
+def check_can_shift(decoder: Decoder) -> None:
+    """Raise `SpecjaxError` if a state of these models cannot drop tokens."""
+    reason = cannot_shift(decoder)
+    if reason is not None:
+        raise SpecjaxError(f"this model cannot drop the oldest tokens of a conversation: {reason}")

@@ -3,7 +3,8 @@
 A session holds the state after its last turn. The next prompt is the whole conversation so far; what it shares with
 what the session has seen is not computed again. How far back a session can go depends on the model: caches of full
 attention can be cut anywhere, a ring only as far as its window still stands in it, and recurrent states, like a
-drafter's waiting rows, only be taken up where a copy was kept: after each prompt and at the end of each turn.
+drafter's waiting rows, only be taken up where a copy was kept: after each prompt and at the end of each turn. To stand
+anywhere else, a session goes on from the last place before it that it can take up, and feeds the tokens in between.
 
 A full session may drop its oldest tokens and go on. The other tokens are not computed again: their keys are rotated to
 the new positions. Above the first layer they still carry something of the dropped tokens (see `specjax.state.shift`).
@@ -11,47 +12,38 @@ the new positions. Above the first layer they still carry something of the dropp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+from jaxtyping import Float
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.shift import cannot_shift
-from specjax.errors import PromptError, SpecjaxError
+from specjax.errors import SpecjaxError
+from specjax.runtime.features import span_of
+from specjax.runtime.feeding import extended, feed, read_logits
 from specjax.runtime.generation import Generation
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint, common_prefix, within_budget
 from specjax.runtime.options import GenerateOptions, OptionChanges, options_of, takes_options
-from specjax.runtime.prompts import Prompt, check_prompts
+from specjax.runtime.prompts import Prompt
 from specjax.runtime.request import Start, Update
 from specjax.runtime.stream import generation_of
-from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull, contiguous_from
+from specjax.sessions.beginning import Beginning, Reuse, back, beginning, resumed
+from specjax.sessions.compare import Comparison, compare
+from specjax.sessions.context_shift import DEFAULT_KEEP, Dropped, WhenFull, check_can_shift, with_cut
+from specjax.sessions.look import session_html, session_text
+from specjax.sessions.turns import Turn, turns_until, with_turn
 from specjax.state import Cut
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model
 
-DEFAULT_SLOTS = 4096
 DEFAULT_POINT_BYTES = 256 * 2**20
 
 
-@dataclass(frozen=True)
-class Reuse:
-    """How many tokens a turn took from the session, and how many it computed.
-
-    Attributes:
-        shared: tokens at the start of the prompt that are equal to those the session has seen.
-        reused: tokens that were not computed again. There are fewer than `shared` if the session has kept no state at
-            that place, or has dropped tokens first.
-        fed: tokens of the prompt that were computed.
-    """
-
-    shared: int
-    reused: int
-    fed: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Session:
     """A conversation, made by `specjax.Model.session`. A turn returns a new session. The old one does not change, so
     keeping it is a fork.
@@ -62,27 +54,48 @@ class Session:
         when_full: what happens when the slots are full: "error", or "shift" to drop the oldest tokens.
         keep: how many tokens at the start are never dropped.
         point_bytes: budget for points to go back to; the oldest are given up first.
+        name: how trees of sessions call it, see `fork`.
         conversation: the last prompt and the reply to it, including all tokens that were dropped.
-        cuts: which tokens were dropped from the conversation, in order of time.
-        memory: what the state holds of it; the last token of a reply may be missing. None before the first turn.
-        reuse: how much the last turn took from the session; None before the first turn.
+        turns: who said what of it.
+        drops: which tokens were dropped from the conversation and when, in order of time.
+        memory: what the state holds of it; the last token is missing. None before the first turn.
+        reuse: how much the last turn, or going back, took from the session before; None before the first turn.
     """
 
-    model: Model = field(repr=False)
+    model: Model
     options: GenerateOptions
     slots: int
     when_full: WhenFull = "error"
     keep: int = DEFAULT_KEEP
     point_bytes: int = DEFAULT_POINT_BYTES
-    conversation: tuple[int, ...] = field(default=(), repr=False)
-    cuts: tuple[Cut, ...] = field(default=(), repr=False)
-    memory: Memory | None = field(default=None, repr=False)
+    name: str | None = None
+    conversation: tuple[int, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    drops: tuple[Dropped, ...] = ()
+    memory: Memory | None = None
     reuse: Reuse | None = None
+
+    def __repr__(self) -> str:
+        return session_text(self)
+
+    def _repr_html_(self) -> str:
+        """The conversation with the model's part marked and the figures below, for notebooks."""
+        return session_html(self)
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """What the state holds of the conversation."""
         return () if self.memory is None else self.memory.tokens
+
+    @property
+    def text(self) -> str:
+        """The conversation as text, without control tokens. It is empty if the model has no tokenizer."""
+        return self.model.decode(self.conversation)
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Which tokens were dropped from the conversation, in order of time."""
+        return tuple(dropped.cut for dropped in self.drops)
 
     @takes_options
     def generate(
@@ -113,41 +126,139 @@ class Session:
         """
         options = self._turn_options(changes)
         given = tuple(self.model.encode(prompt))
-        ids, cuts = self._without_dropped(given)
-        begin, shared = self._resumed(ids), common_prefix(self.tokens, ids)
-        if len(ids) >= self.slots:
-            cut = self._room_for(ids, begin)
-            begin, ids, cuts = begin.without(cut), cut.left_of(ids), (*cuts, cut)
-        check_prompts(self.model.target, [ids])
-        points = list(begin.points)
+        begin = beginning(self, given)
+        ids, drops, limits = begin.ids, begin.drops, begin.memory.limits
+        points = list(begin.memory.points)
         start = Start(
-            begin.state,
-            len(begin.tokens),
+            begin.memory.state,
+            len(begin.memory.tokens),
             dropped=len(given) - len(ids),
             prefilled=lambda state: points.append(ReturnPoint.of(state, len(ids))),
         )
-        when_full = self._cut_when_full()
+        when_full = self.cut_when_full
         engine = self.model.engine([options, self._state_options(options)], seats=1, slots=self.slots)
         job = engine.submit(self.model.request(ids, options, start=start, when_full=when_full))
         for update in engine.run():
             if observe is not None:
                 observe(update)
         generation, state = generation_of(self.model, job, options), engine.state.sequences
-        tokens, limits = (*ids, *generation.tokens), begin.limits
+        text = (*ids, *generation.tokens)
         for _ in range(job.cuts):
             assert when_full is not None
             points = [point for point in points if point.length <= when_full.keep]
             limits = limits.after_writing(self.slots).after_cut(when_full)
-            tokens, cuts = when_full.left_of(tokens), (*cuts, when_full)
-        tokens = tokens[: int(state.length[0])]
-        points.append(ReturnPoint.of(state, len(tokens)))
-        return generation, replace(
-            self,
-            conversation=(*given, *generation.tokens),
-            cuts=cuts,
-            memory=Memory(tokens, state, limits.after_writing(len(tokens)), within_budget(points, self.point_bytes)),
-            reuse=Reuse(shared, len(begin.tokens), len(ids) - len(begin.tokens)),
-        )
+            text, drops = when_full.left_of(text), with_cut(drops, when_full, self.slots)
+        held = int(state.length[0])
+        memory = Memory(text[:held], state, limits.after_writing(held), tuple(points))
+        if held < len(text):
+            memory = replace(memory, points=(*points, ReturnPoint.of(state, held)))
+        else:  # the device learns of a stop string late, and has gone on
+            memory = resumed(self, memory, text)
+            memory = extended(memory, self.decoder, self.model.params, text[len(memory.tokens) : -1])
+        return generation, self._after(given, generation.tokens, drops, memory, begin.reuse(len(begin.rest)))
+
+    def feed(self, prompt: Prompt) -> Session:
+        """Let the session read a prompt and say nothing.
+
+        What goes on from the new session, as often as you like, does not compute the prompt again: other seeds, other
+        options, other continuations. Its state holds the prompt but for the last token, as after a turn.
+
+        Args:
+            prompt: the whole conversation, see `generate`.
+
+        Raises:
+            PromptError: as `generate`.
+        """
+        given = tuple(self.model.encode(prompt))
+        return self._holding(given, beginning(self, given))
+
+    def at(self, length: int) -> Session:
+        """The session as it stood after the first `length` tokens of the conversation.
+
+        What can be taken up is not computed again: the caches up to there, or the last kept point before. Tokens from
+        there on are fed again, and `reuse.fed` of the new session says how many. Tokens that were dropped afterwards
+        are there again. Going on from the new session gives the tokens that a session would give which never went
+        further. This session does not change.
+
+        Raises:
+            ValueError: the conversation does not have so many tokens.
+            SpecjaxError: tokens were dropped before that place, and the state of that time is not to be had any more.
+        """
+        whole = len(self.conversation)
+        if not 0 <= length <= whole:
+            raise ValueError(f"length is {length}; the conversation has {whole} tokens: give 0 to {whole}")
+        if length == whole:
+            return self
+        if not length:
+            return replace(self, conversation=(), turns=(), drops=(), memory=None, reuse=Reuse(0, 0, 0))
+        given = self.conversation[:length]
+        return self._holding(given, back(self, given, length - 2))
+
+    def rewind(self, n: int) -> Session:
+        """The session with the last n tokens of the conversation taken back; see `at`.
+
+        Raises:
+            ValueError: the conversation has fewer tokens, or n is negative.
+            SpecjaxError: see `at`.
+        """
+        whole = len(self.conversation)
+        if not 0 <= n <= whole:
+            raise ValueError(f"n is {n}; the conversation has {whole} tokens, so 0 to {whole} can be taken back")
+        return self.at(whole - n)
+
+    def next_logits(self) -> Float[np.ndarray, "V"]:
+        """The target's logits for the token after the conversation, float32. The session does not change.
+
+        Raises:
+            SpecjaxError: there is no conversation yet, or no slot is free for its last token.
+        """
+        begin = back(self, self.conversation, len(self.conversation))
+        self._check_readable(len(begin.ids))
+        _, logits = feed(self.decoder, self.model.params, begin.memory.state, begin.rest)
+        return np.asarray(logits, np.float32)
+
+    def logits(self, start: int = 0, stop: int | None = None) -> Float[np.ndarray, "T V"]:
+        """The target's logits in a span of the conversation, float32; row p predicts the token after start + p.
+
+        Only the span is computed, and what lies between it and the last place before it that can be taken up, see `at`.
+        The session does not change.
+
+        Args:
+            start, stop: tokens of the conversation, as in a slice of a list: `logits(-5)` has the last five rows.
+
+        Raises:
+            ValueError: the span is empty.
+            SpecjaxError: as `next_logits` and `at`; or tokens were dropped within the span.
+        """
+        self._check_readable(0)
+        start, stop = span_of(start, stop, len(self.conversation))
+        if broken := [dropped.at for dropped in self.drops if start < dropped.at < stop]:
+            raise SpecjaxError(
+                f"the session dropped tokens after {broken[0]} tokens, within the span from {start} to {stop}; ask for"
+                " the logits before and after that place one after the other"
+            )
+        span = self.conversation[start:stop]
+        begin = back(self, self.conversation[: start + 1], start)
+        self._check_readable(len(begin.ids) - 1 + len(span))
+        held = extended(begin.memory, self.decoder, self.model.params, begin.rest[:-1])
+        return read_logits(self.model.target, self.model.params, held.state, span)
+
+    def compare(self, other: Session) -> Comparison:
+        """Where this conversation and another one part, and how probable the model finds both continuations.
+
+        The other session may be one of another model with the same vocabulary: each model then judges both.
+
+        Raises:
+            SpecjaxError: the two do not begin alike, or have different vocabularies.
+        """
+        return compare(self, other)
+
+    def fork(self, name: str) -> Session:
+        """The session under a name, which trees of sessions show and later turns keep, see `specjax.session_tree`.
+
+        A fork without a name needs no method: keep the session.
+        """
+        return replace(self, name=name)
 
     def shift(self, *, drop: int, keep: int | None = None) -> Session:
         """Drop `drop` tokens after the first `keep` (default: `self.keep`), to make room for new ones.
@@ -161,7 +272,7 @@ class Session:
             SpecjaxError: the model cannot do it, or too little would be left; the message says how much must be.
         """
         keep = self.keep if keep is None else keep
-        check_can_shift(self._decoder)
+        check_can_shift(self.decoder)
         if self.memory is None:
             raise SpecjaxError("the session holds no tokens yet that could be dropped; let it generate first")
         if keep < 0 or drop < 1:
@@ -178,7 +289,7 @@ class Session:
         points = [*shorter.points, ReturnPoint.of(shorter.state, len(shorter.tokens))]
         return replace(
             self,
-            cuts=(*self.cuts, cut),
+            drops=with_cut(self.drops, cut, len(self.tokens)),
             memory=replace(shorter, points=within_budget(points, self.point_bytes)),
         )
 
@@ -192,7 +303,8 @@ class Session:
         self.model.save_session(self, path)
 
     @property
-    def _decoder(self) -> Decoder:
+    def decoder(self) -> Decoder:
+        """The program that its state is made for."""
         return self.model.decoder(self.options)
 
     def _turn_options(self, changes: Mapping[str, Any]) -> GenerateOptions:
@@ -202,10 +314,10 @@ class Session:
             ValueError: the state of the session cannot go on with them.
         """
         options = options_of(self.options, changes)
-        if self.model.decoder(options).max_drafts > self._decoder.max_drafts:
+        if self.model.decoder(options).max_drafts > self.decoder.max_drafts:
             raise ValueError(
                 f"draft is {options.draft!r}, but the state of this session was made for"
-                f" {self._decoder.max_drafts} drafts a round; ask for at most so many, or open another session"
+                f" {self.decoder.max_drafts} drafts a round; ask for at most so many, or open another session"
             )
         return options
 
@@ -219,73 +331,47 @@ class Session:
             kv_type_v=self.options.kv_type_v,
         )
 
-    def _cut_when_full(self) -> Cut | None:
+    @property
+    def cut_when_full(self) -> Cut | None:
         """The tokens to drop when every slot is taken; None if that is an error."""
         if self.when_full == "error":
             return None
-        return CutLimits.of(self._decoder, self.slots).after_writing(self.slots).cut_of_oldest(self.slots, self.keep)
+        return CutLimits.of(self.decoder, self.slots).after_writing(self.slots).cut_of_oldest(self.slots, self.keep)
 
-    def _without_dropped(self, given: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Cut, ...]]:
-        """The prompt without the tokens that were dropped, and the cuts that dropped them. If the prompt does not
-        continue the conversation, it is returned as it is, with no cuts.
+    def _check_readable(self, length: int) -> None:
         """
-        dropped = sum(cut.drop for cut in self.cuts)
-        if common_prefix(self.conversation, given) < contiguous_from(self.cuts) + dropped:
-            return given, ()
-        for cut in self.cuts:
-            given = cut.left_of(given)
-        return given, self.cuts
-
-    def _resumed(self, ids: tuple[int, ...]) -> Memory:
-        """As much of the prompt as can be had without feeding it, its last token excepted. The state is a copy."""
-        if self.memory is not None and (point := self.memory.point_for(ids)) is not None:
-            return self.memory.back_at(point)
-        return Memory.empty(self._decoder, self.slots)
-
-    def _room_for(self, ids: tuple[int, ...], begin: Memory) -> Cut:
-        """What of the beginning has to go, so that the prompt fits and a new token with it."""
-        cut, held = None, len(begin.tokens)
-        if self.when_full == "shift":
-            cut = begin.limits.cut_of_oldest(held, self.keep, at_least=len(ids) - self.slots + 1)
-        if cut is None:
-            fewer = (
-                f"; {held} of them are in its caches, and dropping of these cannot make room for the others"
-                if self.when_full == "shift"
-                else ""
+        Raises:
+            SpecjaxError: there is nothing to read, or the state has no room for so many tokens.
+        """
+        if not self.conversation:
+            raise SpecjaxError("the session holds no tokens yet; let it generate or feed it something first")
+        if length > self.slots:
+            raise SpecjaxError(
+                f"all {self.slots} slots are taken, and the last token of the conversation has none; drop tokens with"
+                " `shift` first, or ask for the logits before it: logits(-2, -1)"
             )
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, but the session has room for {self.slots}, of which a new token"
-                f" needs one{fewer}; shorten the prompt, or open a session with more slots"
-            )
-        return cut
 
+    def _holding(self, given: tuple[int, ...], begin: Beginning) -> Session:
+        """The session with a text in its state, the last token excepted."""
+        memory = extended(begin.memory, self.decoder, self.model.params, begin.rest[:-1])
+        return self._after(given, (), begin.drops, memory, begin.reuse(len(begin.rest) - 1))
 
-def check_can_shift(decoder: Decoder) -> None:
-    """Raise `SpecjaxError` if a state of these models cannot drop tokens."""
-    reason = cannot_shift(decoder)
-    if reason is not None:
-        raise SpecjaxError(f"this model cannot drop the oldest tokens of a conversation: {reason}")
-
-
-def open_session(
-    model: Model, options: GenerateOptions, slots: int | None, when_full: WhenFull = "error", keep: int = DEFAULT_KEEP
-) -> Session:
-    """A session without tokens; errors as in `Model.session`."""
-    slots = min(model.target.context_length, DEFAULT_SLOTS) if slots is None else slots
-    if not 1 < slots <= model.target.context_length:
-        raise ValueError(f"slots is {slots}; give 2 to {model.target.context_length}, the model's context")
-    if when_full not in get_args(WhenFull):
-        raise ValueError(f"when_full is {when_full!r}; known are {', '.join(map(repr, get_args(WhenFull)))}")
-    if keep < 0:
-        raise ValueError(f"keep is {keep}; it must be at least 0")
-    decoder = model.decoder(options)  # says what is wrong with the options
-    session = Session(model, options, slots, when_full, keep)
-    if when_full == "shift":
-        check_can_shift(decoder)
-        if session._cut_when_full() is None:
-            least = CutLimits.of(decoder, slots).after_writing(slots).least_left
-            raise ValueError(
-                f"keep={keep} and the {least} newest tokens, which must be left, fill all {slots} slots, so that there"
-                " is nothing to drop; keep fewer tokens, or give more slots"
-            )
-    return session
+    def _after(
+        self,
+        given: tuple[int, ...],
+        reply: Sequence[int],
+        drops: tuple[Dropped, ...],
+        memory: Memory,
+        reuse: Reuse,
+    ) -> Session:
+        """The session after a prompt and the reply to it."""
+        conversation = (*given, *reply)
+        turns = turns_until(self.turns, common_prefix(self.conversation, given))
+        return replace(
+            self,
+            conversation=conversation,
+            turns=with_turn(turns, len(given), len(conversation)),
+            drops=drops,
+            memory=replace(memory, points=within_budget(memory.points, self.point_bytes)),
+            reuse=reuse,
+        )

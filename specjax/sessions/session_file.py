@@ -26,7 +26,11 @@ from specjax.decoding.settings import DraftConfig
 from specjax.errors import SpecjaxError
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
 from specjax.runtime.options import GenerateOptions
-from specjax.sessions.session import Reuse, Session, open_session
+from specjax.sessions.beginning import Reuse
+from specjax.sessions.context_shift import Dropped
+from specjax.sessions.opening import open_session
+from specjax.sessions.session import Session
+from specjax.sessions.turns import Turn
 from specjax.state import Cut
 
 if TYPE_CHECKING:
@@ -49,8 +53,10 @@ def save_session(session: Session, path: str | Path) -> None:
         "when_full": session.when_full,
         "keep": session.keep,
         "point_bytes": session.point_bytes,
+        "name": session.name,
         "conversation": session.conversation,
-        "cuts": session.cuts,
+        "turns": session.turns,
+        "drops": session.drops,
         "memory": None if session.memory is None else _memory_header(session.memory),
         "reuse": None if session.reuse is None else asdict(session.reuse),
     }
@@ -116,13 +122,15 @@ def _read(
     header: dict[str, Any],
     arrays: Mapping[str, np.ndarray],
 ) -> Session:
-    session = open_session(model, options, header["slots"], header["when_full"], header["keep"])
+    wishes = {name: header[name] for name in ("slots", "when_full", "keep", "point_bytes")}
+    session = open_session(model, options, **wishes)
     saved = header["memory"]
     return replace(
         session,
-        point_bytes=header["point_bytes"],
+        name=header["name"],
         conversation=tuple(header["conversation"]),
-        cuts=tuple(Cut(*cut) for cut in header["cuts"]),
+        turns=tuple(Turn(*turn) for turn in header["turns"]),
+        drops=tuple(Dropped(Cut(*cut), at) for cut, at in header["drops"]),
         memory=None if saved is None else _memory(model.decoder(options), session.slots, saved, arrays),
         reuse=None if header["reuse"] is None else Reuse(**header["reuse"]),
     )
