@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specjax.analysis.diverge import DivergenceReport, diverge
     from specjax.analysis.divergence import find_divergence
     from specjax.analysis.lossless import NotLosslessError, assert_lossless, check_lossless
     from specjax.analysis.planning import Plan, plan
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FAMILIES",
     "BaseDrafter",
+    "DivergenceReport",
     "DraftConfig",
     "Evaluation",
     "GenerateOptions",
@@ -51,6 +53,7 @@ __all__ = [
     "Trace",
     "assert_lossless",
     "check_lossless",
+    "diverge",
     "find_divergence",
     "load",
     "plan",
@@ -59,6 +62,7 @@ __all__ = [
 
 _HOMES = {
     "BaseDrafter": "specjax.models.parts.drafter",
+    "DivergenceReport": "specjax.analysis.diverge",
     "DraftConfig": "specjax.decoding.settings",
     "Evaluation": "specjax.evaluation",
     "FAMILIES": "specjax.models.registry",
@@ -76,6 +80,7 @@ _HOMES = {
     "Trace": "specjax.traces.trace",
     "assert_lossless": "specjax.analysis.lossless",
     "check_lossless": "specjax.analysis.lossless",
+    "diverge": "specjax.analysis.diverge",
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
     "plan": "specjax.analysis.planning",

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from pallas_kernels.matmul import Activations, QTensor
 from specjax.decoding.random import Purpose, gumbel_at
@@ -112,17 +113,35 @@ def find_divergence(
     if min(tokens) >= 0:
         prefix = [*prompt, *here[:position]]
         logits = model.next_logits(prefix, kv_types=options.kv_types)
-        if options.sampler.greedy:
-            margin = float(abs(logits[tokens[0]] - logits[tokens[1]]))
-        else:
-            margin, filtered = _sampled_margin(logits, tokens, options, sequence, len(prefix))
+        margin, filtered = margin_between(logits, tokens, options, sequence, len(prefix))
         relative = margin / float(np.abs(logits).max())
+    tolerance = tolerance_of_model(model, options.kv_types)
+    return Divergence(position, tokens, margin, relative, tolerance, filtered)
+
+
+def tolerance_of_model(model: Model, kv_types: KVTypes) -> float:
+    """The relative margin up to which two tokens of a model tie, see `tolerance_of`."""
     target = model.params["target"]
     packed = [leaf for leaf in jax.tree.leaves(target, is_leaf=_is_packed) if _is_packed(leaf)]
     embedding = target["embed"]["weight"]
     dtype = "float32" if _is_packed(embedding) else str(embedding.dtype)  # that of the hidden state
-    tolerance = tolerance_of(dtype, options.kv_types, {leaf.act for leaf in packed})
-    return Divergence(position, tokens, margin, relative, tolerance, filtered)
+    return tolerance_of(dtype, kv_types, {leaf.act for leaf in packed})
+
+
+def margin_between(
+    logits: Float[np.ndarray, "V"], tokens: tuple[int, int], options: GenerateOptions, sequence: int, position: int
+) -> tuple[float, bool]:
+    """How far two tokens are from a tie, see `Divergence.margin`, and whether one of them is filtered out.
+
+    Args:
+        logits: of the place.
+        tokens: greedy decoding, or the same noise, should have decided between them.
+        options: how it decides.
+        sequence, position: key the noise.
+    """
+    if options.sampler.greedy:
+        return float(abs(logits[tokens[0]] - logits[tokens[1]])), False
+    return _sampled_margin(logits, tokens, options, sequence, position)
 
 
 def _sampled_margin(
@@ -139,11 +158,11 @@ def _sampled_margin(
         return float(abs(scores[0] - scores[1])), False
     # Where the excluded token was drawn, it came through the filters and then won: rounding must explain both.
     lead = scores[~excluded].max(initial=-np.inf) - scores[excluded].max()
-    beyond = max(_beyond_filters(logits, token, options.sampler) for token in candidates[excluded])
+    beyond = max(beyond_filters(logits, token, options.sampler) for token in candidates[excluded])
     return float(max(lead, beyond)), True
 
 
-def _beyond_filters(logits: np.ndarray, token: int, sampler: SamplerConfig) -> float:
+def beyond_filters(logits: Float[np.ndarray, "V"], token: int, sampler: SamplerConfig) -> float:
     """By how much, as a difference of logits, top-k, top-p and min-p exclude a token; 0 for one that they keep.
 
     The probability before a token in the nucleus is measured by its log-odds, which are a difference of logits of two

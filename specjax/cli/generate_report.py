@@ -53,6 +53,7 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "kv_type_v": outcome.options.kv_type_v,
         "kv_bytes_per_token": bytes_per_token(outcome.decoder),
         "seed": outcome.options.seed,
+        **asdict(outcome.options.sampler),
         "rounds": stats.rounds,
         "drafted": stats.drafted,
         "accepted": stats.accepted,

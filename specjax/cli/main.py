@@ -15,6 +15,7 @@ from specjax.cli import (
     chat,
     check,
     convert,
+    diverge,
     evaluate,
     generate,
     imatrix,
@@ -51,6 +52,7 @@ examples:
   specjax chat --model gemma-4-E4B-it-Q8_0.gguf           talk with a model, line by line
   specjax inspect model.gguf                              what is in a file, and whether it has a drafter
   specjax check model.gguf --drafter small.gguf           whether a drafter leaves the text as it is
+  specjax diverge draft=3 draft=0 --prompt "def f("       where two texts that should be equal part, and why
   specjax convert model.gguf model.orbax                  between GGUF, safetensors and Orbax, and back
   specjax eval --prompts questions.jsonl --out answers.jsonl --batch 8
   specjax bench model.gguf --draft 1 2 3                  how fast, and how fast it could be
@@ -64,7 +66,7 @@ environment:
   SPECJAX_KERNELS  which kernels compute, as --kernels has it
   SPECJAX_DEBUG    if set, errors come with a traceback
 
-exit status: 0 success, 1 a check failed (generate --compare, inspect, check), 2 bad input, 130 interrupted
+exit status: 0 success, 1 a check failed (generate --compare, inspect, check, diverge), 2 bad input, 130 interrupted
 """
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -112,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    reading = (inspect, verify, check, convert, quantize, imatrix, vocabulary, logits, score)
+    reading = (inspect, verify, check, diverge, convert, quantize, imatrix, vocabulary, logits, score)
     for command in (generate, chat, *reading, evaluate, bench, plan, train):
         command.add_parser(commands)
     return parser

@@ -29,7 +29,7 @@ def encode(prompt: Prompt, tokenizer: TextTokenizer | None, path: Path) -> list[
         SpecjaxError: there is no tokenizer for it.
     """
     if not isinstance(prompt, str):
-        return _ids(prompt)
+        return token_ids(prompt)
     if tokenizer is None:
         raise SpecjaxError(
             f"{path} has no usable tokenizer; give the prompt as token ids"
@@ -61,7 +61,8 @@ def check_text(text: str) -> None:
         ) from error
 
 
-def _ids(prompt: Any) -> list[int]:
+def token_ids(prompt: Any) -> list[int]:
+    """The ids of a prompt that is not a text; `PromptError` if they are no whole numbers."""
     if isinstance(prompt, bytes | bytearray):
         raise PromptError("the prompt is bytes; decode it to a text first: prompt.decode()")
     try:

@@ -7,7 +7,8 @@ from typing import Any
 from flax import struct
 from jaxtyping import Array, Int
 
-from specjax.state.part import LayerWindow, Part, Window
+from specjax.state.content import Content
+from specjax.state.part import LayerWindow, Part, Window, contents_of_layers
 from specjax.state.shift import Shift
 
 
@@ -35,6 +36,13 @@ class SequenceState(Part):
         """Drop tokens from every part at once."""
         layers = tuple(layer.shift(shift) for layer in self.layers)
         return SequenceState(layers, None if self.drafter is None else self.drafter.shift(shift), shift.left)
+
+    def contents(self, row: int, length: int | None = None) -> tuple[Content, ...]:
+        """The contents of the layers, and then of the drafter's part; the state knows its length itself."""
+        own = int(self.length[row])
+        layers = contents_of_layers(self.layers, row, own)
+        drafter = () if self.drafter is None else self.drafter.contents(row, own)
+        return (*layers, *(content.under("drafter") for content in drafter))
 
 
 @struct.dataclass

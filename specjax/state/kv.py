@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import cache_attention
 from pallas_kernels.kv_formats import KVStore
+from specjax.state.content import Content
 from specjax.state.kv_types import KVTypes
 from specjax.state.part import Part, Ring
 from specjax.state.rotation import apply_rope
@@ -177,6 +178,19 @@ class KVCache(Part):
             v=self.v.map(put, rows_state.v),
             frequencies=self.frequencies.at[rows].set(rows_state.frequencies, mode="drop"),
         )
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """Keys and values of the positions that the token at `length` sees: of a ring, of those in its window."""
+        first = 0 if self.window is None else max(0, length - self.window + 1)
+        last = length if self.window is not None else min(length, self.capacity)
+        positions = np.arange(first, max(first, last))
+        slots = positions % self.capacity
+        # All slots are decoded: arrays of one size, whatever the length is, are one program.
+        rows = (
+            (name, np.asarray(store.map(lambda x: x[row]).values()))
+            for name, store in (("keys", self.k), ("values", self.v))
+        )
+        return tuple(Content((name,), positions, decoded[slots], slots, has_heads=True) for name, decoded in rows)
 
     @property
     def cannot_shift(self) -> None:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
+from specjax.state.content import Content
 from specjax.state.shift import Shift
 
 
@@ -92,6 +94,23 @@ class Part:
             lambda part, new: part.put(new, rows), lambda old, new: old.at[rows].set(new, mode="drop"), rows_state
         )
 
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """What later tokens may read of one of the sequences, to compare it with what another state says.
+
+        Args:
+            row: of the sequence.
+            length: tokens that the sequence has.
+        """
+        found: list[Content] = []
+        for path, leaf in jax.tree.leaves_with_path(self, is_leaf=self._is_inner):
+            if self._is_inner(leaf):
+                own = leaf.contents(row, length)
+            else:
+                own = (Content((), np.array([length - 1]), np.asarray(leaf[row])[None]),)
+            names = [str(getattr(key, "name", getattr(key, "idx", key))).replace("_", " ") for key in path]
+            found += [content.under(*names) for content in own]
+        return tuple(found)
+
     def _inner(self) -> list[Part]:
         """The parts that this one is made of, one level down."""
         leaves = jax.tree.leaves(self, is_leaf=self._is_inner)
@@ -105,3 +124,11 @@ class Part:
             return (of_part if isinstance(node, Part) else of_array)(node, *rest)
 
         return jax.tree.map(one, self, *others, is_leaf=self._is_inner)
+
+
+def contents_of_layers(parts: Any, row: int, length: int) -> tuple[Content, ...]:
+    """The contents of a part, or of several parts, each named by its place: "layer 0", "layer 1"."""
+    layers = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, Part))
+    return tuple(
+        content.under(f"layer {index}") for index, part in enumerate(layers) for content in part.contents(row, length)
+    )

@@ -18,10 +18,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Self
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import causal_conv1d, gated_delta
+from specjax.state.content import Content
 from specjax.state.part import Part
 
 RollbackStrategy = Literal["replay", "snapshot"]
@@ -49,6 +51,17 @@ class _Sum(Part):
         return "its recurrent layers (gated delta nets) hold all tokens in one sum, from which none can be taken out"
 
 
+def _contents(state: RecurrentState, row: int, length: int) -> tuple[Content, ...]:
+    """The committed matrix, and the last inputs of the convolution that are of tokens."""
+    matrix, inputs = (np.asarray(x[row]) for x in (state.matrix_state(), state.conv_window()))
+    positions = length - len(inputs) + np.arange(len(inputs))
+    tokens = positions >= 0
+    return (
+        Content(("recurrent state",), np.array([length - 1]), matrix[None], has_heads=True),
+        Content(("inputs of the convolution",), positions[tokens], inputs[tokens]),
+    )
+
+
 class _Whole:
     """A window that holds all it needs: a trial that goes on from it leaves it as it is."""
 
@@ -64,6 +77,10 @@ class ReplayState(_Sum):
     matrix: Float[Array, "B Hv Dk Dv"]
     window: Float[Array, "B W-1 C"]
     head_map: gated_delta.HeadMap = struct.field(pytree_node=False)
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """The committed state, whichever strategy keeps it."""
+        return _contents(self, row, length)
 
     def conv_window(self) -> Float[Array, "B W-1 C"]:
         """The last W - 1 committed inputs of the convolution."""
@@ -141,6 +158,10 @@ class SnapshotState(_Sum):
     @property
     def _width(self) -> int:
         return self.conv_inputs.shape[1] - self.slots.shape[1]
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """The committed state, whichever strategy keeps it."""
+        return _contents(self, row, length)
 
     def conv_window(self) -> Float[Array, "B W-1 C"]:
         """The last W - 1 committed inputs of the convolution."""

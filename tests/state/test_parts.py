@@ -52,6 +52,19 @@ def test_a_ring_reads_what_a_cache_of_all_positions_reads(window: int, longest_c
         length += int(rng.integers(1, tokens + 1))
 
 
+def test_a_ring_tells_what_the_next_row_sees() -> None:
+    ring = KVCache.ring(1, 96, 1, 2, KVTypes(), window=5, longest_call=3)
+    for position in range(19):
+        row = jnp.full((1, 1, 1, 2), float(position))
+        ring = ring.append(row, -row, jnp.array([[position]]), jnp.array([[True]]))
+    keys, values = ring.contents(0, 17)  # two positions more have been written, and taken back
+    np.testing.assert_array_equal(keys.positions, [13, 14, 15, 16])  # the row at 17 sees itself and four more
+    np.testing.assert_array_equal(keys.slots, [5, 6, 7, 0])
+    np.testing.assert_array_equal(keys.rows[:, 0, 0], keys.positions)
+    np.testing.assert_array_equal(values.rows, -keys.rows)
+    assert (keys.name, values.name) == ("keys", "values")
+
+
 def test_recurrent_state_is_float32_and_starts_from_zeros() -> None:
     for strategy in ("replay", "snapshot"):
         state = zeros(strategy, batch=3, rows=4, **SIZES)

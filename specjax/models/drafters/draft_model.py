@@ -13,13 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import Choice, ChooseDraft, Features, FileDrafter, KeepGoing, Params, Proposal, Target
-from specjax.state import KVTypes, Part, SequenceState, SequenceWindow, Shift, commit
+from specjax.state import Content, KVTypes, Part, SequenceState, SequenceWindow, Shift, commit
 
 
 @struct.dataclass
@@ -45,6 +46,12 @@ class DraftModelState(Part):
     def shift(self, shift: Shift) -> DraftModelState:
         """Move what the small model was fed; the tokens that wait are among the last."""
         return replace(self, sequences=self.sequences.shift(shift._replace(length=self.sequences.length)))
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """What the small model carries, at its own length, and the tokens that wait."""
+        count = int(self.count[row])
+        waiting = Content(("waiting tokens",), np.arange(length - count, length), np.asarray(self.tokens[row])[:count])
+        return (*self.sequences.contents(row), waiting)
 
     def waiting_then(self, tokens: Int[Array, "B T"]) -> Int[Array, "B R+T"]:
         """The tokens that wait, and right behind them the given ones."""

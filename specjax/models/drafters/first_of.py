@@ -27,7 +27,7 @@ from specjax.models.protocol import (
     Proposal,
     Target,
 )
-from specjax.state import KVTypes, Part, SequenceState, Shift, Window
+from specjax.state import Content, KVTypes, Part, SequenceState, Shift, Window
 
 
 @struct.dataclass
@@ -44,6 +44,15 @@ class FirstOfState(Part):
     def shift(self, shift: Shift) -> FirstOfState:
         """Drop the tokens from what each of them carries."""
         return FirstOfState(tuple(None if part is None else part.shift(shift) for part in self.parts))
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """What each of them carries, named by its number, from 0."""
+        return tuple(
+            content.under(f"drafter {index}")
+            for index, part in enumerate(self.parts)
+            if part is not None
+            for content in part.contents(row, length)
+        )
 
 
 @struct.dataclass

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Int
 
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import ChooseDraft, Features, KeepGoing, Params, Proposal
-from specjax.state import KVTypes, Part, SequenceState, Shift
+from specjax.state import Content, KVTypes, Part, SequenceState, Shift
 
 PLACES = 16
 """The most places whose continuations are counted."""
@@ -53,6 +54,14 @@ class NGramState(Part):
         slots = min(self.tokens.shape[1], rows_state.tokens.shape[1])
         tokens = self.tokens.at[rows, :slots].set(rows_state.tokens[:, :slots], mode="drop")
         return NGramState(tokens, self.length.at[rows].set(rows_state.length, mode="drop"))
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """The text, as far as it goes, and how far that is."""
+        own = int(self.length[row])
+        return (
+            Content(("tokens",), np.arange(own), np.asarray(self.tokens[row])[:own]),
+            Content(("length",), np.array([length - 1]), np.array([own])),
+        )
 
     def append(self, tokens: Int[Array, "B T"], n: Int[Array, "B"]) -> NGramState:
         """The text with the first n tokens appended to it."""

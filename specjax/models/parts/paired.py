@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
@@ -24,7 +25,7 @@ from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import Choice, ChooseDraft, Features, KeepGoing, Params, Proposal
-from specjax.state import Part, SequenceState, Shift
+from specjax.state import Content, Part, SequenceState, Shift, contents_of_layers
 
 
 class Pairs(NamedTuple):
@@ -63,6 +64,17 @@ class PairedState(Part):
     def shift(self, shift: Shift) -> PairedState:
         """Drop the tokens from the caches. The waiting rows are newer, and stay."""
         return replace(self, kv=jax.tree.map(lambda cache: cache.shift(shift), self.kv, is_leaf=self._is_inner))
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """The caches up to the last entry that is not written anew, and what waits to be fed."""
+        count, rows = int(self.count[row]), self.hidden.shape[1]
+        waiting = np.arange(length - count, length)
+        hidden, tokens = np.asarray(self.hidden[row])[rows - count :], np.asarray(self.tokens[row])[rows - count :]
+        return (
+            *contents_of_layers(self.kv, row, length - count),
+            Content(("waiting hidden states",), waiting, hidden),
+            Content(("waiting tokens",), waiting[1:], tokens[: max(count - 1, 0)]),
+        )
 
     @classmethod
     def start(cls, kv: Any, batch: int, rows: int, width: int, *, zero_row: bool) -> PairedState:

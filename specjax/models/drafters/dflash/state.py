@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.state import Part, Shift
+from specjax.state import Content, Part, Shift, contents_of_layers
 
 
 class Rows(NamedTuple):
@@ -43,6 +44,14 @@ class FeatureState(Part):
     def shift(self, shift: Shift) -> FeatureState:
         """Drop the tokens from the caches. What waits is newer, and stays."""
         return replace(self, kv=jax.tree.map(lambda cache: cache.shift(shift), self.kv, is_leaf=self._is_inner))
+
+    def contents(self, row: int, length: int) -> tuple[Content, ...]:
+        """The caches up to the features that wait, and these."""
+        count = int(self.count[row])
+        waiting = Content(
+            ("waiting features",), np.arange(length - count, length), np.asarray(self.features[row])[:count]
+        )
+        return (*contents_of_layers(self.kv, row, length - count), waiting)
 
     def earliest(self, rows: int) -> FeatureState:
         """With room for fewer features that wait, of which no more may wait."""
