@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,12 @@ def add_parser(subparsers: Any) -> None:
         help="also write a page with plots, the figures as JSON, and the texts; one file, which loads nothing else",
     )
     parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FOLDER",
+        help="also write what every round of each text did, to FOLDER/PROMPT-SAMPLE.npz; see specjax.Trace",
+    )
+    parser.add_argument(
         "--keep-going",
         action="store_true",
         help="pass over prompts that cannot be continued: their results have an error in place of a text, and the exit"
@@ -92,7 +98,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if there are prompts that could not be continued."""
-    options = generate_options(args)
+    options = replace(generate_options(args), trace=args.traces is not None)
 
     from checkpoints.atomic import write_text
     from specjax.cli.progress import prompt_progress
@@ -128,6 +134,8 @@ def run(args: argparse.Namespace) -> int:
                     results.append(line.as_line())
                 tokens = 0
                 for done, result in enumerate(evaluation.run() if evaluation else (), start=1):
+                    if result.trace is not None:
+                        result.trace.save(args.traces / f"{result.index}-{result.sample}.npz")
                     results.append(result.as_line())
                     progress(done, len(left), tokens := tokens + len(result.tokens))
         except KeyboardInterrupt:

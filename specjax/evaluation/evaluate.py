@@ -17,6 +17,7 @@ from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.request import Job, Request
 from specjax.runtime.stream import generation_of
+from specjax.traces.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class PromptResult:
         logprobs, top_logprobs: of each token, and [token, log-probability] of the best at its place; None unless asked
             for.
         others: what else the prompt's line has.
+        trace: what every round did, if asked for; no part of the line.
     """
 
     id: str | int
@@ -51,10 +53,11 @@ class PromptResult:
     logprobs: list[float] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
+    trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def as_line(self) -> dict[str, Any]:
         """Plain data: the other keys stand beside those of the result, and log-probabilities only if asked for."""
-        line = {name: value for name, value in asdict(self).items() if value is not None}
+        line = {name: value for name, value in asdict(replace(self, trace=None)).items() if value is not None}
         return line.pop("others") | line
 
 
@@ -125,6 +128,7 @@ class Evaluation:
             logprobs=None if logprobs is None else [each.logprob for each in logprobs],
             top_logprobs=None if logprobs is None else [list(each.top) for each in logprobs],
             others=line.others,
+            trace=generation.trace,
         )
 
 

@@ -343,3 +343,20 @@ def test_a_report_is_one_page_with_plots_and_figures(
     page.unlink()
     assert cli(*arguments, "--report", page).status == 0
     assert page.read_text() == before
+
+
+def test_traces_of_all_texts_are_written(cli: Cli, gguf: Path, sampled_prompts: Path, tmp_path: Path) -> None:
+    out, folder = tmp_path / "r.jsonl", tmp_path / "traces"
+    common = ("eval", "--model", gguf, "--prompts", sampled_prompts, *SAMPLES)
+    assert cli(*common, "--out", out, "--traces", folder).status == 0
+    traces = {path.stem: specjax.Trace.load(path) for path in folder.glob("*.npz")}
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(traces) == len(lines) == 6
+    for line in lines:
+        trace = traces[f"{line['index']}-{line['sample']}"]
+        assert [trace.texts[0].first, *trace.tokens[trace.tokens >= 0]][: len(line["tokens"])] == line["tokens"]
+        assert trace.n_accepted.sum() == line["accepted"]
+    assert "trace" not in lines[0]
+    plain = tmp_path / "plain.jsonl"
+    assert cli(*common, "--out", plain).status == 0
+    assert samples_in(plain) == samples_in(out), "a trace changes nothing, and results are those of runs without one"
