@@ -79,6 +79,12 @@ def test_all_or_nothing_is_told_exactly(trace: Trace) -> None:
     assert none.what_if(1, n_min=2).drafts_per_round == 0
 
 
+def test_a_short_text_has_an_error_too(model: specjax.Model) -> None:
+    short = model.generate("def", max_tokens=24, draft=3, trace=True, ignore_eos=True).trace
+    assert len(short) < 32
+    assert np.isfinite(short.what_if(1).tokens_per_round_error)
+
+
 def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
     with pytest.raises(ValueError, match="no more than 5 drafts"):
         trace.what_if(6)
@@ -86,6 +92,9 @@ def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
         trace.what_if(2, p_min=2)
     with pytest.raises(ValueError, match="no rounds"):
         trace[:0].what_if(0)
+    drafted = replace(trace, texts=(replace(trace.texts[0], settings={"draft": {"n_max": 5, "p_min": 0.9}}),))
+    with pytest.raises(ValueError, match=r"texts \[0\] were drafted with p_min"):
+        drafted.what_if(2)
     with pytest.raises(ValueError, match="needs the confidence"):
         replace(trace, confidence=np.full_like(trace.confidence, np.nan)).what_if(2, p_min=0.5)
 
@@ -118,6 +127,11 @@ def test_html_shows_the_text_and_how_each_token_was_made(model: specjax.Model) -
     whole.feed(generation._repr_html_())
     assert "chosen instead of a draft" in whole.text
     assert "tokens per round" in whole.text
+    stopped = model.generate("def add(a, b):", max_tokens=40, trace=True, stop=generation.text[10:13])
+    assert stopped.finish_reason == "stop"
+    cut = Tokens()
+    cut.feed(stopped._repr_html_())
+    assert cut.text.startswith(stopped.text + "accepted draft")
     whole.feed(Trace.join([generation.trace] * 22)._repr_html_())
     assert "and 2 more" in whole.text
 

@@ -211,3 +211,37 @@ def test_some_rounds_are_a_trace_too(traced) -> None:
     assert len(trace[2:5]) == 3
     assert (trace[trace.n_accepted == 0].n_accepted == 0).all()
     assert trace[0].round.tolist() == [0]
+
+
+def test_depth_is_what_each_text_asked_for(model: specjax.Model) -> None:
+    batch = model.generate_batch(["a", "def"], max_tokens=12, ignore_eos=True, draft=[3, 1], trace=True)
+    deep, shallow = (generation.trace for generation in batch)
+    assert set(deep.depth) == {3}
+    assert set(shallow.depth) == {1}
+    with pytest.raises(ValueError, match="no more than 1 drafts"):
+        shallow.what_if(2)
+
+
+def test_a_draft_behind_the_end_of_a_text_was_not_judged(traced) -> None:
+    """A text that ends with an accepted draft says nothing of the draft after it."""
+    trace = traced().trace
+    index = int(np.flatnonzero((trace.n_accepted > 0) & (trace.n_accepted < trace.n_drafted))[0])
+    ended = replace(trace, n_emitted=np.where(np.arange(len(trace)) == index, trace.n_accepted, trace.n_emitted))
+    place = trace.n_accepted[index]
+    assert trace.reached[index, place]
+    assert not ended.reached[index, place]
+    assert ended.reached[index, place - 1]
+
+
+@pytest.mark.parametrize("damage", ["half", "byte"])
+def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "trace.npz"
+    traced().trace.save(path)
+    data = bytearray(path.read_bytes())
+    if damage == "half":
+        data = data[: len(data) // 2]
+    else:
+        data[200:260] = bytes(60)
+    path.write_bytes(data)
+    with pytest.raises(SpecjaxError, match=r"trace\.npz: not a trace"):
+        Trace.load(path)

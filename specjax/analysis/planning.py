@@ -167,7 +167,7 @@ def plan(
     prompts: Sequence[Prompt] = (),
     *,
     trace: Trace | None = None,
-    drafts: Sequence[int] = DRAFTS,
+    drafts: Sequence[int] | None = None,
     batches: Sequence[int] = BATCHES,
     contexts: Sequence[int] = CONTEXTS,
     options: GenerateOptions | None = None,
@@ -179,7 +179,8 @@ def plan(
         model: with its drafter.
         prompts: texts like those to come.
         trace: of such texts, recorded with as many drafts as the most; then no prompts are needed.
-        drafts: the numbers of drafts to choose from; plain decoding always is one.
+        drafts: the numbers of drafts to choose from; plain decoding always is one. None for those of `DRAFTS` that the
+            drafter can make.
         batches, contexts: for which costs are measured. Each combination compiles programs of its own.
         options: how the prompts are continued; `draft` and `trace` are passed over. Default: greedy, 128 tokens.
         progress: called with steps done and steps in all.
@@ -193,6 +194,9 @@ def plan(
         raise SpecjaxError(
             f"{model.path} has no drafter, so there is nothing to plan; load it with drafter='ngram', say"
         )
+    if drafts is None:
+        most = model.drafter.max_drafts
+        drafts = [k for k in DRAFTS if most is None or k <= most]
     numbers = sorted({0, *drafts})
     if numbers[0] < 0 or len(numbers) < 2 or min(*batches, *contexts) < 1:
         raise ValueError(
@@ -224,7 +228,7 @@ def _recorded(model: Model, prompts: Sequence[Prompt], options: GenerateOptions,
 
 def _cost(model: Model, options: GenerateOptions, batch: int, context: int, k: int) -> RoundCost:
     """The halves of a round at a length of the texts."""
-    decoder = model.decoder(replace(options, draft=k))
+    decoder = model.decoder(replace(options, draft=k, trace=False))
     settings = decoder.settings([Settings(options.sampler, DraftConfig(n_max=k))] * batch)
     state = idle_state(decoder, settings, slots_for(context + 2 * decoder.rows))
     length = jnp.full((batch,), context, jnp.int32)

@@ -86,14 +86,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no prompts: give --prompts, or --trace with a file that generate --trace FILE.npz wrote")
     trace = None if args.trace_file is None else Trace.load(args.trace_file)
     model = load_model(args, need_tokenizer=trace is None)
-    most = model.drafter.max_drafts if model.drafter else None
     with count_progress("measurements") as progress:
         try:
             plan = planning.plan(
                 model,
                 _prompts(args, model) if trace is None else (),
                 trace=trace,
-                drafts=[k for k in drafts or planning.DRAFTS if drafts or most is None or k <= most],
+                drafts=drafts,
                 batches=args.batch or planning.BATCHES,
                 contexts=args.context or planning.CONTEXTS,
                 options=replace(options, ignore_eos=True),

@@ -65,5 +65,6 @@ class Generation:
         if self.trace is None:
             text, meaning = escape(self.text), ""
         else:
-            text, meaning = coloured(self.trace, self.trace.texts[0].number), legend()
+            end = len(self.text) if self.finish_reason == "stop" else None
+            text, meaning = coloured(self.trace, self.trace.texts[0].number, end), legend()
         return f"<pre style='{BOX}'>{text}</pre>{meaning}<small>{figures}</small>"

@@ -27,6 +27,7 @@ class Recording:
         number: names the text.
         position: where its last token stands.
         last: that token.
+        most: the drafts of a round that it asked for, at most.
         hidden_row: the row of the last verification from whose hidden state drafts start; -1 for the prompt's last row.
         parts: what has been recorded, for each chunk.
     """
@@ -34,6 +35,7 @@ class Recording:
     number: int
     position: int
     last: int
+    most: int
     hidden_row: int = -1
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
     _rounds: int = 0
@@ -43,7 +45,7 @@ class Recording:
         """Of a job that has its first token and no other."""
         request = job.request
         dropped = 0 if request.start is None else request.start.dropped
-        return Recording(request.sequence, len(request.prompt) + dropped, job.tokens[-1])
+        return Recording(request.sequence, len(request.prompt) + dropped, job.tokens[-1], request.settings.draft.n_max)
 
     def add(self, record: ChunkRecord, row: int, seconds: float = np.nan) -> dict[str, np.ndarray]:
         """Take in the rounds of a chunk; returns them as columns of a trace.
@@ -68,6 +70,7 @@ class Recording:
         emitted = np.arange(drafts + 1) < rounds.n_emitted[:, None]
         verified = np.arange(drafts + 1) <= rounds.n_drafted[:, None]
         known, top = rounds.probabilities, rounds.top_logprobs
+        followed = np.asarray(rounds.n_emitted > rounds.n_accepted)  # else the text ended with an accepted draft
 
         def numbers(values: Any, where: np.ndarray) -> np.ndarray:
             if values is None:
@@ -81,7 +84,7 @@ class Recording:
             "last": np.array([self.last, *ends[:-1]][:count], np.int32),
             "position": positions[:-1].astype(np.int32),
             "hidden_row": np.array([self.hidden_row, *(rounds.n_emitted[:-1] - 1)][:count], np.int32),
-            "depth": np.full(count, drafts, np.int32),
+            "depth": np.full(count, min(drafts, self.most), np.int32),
             **{name: getattr(rounds, name).astype(np.int32) for name in ("n_drafted", "n_accepted", "n_emitted")},
             "source": rounds.source.astype(np.int32),
             "skipped": rounds.skipped.astype(bool),
@@ -91,8 +94,8 @@ class Recording:
             "confidence": numbers(known and known.confidence, drafted),
             "p": numbers(known and known.p, drafted),
             "q": numbers(known and known.q, drafted),
-            "p_next": numbers(known and known.p_next, np.ones(count, bool)),
-            "q_next": numbers(known and known.q_next, np.ones(count, bool)),
+            "p_next": numbers(known and known.p_next, followed),
+            "q_next": numbers(known and known.q_next, followed),
             "tokens": np.where(emitted, rounds.tokens, NOTHING).astype(np.int32),
             "entropy": numbers(known and known.entropy, verified),
             "margin": numbers(rounds.margin, verified),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -28,17 +29,37 @@ def page(trace: Trace) -> str:
     return f"{boxes}{more}{legend()}<small>{escape(repr(trace))}</small>"
 
 
-def coloured(trace: Trace, number: int) -> str:
+def coloured(trace: Trace, number: int, length: int | None = None) -> str:
     """One text without its prompt: accepted drafts on green, tokens that replaced a draft underlined, others plain.
+
+    Only the first `length` characters are shown, if it is given: the tokens of a text can go on behind a stop string.
 
     Hovering over a token tells its place, its probabilities, and what had been drafted.
     """
     own = trace.of_text(number)
-    pieces = [_plain(own.strings.get(own.texts[0].first, ""))]
+    left = Room(length)
+    pieces = [escape(left.take(own.strings.get(own.texts[0].first, "")))]
     for index in range(len(own)):
         for place in range(own.n_emitted[index]):
-            pieces.append(_token(own, index, place))
+            string = left.take(own.strings.get(int(own.tokens[index, place]), ""))
+            if string or left.length != 0:  # control tokens have no text, but are shown to have been drafted
+                pieces.append(_token(own, index, place, string))
     return "".join(pieces)
+
+
+@dataclass
+class Room:
+    """How many characters there is room for; None for any number."""
+
+    length: int | None
+
+    def take(self, string: str) -> str:
+        """As much of the string as there is room for."""
+        if self.length is None:
+            return string
+        shown = string[: self.length]
+        self.length -= len(shown)
+        return shown
 
 
 def legend() -> str:
@@ -48,8 +69,7 @@ def legend() -> str:
     return f"<small>{sample} &middot; {replaced} &middot; not drafted</small><br>"
 
 
-def _token(trace: Trace, index: int, place: int) -> str:
-    string = trace.strings.get(int(trace.tokens[index, place]), "")
+def _token(trace: Trace, index: int, place: int, string: str) -> str:
     if place < trace.n_accepted[index]:
         strength = 0.2 + 0.5 * place / max(trace.drafts.shape[1] - 1, 1)
         about = f"draft {place + 1} of {trace.n_drafted[index]}, accepted{_numbers(trace, index, place)}"
@@ -58,7 +78,7 @@ def _token(trace: Trace, index: int, place: int) -> str:
         draft = trace.strings.get(int(trace.drafts[index, place]), "")
         about = f"drafted {draft!r} instead, refused{_numbers(trace, index, place)}"
         return _span(string, REPLACED, about)
-    return _plain(string)
+    return escape(string)
 
 
 def _numbers(trace: Trace, index: int, place: int) -> str:
@@ -70,7 +90,3 @@ def _numbers(trace: Trace, index: int, place: int) -> str:
 
 def _span(string: str, style: str, about: str) -> str:
     return f"<span style='{style}' title='{escape(about)}'>{escape(string)}</span>"
-
-
-def _plain(string: str) -> str:
-    return escape(string)

@@ -52,8 +52,7 @@ def kind_of(string: str) -> str:
 
 def _reached(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rounds and places of the drafts whose predecessors were accepted, and whether they were accepted themselves."""
-    places = np.arange(trace.drafts.shape[1])
-    round_, place = np.nonzero((places < trace.n_drafted[:, None]) & (places <= trace.n_accepted[:, None]))
+    round_, place = np.nonzero(trace.reached)
     return round_, place, place < trace.n_accepted[round_]
 
 

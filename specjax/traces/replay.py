@@ -1,6 +1,7 @@
 """What other settings of drafting would have brought, worked out from a trace without the model.
 
-Which tokens a text has does not depend on how it is drafted, so the text of the trace is walked through again: rounds
+Which tokens a text has does not depend on how it is drafted: greedy and coupled texts are the same, and others have the
+same distribution. So the text of the trace is walked through again: rounds
 start where the other settings would let them start. Where such a place lies inside a round of the trace, drafts from
 there are taken to be those of that round: accepted where these were, refused where these were, confident where these
 were, and ending where the drafter ended. Behind the last draft of the round nothing is known. There drafts are accepted
@@ -13,9 +14,10 @@ A drafter that starts nearer knows more of the text, and can be right where it w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 STRETCH = 32
 """Rounds of the trace that are taken together for the standard error; neighbours are not independent."""
+
+FEWEST_STRETCHES = 8
+"""Short traces are divided into as many stretches, of fewer rounds each."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,12 @@ def what_if(trace: Trace, k: int, p_min: float = 0.0, n_min: int = 0, seconds: f
             f"k is {k}, but there are rounds in this trace that could make no more than {least} drafts; give 0 to"
             f" {least}, or record a trace with a larger draft="
         )
+    held_back = [text.number for text in trace.texts if _holds_back(text.settings.get("draft"))]
+    if held_back:
+        raise ValueError(
+            f"texts {held_back} were drafted with p_min, n_min or skip_streak, so that the trace does not tell what"
+            " other drafts would have brought; record one with draft=K alone"
+        )
     if not 0 <= p_min <= 1 or n_min < 0:
         raise ValueError(f"p_min is {p_min} and n_min is {n_min}; give a probability, and a number that is at least 0")
     if p_min and np.isnan(trace.confidence[:, :k][trace.drafts[:, :k] >= 0]).any():
@@ -95,7 +106,8 @@ def what_if(trace: Trace, k: int, p_min: float = 0.0, n_min: int = 0, seconds: f
         raise ValueError("this trace has no rounds; generate more than one token")
     tokens, rounds, drafts = np.concatenate(sums, axis=1)
     starts = np.cumsum([0, *(own.shape[1] for own in sums)])
-    stretches = np.concatenate([np.arange(start, end, STRETCH) for start, end in pairwise(starts)])
+    size = max(1, min(STRETCH, len(tokens) // FEWEST_STRETCHES))
+    stretches = np.concatenate([np.arange(start, end, size) for start, end in pairwise(starts)])
     mean = tokens.sum() / rounds.sum()
     rest = np.add.reduceat(tokens - mean * rounds, stretches)
     count = len(rest)
@@ -109,6 +121,11 @@ def what_if(trace: Trace, k: int, p_min: float = 0.0, n_min: int = 0, seconds: f
         float(drafts.sum() / rounds.sum()),
         _seconds_of(trace, k) if seconds is None and not p_min and not n_min else seconds,
     )
+
+
+def _holds_back(draft: Any) -> bool:
+    """Whether settings of drafting, as a trace has them, leave out drafts that the drafter could make."""
+    return isinstance(draft, Mapping) and any(draft.get(name) for name in ("p_min", "n_min", "skip_streak"))
 
 
 def _seconds_of(trace: Trace, k: int) -> float | None:
@@ -132,7 +149,7 @@ class Usual(NamedTuple):
     def of(trace: Trace, p_min: float) -> Usual:
         """Of a whole trace. Shares of nothing are 0."""
         place = np.arange(trace.drafts.shape[1])
-        reached = (place < trace.n_drafted[:, None]) & (place <= trace.n_accepted[:, None])
+        reached = trace.reached
         sure = reached & ~(trace.confidence < p_min)
         accepted = sure & (place < trace.n_accepted[:, None])
         return Usual(

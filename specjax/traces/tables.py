@@ -53,7 +53,7 @@ def drafts_table(trace: Trace) -> pandas.DataFrame:
             "place": place + 1,
             "token": trace.drafts[round_, place],
             "string": [trace.strings.get(token, "") for token in trace.drafts[round_, place].tolist()],
-            "reached": place <= trace.n_accepted[round_],
+            "reached": trace.reached[round_, place],
             "accepted": accepted,
             "source": trace.source[round_],
             **{name: getattr(trace, name)[round_, place] for name in ("confidence", "p", "q", "entropy", "margin")},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -61,7 +63,8 @@ class Trace:
         last: the token that the drafts follow: the text's last one before the round.
         position: where it stands in the text, the prompt included.
         hidden_row: the row of the text's round before whose hidden state the drafts start from; -1 for the prompt's.
-        depth: the most drafts that the program could make.
+        depth: the most drafts that the round could have: what the text asked for, or what the program makes if that is
+            less.
         n_drafted, n_accepted, n_emitted: drafts that were verified, drafts that stood, tokens that the round emitted.
         source: which of several drafters made the drafts, by its number.
         skipped: whether the row paused after failures.
@@ -115,6 +118,13 @@ class Trace:
             f"Trace({len(self)} rounds of {len(self.texts)} {'text' if len(self.texts) == 1 else 'texts'}:"
             f" {self.n_drafted.sum()} drafts, {self.n_accepted.sum()} accepted, {per_round:.2f} tokens a round)"
         )
+
+    @property
+    def reached(self) -> Bool[np.ndarray, "N K"]:
+        """Which drafts were judged: those before them in the round were accepted, and the text did not end there."""
+        place, accepted = np.arange(self.drafts.shape[1]), self.n_accepted[:, None]
+        judged = (place < accepted) | ((place == accepted) & (self.n_emitted > self.n_accepted)[:, None])
+        return judged & (place < self.n_drafted[:, None])
 
     # Parts and wholes
 
@@ -187,17 +197,20 @@ class Trace:
             OSError: it cannot be read.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 about = json.loads(str(file[ABOUT]))
                 if about["format"] != FORMAT:
                     raise SpecjaxError(f"{path}: its format is {about['format']!r}; this version reads {FORMAT!r}")
                 arrays = {each.name: file[each.name] for each in fields(Trace) if each.name not in ("texts", "strings")}
+            texts = tuple(TracedText(number, tuple(prompt), *rest) for number, prompt, *rest in about["texts"])
+            strings = {int(token): string for token, string in about["strings"].items()}
+            if len({len(array) for array in arrays.values()}) > 1:
+                raise ValueError("arrays of several lengths")
         except OSError:
             raise
-        except (ValueError, KeyError, TypeError, EOFError) as error:
+        except (ValueError, KeyError, TypeError, EOFError, AttributeError, BadZipFile, zlib.error) as error:
             raise SpecjaxError(f"{path}: not a trace; give a file that Trace.save or --trace FILE.npz wrote") from error
-        texts = tuple(TracedText(number, tuple(prompt), *rest) for number, prompt, *rest in about["texts"])
-        return Trace(texts, {int(token): string for token, string in about["strings"].items()}, **arrays)
+        return Trace(texts, strings, **arrays)
 
     def write_events(self, file: TextIO) -> None:
         """Write newline-delimited JSON, two events a round: the format of `specjax.traces.events`."""

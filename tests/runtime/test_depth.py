@@ -243,3 +243,15 @@ def test_costs_are_ratios_whatever_the_machine_does_meanwhile() -> None:
     assert costs.of(8) > costs.of(3)
     assert costs.known().keys() == {0, 3}
     assert Costs(costs.known()).of(0) == costs.of(0)
+
+
+def test_nothing_is_visited_before_seconds_are_known() -> None:
+    """Remembered costs have no seconds; a visit would set them by a depth of which nothing is known."""
+    control = DepthControl(8, 1)
+    control.costs = Costs({0: 1.0, 3: 2.0})
+    first = control.choose({0: AUTO}, ALL, may_build=True)
+    assert not first.visit
+    assert not control.choose({0: AUTO}, ALL, may_build=True).visit
+    ones = np.ones((8, 1), int)
+    control.saw(first, first.depth * ones, first.depth * ones, 0.008)
+    assert control.costs.of(8) > control.costs.of(3)

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from specjax.decoding.settings import DraftConfig
 from specjax.runtime.depth.costs import KEPT, SETTLED, Costs
 from specjax.runtime.depth.rates import Rates
+from specjax.runtime.pace import USUAL
 
 DEPTHS = (0, 1, 2, 3, 5, 8, 12)
 """The numbers of drafts among which is chosen; each is a program of its own."""
@@ -175,7 +176,7 @@ class DepthControl:
     def _visit(self, usual: int, able: list[int], speed: Mapping[int, float]) -> Choice | None:
         """Another depth that is to be looked at, if it is worth it now."""
         others = [depth for depth in able if depth != usual and speed[depth] > 0]
-        if not others or not self.costs.samples(usual):
+        if not others or not self.costs.samples(usual) or not self.costs.timed:
             return None
         self._dear = 1.0
         best = max(others, key=speed.__getitem__)
@@ -185,13 +186,14 @@ class DepthControl:
         if not tried:
             return None
         visit = self._next_visit(usual, tried)
-        time = visit.rounds * self.costs.of(visit.depth) if visit.rounds else self._rounds * self.costs.of(usual)
+        assert visit.rounds is not None
+        time = visit.rounds * self.costs.of(visit.depth)
         return visit if self._credit > max(time * (1 - speed[visit.depth] / speed[usual]), 0.0) else None
 
     def _measuring(self, depth: int) -> Choice:
-        """A visit that says what rounds cost. Chunks without drafts have a cost of their own, so they are as usual."""
-        rounds = math.ceil(MEASURED_SECONDS / self.costs.seconds(depth)) if depth else None
-        return Choice(depth, rounds, visit=True)
+        """A visit that says what rounds cost. Chunks without drafts have a cost of their own, so they are not short."""
+        rounds = math.ceil(MEASURED_SECONDS / self.costs.seconds(depth))
+        return Choice(depth, rounds if depth else max(rounds, USUAL), visit=True)
 
     def _next_visit(self, usual: int, tried: list[int]) -> Choice:
         """The visit for which credit is saved.
@@ -205,11 +207,11 @@ class DepthControl:
             return self._measuring((unsure or tried)[0])
         least = min(tried)
         rounds = -(-PROBE_TRIALS // self._rows)
+        hopeless = all(self._rows * (depth + 1) <= self._speed * self.costs.of(depth) for depth in tried)
+        self._dear = HOPELESS if hopeless else 1.0
         if rounds * self.costs.seconds(least) > MEASURED_SECONDS:
             return Choice(least, rounds, visit=True)
-        if all(self._rows * (depth + 1) <= self._speed * self.costs.of(depth) for depth in tried):
-            self._dear = HOPELESS
-        elif least not in unsure and self._probes < PROBES:
+        if not hopeless and least not in unsure and self._probes < PROBES:
             return Choice(least, rounds, visit=True, timed=False)
         return self._measuring(least)
 

@@ -60,6 +60,11 @@ class Costs:
         """Seconds in the unit of costs, at the present speed."""
         return seconds / (self._scale or seconds)
 
+    @property
+    def timed(self) -> bool:
+        """Whether anything has been measured here, and not only remembered: seconds are then known."""
+        return self._scale is not None
+
     def seconds(self, depth: int) -> float:
         """What a round takes at the present speed."""
         return self.of(depth) * (self._scale or 1.0)
