@@ -18,6 +18,7 @@ from specjax.errors import SpecjaxError
 from specjax.runtime.recording import TraceWriter
 from specjax.traces.trace import NOTHING, Trace
 
+FIXTURES = Path(__file__).parent / "fixtures"
 PROMPT = "def add(a, b):"
 DRAWN = {"temperature": 1.1, "top_k": 40, "top_p": 0.97, "seed": 5}
 
@@ -163,6 +164,19 @@ def test_sessions_are_traced(model: specjax.Model) -> None:
     assert second.trace.position[0] == len(second.prompt_tokens)
     assert second.trace.last[0] == second.tokens[0]
     assert len(first.trace) > 0
+
+
+def test_a_text_that_drops_tokens_on_its_way_is_traced_whole() -> None:
+    """Chunks that found all slots taken ran no round."""
+    dense = specjax.load(FIXTURES / "dense" / "qwen3" / "hf", drafter="ngram", need_tokenizer=False)
+    options = {"max_tokens": 150, "ignore_eos": True, "draft": 2, "trace": True}
+    reply, session = dense.session(slots=64, when_full="shift", keep=4, **options).generate([5, 6, 7, 5, 6])
+    assert len(session.cuts) > 1
+    trace = reply.trace
+    assert [trace.texts[0].first, *trace.tokens[trace.tokens != NOTHING]][:150] == reply.tokens
+    assert trace.position[-1] > 100
+    assert (np.diff(trace.position) == trace.n_emitted[:-1]).all()
+    assert np.isfinite(trace.seconds).all()
 
 
 def test_a_file_holds_everything(traced, tmp_path: Path) -> None:

@@ -61,8 +61,10 @@ def probabilities(
     last = jnp.minimum(verdict.n_accepted, n_drafted)
 
     def softmax() -> tuple[Array, Array]:
-        p = jnp.take_along_axis(share[:, :-1], drafts[..., None], axis=-1)[..., 0]
-        return p, jnp.take_along_axis(row_at(share, last), verdict.next_token[:, None], axis=-1)[:, 0]
+        # From single logits: a whole softmax would have to be kept for the conditional.
+        chosen = jnp.take_along_axis(wide[:, :-1], drafts[..., None], axis=-1)[..., 0]
+        following = jnp.take_along_axis(row_at(wide, last), verdict.next_token[:, None], axis=-1)[:, 0]
+        return jnp.exp(chosen - log_total[:, :-1, 0]), jnp.exp(following - row_at(log_total, last)[:, 0])
 
     def drawn() -> tuple[Array, Array]:
         found = with_shortlist(logits, settings, lambda each: _probability_of(each, drafts, verdict.next_token, last))

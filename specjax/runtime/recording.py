@@ -57,7 +57,9 @@ class Recording:
         """
         n_rounds = int(record.n_rounds)
         ran = np.flatnonzero(np.asarray(record.rounds.n_emitted)[:n_rounds, row])
-        columns = self._columns(jax.tree.map(lambda x: np.asarray(x)[ran, row], record.rounds), seconds / n_rounds)
+        columns = self._columns(
+            jax.tree.map(lambda x: np.asarray(x)[ran, row], record.rounds), seconds / max(n_rounds, 1)
+        )
         self.parts.append(columns)
         return columns
 

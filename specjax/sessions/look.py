@@ -7,12 +7,12 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from specjax.sessions.turns import Turn, stretches
+from specjax.traces.html import BOX
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model
     from specjax.sessions.session import Session
 
-BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap"
 REPLY = "background: rgba(90, 150, 230, 0.22)"
 """What the model said stands on a coloured ground, in light and dark themes."""
 

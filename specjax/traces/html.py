@@ -15,7 +15,7 @@ ACCEPTED = "rgba(46, 160, 67, {strength:.2f})"
 REPLACED = "border-bottom: 2px solid rgba(218, 54, 51, 0.9)"
 """The style of a token that was chosen instead of a draft."""
 
-BOX = "border-left: 3px solid #888; padding-left: 1em; white-space: pre-wrap"
+BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap"
 
 MOST_TEXTS = 20
 """How many texts are shown."""

@@ -79,8 +79,7 @@ class WhatIf:
 
 def what_if(trace: Trace, k: int, p_min: float = 0.0, n_min: int = 0, seconds: float | None = None) -> WhatIf:
     """What other settings would have brought; see `Trace.what_if`."""
-    depths = trace.depth[~trace.skipped]
-    least = int(depths.min()) if len(depths) else 0
+    least = int(trace.depth.min()) if len(trace) else 0
     if not 0 <= k <= least:
         raise ValueError(
             f"k is {k}, but there are rounds in this trace that could make no more than {least} drafts; give 0 to"

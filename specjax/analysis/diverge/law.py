@@ -16,7 +16,7 @@ from pallas_kernels.table import TABLE
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.seats import feed_rows, on_device_of
 from specjax.models.protocol import Features, Params
-from specjax.runtime.pieces import piece_size
+from specjax.runtime.feeding import feed
 from specjax.state import SequenceState
 
 LOOPS = {"cache_attention": "xla_floats+xla_tiles", "causal_conv1d": "xla_shifted"} | {
@@ -93,22 +93,16 @@ class Feeding:
 
     def feed_prompt(self, tokens: Sequence[int]) -> None:
         """Feed tokens in the pieces that engines feed."""
-        begin = 0
-        while begin < len(tokens):
-            size = piece_size(len(tokens) - begin)
-            self._feed(tokens[begin : begin + size], size)
-            begin += size
+        self.state, logits = feed(self.decoder, self.params, self.state, tokens)
+        self.logits = np.asarray(logits, np.float32)
 
     def feed_each(self, tokens: Sequence[int]) -> None:
         """Feed tokens one by one, as plain decoding does."""
+        models, one = (self.decoder.target, self.decoder.drafter), np.ones(1, np.int32)
         for token in tokens:
-            self._feed([token], 1)
-
-    def _feed(self, tokens: Sequence[int], size: int) -> None:
-        row = np.array([[*tokens, *[0] * (size - len(tokens))]], np.int32)
-        models, n_valid = (self.decoder.target, self.decoder.drafter), np.array([len(tokens)], np.int32)
-        self.state, logits = feed_rows(*models, self.params, self.state, None, row, n_valid)
-        self.logits = np.asarray(logits[0], np.float32)
+            row = np.array([[token]], np.int32)
+            self.state, logits = feed_rows(*models, self.params, self.state, None, row, one)
+            self.logits = np.asarray(logits[0], np.float32)
 
     def fork(self) -> Feeding:
         """Another one that goes on from the same state, in arrays of its own."""

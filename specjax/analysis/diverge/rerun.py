@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.seats import Newcomers, feed_rows, idle_state, on_device_of, start_rows
+from specjax.decoding.seats import Newcomers, idle_state, on_device_of, start_rows
 from specjax.decoding.settings import stop_width_of
 from specjax.runtime.engine import IDLE, slots_of
+from specjax.runtime.feeding import feed
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.pace import USUAL
-from specjax.runtime.pieces import piece_size
 from specjax.runtime.reading import of_row
 from specjax.runtime.request import Job
 
@@ -85,11 +84,12 @@ class Rerun:
         job = Job(request, limit, room=room)
         width = stop_width_of([request.settings])
         state = on_device_of(model.params, idle_state(decoder, decoder.settings([IDLE], stop_width=width), self.slots))
-        state, logits = self._fed(state)
+        sequences, logits = feed(decoder, model.params, state.sequences, self.prompt)
+        state = replace(state, sequences=sequences)
         numbers = (jnp.asarray([n], jnp.int32) for n in (0, self.sequence, min(limit, room) - 1, 0))
         row, sequence, budget, dropped = numbers
         settings = decoder.settings([request.settings], stop_width=width)
-        state, record = start_rows(decoder, state, logits, Newcomers(row, settings, sequence, budget, dropped))
+        state, record = start_rows(decoder, state, logits[None], Newcomers(row, settings, sequence, budget, dropped))
         job.take(of_row(record, 0, record.rounds.tokens))
         yield self._moment(0, (), len(self.prompt), state)
         number = 0
@@ -101,18 +101,6 @@ class Rerun:
             job.take(of_row(record, 0, record.rounds.tokens))
             yield self._moment(number, (pending, *_drafts(record)), before, state)
         self._tokens = job.tokens
-
-    def _fed(self, state: DecodeState) -> tuple[DecodeState, jax.Array]:
-        """The state after the prompt, in the pieces in which an engine feeds it."""
-        models, sequences, begin = (self.decoder.target, self.decoder.drafter), state.sequences, 0
-        while begin < len(self.prompt):
-            size = piece_size(len(self.prompt) - begin)
-            piece = self.prompt[begin : begin + size]
-            tokens = np.array([piece + [0] * (size - len(piece))], np.int32)
-            n_valid = np.array([len(piece)], np.int32)
-            sequences, logits = feed_rows(*models, self.model.params, sequences, None, tokens, n_valid)
-            begin += len(piece)
-        return replace(state, sequences=sequences), logits
 
     @staticmethod
     def _moment(number: int, window: tuple[int, ...], before: int, state: DecodeState) -> Moment:

@@ -75,8 +75,8 @@ class DepthControl:
 
     Other depths are visited between two chunks of the usual one. A depth of which too little is known is visited as
     soon as it promises an advantage. Further visits, which tell whether acceptance has risen while nothing was drafted
-    and keep costs exact, may lose `VISIT_SHARE` of the time. A visit that measures costs is about as long as other
-    chunks, because each chunk has a cost of its own, whatever its length.
+    and keep costs exact, may lose `VISIT_SHARE` of the time. A visit that measures costs lasts `MEASURED_SECONDS` or
+    longer, because each chunk has a cost of its own, whatever its length.
 
     Nothing that happens in a chunk has a say in that chunk: the choice looks at earlier ones only.
 
