@@ -28,21 +28,6 @@ class ChunkRecord:
     rounds: RoundRecord
 
 
-@struct.dataclass
-class Unseen:
-    """What a drafter has not been told of a round without drafts.
-
-    Attributes:
-        token: what each row was fed.
-        features: the target's features of it.
-        fed: which rows were fed at all.
-    """
-
-    token: Int[Array, "B"]
-    features: Features
-    fed: Bool[Array, "B"]
-
-
 @partial(jax.jit, static_argnames=("decoder", "rounds"), donate_argnames="state")
 def decode_chunk(
     decoder: Decoder,
@@ -71,9 +56,9 @@ def decode_chunk(
         state = _with_drafter(state, own)
 
     @partial(jax.jit, inline=True)  # so that it is traced once, for shapes and loop
-    def run_round(params: Params, state: DecodeState) -> tuple[DecodeState, tuple[RoundRecord, Unseen | None]]:
+    def run_round(params: Params, state: DecodeState) -> tuple[DecodeState, tuple[RoundRecord, Features | None]]:
         after, record, features = decode_round(decoder, params, state)
-        return after, (record, Unseen(state.pending, features, state.active) if idle_drafter else None)
+        return after, (record, features if idle_drafter else None)
 
     _, shapes = jax.eval_shape(run_round, params, state)
     outputs = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
@@ -91,9 +76,9 @@ def decode_chunk(
         outputs = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), outputs, output)
         return index + 1, state, outputs
 
-    n_rounds, state, (records, unseen) = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, outputs))
+    n_rounds, state, (records, features) = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, outputs))
     if idle_drafter:
-        state = _with_drafter(state, _shown(decoder, params, before, unseen, n_rounds))
+        state = _with_drafter(state, _shown(decoder, params, before, records, features, n_rounds))
     return state, ChunkRecord(n_rounds, records)
 
 
@@ -101,24 +86,42 @@ def _with_drafter(state: DecodeState, part: object) -> DecodeState:
     return replace(state, sequences=replace(state.sequences, drafter=part))
 
 
-def _shown(decoder: Decoder, params: Params, before: DecodeState, unseen: Unseen, n_rounds: Int[Array, ""]) -> object:
+def _shown(
+    decoder: Decoder,
+    params: Params,
+    before: DecodeState,
+    records: RoundRecord,
+    features: Features | None,
+    n_rounds: Int[Array, ""],
+) -> object:
     """The drafter's part of the state that it had `before`, after it has been given what it has not seen.
 
     Only as many blocks of rounds as were run are looked at, so that a short chunk costs little.
+
+    Args:
+        decoder, params: of the chunk, whose rounds have not drafted.
+        before: the state at its beginning.
+        records, features: of its rounds, stacked.
+        n_rounds: how many of them were run.
     """
     drafter, own = decoder.drafter, before.sequences.drafter
     assert drafter is not None
     if own is None:
         return None
-    rounds = unseen.token.shape[0]
+    rounds = records.n_emitted.shape[0]
     sizes = [*(size for size in UNSEEN_BLOCKS[:-1] if size < rounds), min(rounds, UNSEEN_BLOCKS[-1])]
-    unseen = jax.tree.map(lambda x: jnp.pad(x, ((0, -rounds % sizes[-1]), *((0, 0),) * (x.ndim - 1))), unseen)
+    chosen = records.tokens[:, :, 0]
+    fed = jnp.concatenate([before.pending[None], chosen[:-1]])  # a round is fed what the one before it has chosen
+    unseen = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, -rounds % sizes[-1]), *((0, 0),) * (x.ndim - 1))), (fed, records.n_emitted, features)
+    )
 
     def give(size: int, start: Array, length: Array, own: object) -> tuple:
         block = jax.tree.map(lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, start, size), 0, 1), unseen)
-        features = jax.tree.map(lambda x: x[:, :, 0], block.features)
-        n_valid = jnp.sum(block.fed, axis=1, dtype=jnp.int32)
-        return length + n_valid, drafter.extend(params, block.token, features, n_valid, own, length)
+        tokens, n_emitted, features = block
+        features = jax.tree.map(lambda x: x[:, :, 0], features)
+        n_valid = jnp.sum(n_emitted, axis=1)  # 1 of each round, until the row has finished
+        return length + n_valid, drafter.extend(params, tokens, features, n_valid, own, length)
 
     def give_next(carry: tuple) -> tuple:
         start, length, own = carry
