@@ -19,7 +19,7 @@ from specjax.cli.options import (
 from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
-    from specjax.evaluation import BadPrompt, Evaluation, PromptLine
+    from specjax.evaluation import BadPrompt, Evaluation, PromptLine, ResultFile
     from specjax.runtime.options import GenerateOptions
 
 DEFAULT_ROWS = 8
@@ -46,14 +46,18 @@ accepted, drafted_by_position and accepted_by_position, and with --logprobs also
 in which texts finish. Other keys of a prompt's line, such as "answer", go into the line of its result. The settings of
 the run stand beside it, in R.jsonl.settings.json.
 
-A prompt's random draws are keyed by the seed and its id. So its result depends neither on --batch nor on the order,
-and a file whose prompts have ids can be split over several machines.
+A prompt's random draws are keyed by the seed and its id. So its result depends neither on --batch nor on the order.
+
+On several machines, give each a --shard and an --out of its own. The shards together are the results of one run, and
+`specjax merge-results` puts their files together. In a job array of SLURM: --shard $SLURM_ARRAY_TASK_ID/8, with
+--array=1-8.
 
 examples:
   specjax eval --prompts questions.jsonl --out answers.jsonl
   specjax eval --model model.gguf --prompts p.jsonl --out r.jsonl --batch 16 --draft 3 --max-tokens 256
   specjax eval --prompts p.jsonl --out r.jsonl --temperature 0.8 --seed 1 --accept coupled
   specjax eval --prompts p.jsonl --out r.jsonl --samples 8 --temperature 0.8 --logprobs 0 --report r.html
+  specjax eval --prompts p.jsonl --out part-2.jsonl --shard 2/4
 """
 
 
@@ -74,10 +78,9 @@ def add_parser(subparsers: Any) -> None:
         "--samples", type=int, default=1, metavar="N", help="texts for each prompt; needs a --temperature (default: 1)"
     )
     parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="F.html",
-        help="also write a page with plots, the figures as JSON, and the texts; one file, which loads nothing else",
+        "--shard",
+        metavar="I/N",
+        help="continue only the I-th of N parts of the prompts, with I from 1 to N: prompt I, prompt I + N, and so on",
     )
     parser.add_argument(
         "--traces",
@@ -91,26 +94,38 @@ def add_parser(subparsers: Any) -> None:
         help="pass over prompts that cannot be continued: their results have an error in place of a text, and the exit"
         " status is 1",
     )
+    add_telling_options(parser)
+    add_decoding_options(parser)
+
+
+def add_telling_options(parser: argparse.ArgumentParser) -> None:
+    """--report, --json and --quiet, see `tell`."""
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="F.html",
+        help="also write a page with plots, the figures as JSON, and the texts; one file, which loads nothing else",
+    )
     parser.add_argument("--json", action="store_true", help="the summary as one JSON object on the standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
-    add_decoding_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if there are prompts that could not be continued."""
     options = replace(generate_options(args), trace=args.traces is not None)
 
-    from checkpoints.atomic import write_text
     from specjax.cli.progress import prompt_progress
-    from specjax.evaluation import Evaluation, ResultFile, parse_prompts, samples_of, sift
-    from specjax.evaluation.report import report
+    from specjax.evaluation import Evaluation, ResultFile, Shard, parse_prompts, samples_of, sift
 
+    shard = Shard.parse(args.shard or "1/1")
     prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
     bad: list[BadPrompt] | None = [] if args.keep_going else None
     lines = parse_prompts(prompt_bytes, str(args.prompts), bad)
     prompts = samples_of(lines, options, args.samples)
     if args.samples > 1 and len(prompts) == len(lines):
         raise UsageError(f"--samples {args.samples}: greedy decoding always says the same; give a --temperature")
+    prompts = [prompt for prompt in prompts if shard.has(prompt)]
+    bad = None if bad is None else [line for line in bad if shard.has(line)]
     for path in filter(None, (args.out, args.report)):
         check_output(path)
     settings = settings_of(args, options, prompt_bytes)
@@ -126,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
             bad += unfit
         evaluation = Evaluation(model, left, options, args.batch) if left else None
     new_bad = [line for line in bad or () if line.key not in results.results]
-    if evaluation or new_bad:
+    if evaluation or new_bad or not args.out.exists():  # a shard may have no prompts
         try:
             with results, prompt_progress(quiet=args.quiet) as progress:
                 for line in new_bad:
@@ -141,14 +156,7 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say(f"{len(results.results)} of {_counted(args, prompts)} are done; the same command goes on from there")
             raise
-    found = list(results.results.values())
-    if args.report is not None:
-        write_text(args.report, report(found, settings))
-        if not args.quiet:
-            say(f"wrote {args.report}")
-    if args.json or not args.quiet:
-        _summarize(found, evaluation, args)
-    return int(any("error" in result for result in found))
+    return tell(results, args, evaluation)
 
 
 def _counted(args: argparse.Namespace, prompts: list[PromptLine]) -> str:
@@ -173,8 +181,33 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
         "draft_vocab": args.draft_vocab and named(str(args.draft_vocab)),
         "dtype": args.dtype,
         "samples": args.samples,
+        "shard": args.shard,
         **decoding,
     }
+
+
+def tell(results: ResultFile, args: argparse.Namespace, evaluation: Evaluation | None = None) -> int:
+    """Write the report and the summary that were asked for.
+
+    Args:
+        results: what is reported on.
+        args: report, json and quiet count.
+        evaluation: what has just run, if something has.
+
+    Returns:
+        The exit status: 1 if there are prompts that could not be continued.
+    """
+    from checkpoints.atomic import write_text
+    from specjax.evaluation.report import report
+
+    found = list(results.results.values())
+    if args.report is not None:
+        write_text(args.report, report(found, results.settings))
+        if not args.quiet:
+            say(f"wrote {args.report}")
+    if args.json or not args.quiet:
+        _summarize(found, evaluation, args)
+    return int(any("error" in result for result in found))
 
 
 def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, args: argparse.Namespace) -> None:

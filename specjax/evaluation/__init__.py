@@ -3,6 +3,7 @@
 from specjax.evaluation.evaluate import Evaluation, PromptResult, sift
 from specjax.evaluation.prompts import BadPrompt, PromptLine, parse_prompts, read_prompts, samples_of
 from specjax.evaluation.results import ResultFile
+from specjax.evaluation.shards import Shard, merge
 
 __all__ = [
     "BadPrompt",
@@ -10,6 +11,8 @@ __all__ = [
     "PromptLine",
     "PromptResult",
     "ResultFile",
+    "Shard",
+    "merge",
     "parse_prompts",
     "read_prompts",
     "samples_of",

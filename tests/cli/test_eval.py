@@ -267,15 +267,15 @@ def test_several_samples_of_a_prompt_have_seeds_that_repeat_them(
     assert "0 samples are asked for" in none.error
 
 
-def test_samples_of_a_killed_run_go_on_where_it_stopped(
+def test_shards_of_which_one_was_killed_are_the_results_of_one_run(
     cli: Cli, gguf: Path, sampled_prompts: Path, tmp_path: Path
 ) -> None:
     """Killed in the middle of a prompt's samples, with -9."""
-    whole, out = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    whole, out, other, merged = (tmp_path / f"{name}.jsonl" for name in ("whole", "killed", "other", "merged"))
     arguments = ("eval", "--model", gguf, "--prompts", sampled_prompts, *SAMPLES, "--draft", 0, "--batch", 1)
     assert cli(*arguments, "--out", whole).status == 0
     program = "from specjax.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, *map(str, arguments), "--out", str(out)]
+    command = [sys.executable, "-c", program, *map(str, arguments), "--out", str(out), "--shard", "1/2"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n")):
             try:
@@ -286,11 +286,22 @@ def test_samples_of_a_killed_run_go_on_where_it_stopped(
     done = out.read_bytes()
     done = done[: done.rfind(b"\n") + 1]
     assert len(samples_in_bytes(done)) > 0
-    ran = cli(*arguments, "--out", out)
+    assert cli(*arguments, "--out", other, "--shard", "2/2").status == 0
+    merge = ("merge-results", "--prompts", sampled_prompts, "--out", merged, other, out)
+    if len(samples_in_bytes(done)) < 4:  # else the whole shard was done before it could be killed
+        assert f"{4 - len(samples_in_bytes(done))} of shard 1/2 ({out})" in cli(*merge).error
+        assert not merged.exists()
+    ran = cli(*arguments, "--out", out, "--shard", "1/2")
     assert ran.status == 0
-    assert f"{len(samples_in_bytes(done))} of 6 texts are done already" in ran.err
+    assert f"{len(samples_in_bytes(done))} of 4 texts are done already" in ran.err
     assert out.read_bytes().startswith(done)
-    assert samples_in(out) == samples_in(whole)
+
+    ran = cli(*merge, "--json")
+    assert ran.status == 0
+    assert json.loads(ran.out)["texts"] == 6
+    assert samples_in_bytes(merged.read_bytes()) == samples_in_bytes(whole.read_bytes())
+    ran = cli(*arguments, "--out", merged, "--batch", 1)
+    assert "6 of 6 texts are done already" in ran.err, "a run without shards takes up what was merged"
 
 
 def samples_in_bytes(data: bytes) -> list[dict]:

@@ -164,7 +164,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "precious\n"
 
 
-def test_a_model_is_known_by_its_name_sizes_and_times(tmp_path: Path) -> None:
+def test_a_model_is_known_by_its_name_and_contents(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"12")
     mark = fingerprint_of_model(path)
