@@ -6,13 +6,14 @@ VENV ?= .venv
 TPU_VENV ?= .venv-tpu
 GPU_VENV ?= .venv-gpu
 EVAL_VENV ?= .venv-eval
+RAY_VENV ?= .venv-ray
 DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-tpu test-gpu test-eval lint format docs bench notebook clean
+.PHONY: help demo test test-slow test-tpu test-gpu test-eval test-ray lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
@@ -21,6 +22,7 @@ help:
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
 	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"
 	@echo "make test-eval  run lm-evaluation-harness with specjax, on local files"
+	@echo "make test-ray   run an evaluation on two workers of Ray, and resume it after kill -9"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into site/, strictly: a broken link is an error"
 	@echo "make bench      the decoding benchmark of docs/speed.md"
@@ -48,7 +50,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray'
 
 # In an environment of its own: with libtpu installed, JAX looks for a TPU whenever it starts.
 $(TPU_VENV)/.dev: $(BUILT_FROM) | $(TPU_VENV)/bin/pip
@@ -75,6 +77,14 @@ $(EVAL_VENV)/.dev: $(BUILT_FROM) | $(EVAL_VENV)/bin/pip
 
 test-eval: $(EVAL_VENV)/.dev
 	$(EVAL_VENV)/bin/python -m pytest -m harness tests/evaluation
+
+# In an environment of its own: Ray takes half a gigabyte.
+$(RAY_VENV)/.dev: $(BUILT_FROM) | $(RAY_VENV)/bin/pip
+	$(RAY_VENV)/bin/python -m pip install --quiet --editable '.[dev,ray]'
+	@touch $@
+
+test-ray: $(RAY_VENV)/.dev
+	$(RAY_VENV)/bin/python -m pytest -m ray tests/evaluation
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -131,7 +131,7 @@ def parse_prompts(data: bytes, name: str, bad: list[BadPrompt] | None = None) ->
     places: dict[str | int, str] = {}
     for index, (line, place) in enumerate(lines_of(data, name)):
         try:
-            prompt = _parse(line, index, place)
+            prompt = prompt_of(object_of(line, place, EXAMPLE), index, place)
             if prompt.id in places:
                 raise PromptError(f"{prompt.place}: the id {prompt.id!r} occurs before, at {places[prompt.id]}")
             places[prompt.id] = prompt.place
@@ -145,12 +145,21 @@ def parse_prompts(data: bytes, name: str, bad: list[BadPrompt] | None = None) ->
     return prompts
 
 
-def _parse(line: str, index: int, place: str) -> PromptLine:
+def prompt_of(entry: Mapping[str, Any], index: int, place: str) -> PromptLine:
+    """The prompt that the keys of a line describe, see `parse_prompts`.
+
+    Args:
+        entry: the keys.
+        index, place: see `PromptLine`.
+
+    Raises:
+        PromptError: it describes none.
+    """
+
     def require(condition: bool, message: str) -> None:
         if not condition:
             raise PromptError(f"{place}: {message}")
 
-    entry = object_of(line, place, EXAMPLE)
     others = {key: value for key, value in entry.items() if key not in KEYS}
     for key in others:
         meant = difflib.get_close_matches(key, KEYS, n=1, cutoff=_ALIKE)
