@@ -20,6 +20,7 @@ from pallas_kernels import (
     hadamard,
     matmul,
     rms_norm,
+    softmax_totals,
 )
 from pallas_kernels.kv_formats import KVStore
 
@@ -57,6 +58,7 @@ def cases(*, small: bool) -> Iterator[Case]:
         yield _convolution(batch, tokens)
     yield _hadamard(8192 if small else 65536)
     yield _norm(512 if small else 2048, 1024 if small else 5120)
+    yield _totals(4 if small else 16, 8192 if small else 248320)
     widths = (1024, 4096) if small else (5120, 17408)
     for name in ("Q8_0", "Q4_K"):
         for rows in (4, 64 if small else 512):
@@ -203,6 +205,16 @@ def _norm(rows: int, width: int) -> Case:
         x,
         lambda impl, x, own, weight: (rms_norm.rms_norm(x, weight, epsilon=1e-6, impl=impl), own),
     )
+
+
+def _totals(rows: int, width: int) -> Case:
+    x = _normal(0, rows, width)
+
+    def step(impl: str, x: Array, own: Any, fixed: Any) -> tuple[Array, Any]:
+        totals = softmax_totals.softmax_totals(x, impl=impl)
+        return x - 1e-6 * (totals.log_total + totals.entropy)[:, None], own
+
+    return Case("softmax_totals", f"rows={rows} V={width} f32", _nbytes(x), lambda seed: ((), ()), x, step)
 
 
 def _products(name: str, rows: int, width: int, hidden: int) -> Case:

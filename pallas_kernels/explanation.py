@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pallas_kernels import cache_attention, causal_conv1d, gated_delta, hadamard, matmul, rms_norm
+from pallas_kernels import cache_attention, causal_conv1d, gated_delta, hadamard, matmul, rms_norm, softmax_totals
 from pallas_kernels.table import TABLE
 
 _EXPLAIN: dict[str, Callable[..., str]] = {
@@ -16,6 +16,7 @@ _EXPLAIN: dict[str, Callable[..., str]] = {
     "matmul.float": matmul.explain_float,
     "matmul.packed": matmul.explain,
     "rms_norm": rms_norm.explain,
+    "softmax_totals": softmax_totals.explain,
 }
 
 

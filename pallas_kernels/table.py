@@ -102,5 +102,10 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
         "xla_reduce": ANYWHERE,
         **_REFERENCE,
     },
+    "softmax_totals": {
+        "cpu_native": CPU,
+        "xla_sums": ANYWHERE,
+        **_REFERENCE,
+    },
 }
 """By operation and implementation the platforms on which it is chosen where it fits."""

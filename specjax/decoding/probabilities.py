@@ -8,6 +8,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.softmax_totals import softmax_totals
 from specjax.decoding.acceptance.verdict import Verdict, row_at
 from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
@@ -54,9 +55,7 @@ def probabilities(
         settings: of each row.
     """
     wide = logits.astype(jnp.float32)
-    log_total = jax.nn.logsumexp(wide, axis=-1, keepdims=True)
-    share = jnp.exp(wide - log_total)
-    entropy = log_total[..., 0] - jnp.sum(jnp.where(share > 0, share * wide, 0), axis=-1)
+    log_total, entropy = softmax_totals(wide)
     drafts = jnp.zeros((len(logits), 0), jnp.int32) if proposal is None else proposal.tokens
     last = jnp.minimum(verdict.n_accepted, n_drafted)
 
@@ -64,7 +63,7 @@ def probabilities(
         # From single logits: a whole softmax would have to be kept for the conditional.
         chosen = jnp.take_along_axis(wide[:, :-1], drafts[..., None], axis=-1)[..., 0]
         following = jnp.take_along_axis(row_at(wide, last), verdict.next_token[:, None], axis=-1)[:, 0]
-        return jnp.exp(chosen - log_total[:, :-1, 0]), jnp.exp(following - row_at(log_total, last)[:, 0])
+        return jnp.exp(chosen - log_total[:, :-1]), jnp.exp(following - row_at(log_total, last))
 
     def drawn() -> tuple[Array, Array]:
         found = with_shortlist(logits, settings, lambda each: _probability_of(each, drafts, verdict.next_token, last))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.softmax_totals import softmax_totals
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.probabilities import Probabilities
@@ -44,7 +44,7 @@ def token_scores(
     logprob = top = None
     if decoder.logprobs is not None:
         wide = logits.astype(jnp.float32)
-        log_total = jax.nn.logsumexp(wide, axis=-1, keepdims=True)
+        log_total = softmax_totals(wide).log_total[..., None]
         chosen = jnp.maximum(tokens, 0)[..., None]  # padding has no logit
         logprob = (jnp.take_along_axis(wide, chosen, axis=-1) - log_total)[..., 0]
         best, index = top_k(wide, decoder.logprobs)

@@ -1,4 +1,4 @@
-// Calls from XLA: norms of rows, and short convolutions.
+// Calls from XLA: norms and totals of rows, and short convolutions.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -41,6 +41,24 @@ ffi::Error Normalize(ffi::ThreadPool pool, Floats x, Floats weight, Floats gate,
   return ffi::Error::Success();
 }
 
+// x [R, V] to two arrays [R].
+ffi::Error SoftmaxTotals(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::F32> log_total,
+                         ffi::ResultBuffer<ffi::F32> entropy, std::string_view isa) {
+  const RowwiseKernels* kernels = FindKernels<RowwiseKernels>(isa);
+  if (kernels == nullptr) return Wrong("softmax_totals: this processor lacks " + std::string(isa));
+  const auto dims = x.dimensions();
+  if (dims.size() != 2 || dims[1] < 1 || static_cast<int64_t>(log_total->element_count()) != dims[0] ||
+      static_cast<int64_t>(entropy->element_count()) != dims[0])
+    return Wrong("softmax_totals: arrays do not fit together");
+  const int64_t rows = dims[0], width = dims[1], at_a_time = std::max<int64_t>(1, kChunkFloats / width);
+  ParallelFor(pool, (rows + at_a_time - 1) / at_a_time, [&](int64_t chunk) {
+    for (int64_t row = chunk * at_a_time; row < std::min(rows, (chunk + 1) * at_a_time); ++row)
+      kernels->softmax_totals(x.typed_data() + row * width, width, log_total->typed_data() + row,
+                              entropy->typed_data() + row);
+  });
+  return ffi::Error::Success();
+}
+
 // inputs [B, W-1+T, C] and weight [C, W] to out [B, T, C].
 ffi::Error Convolve(ffi::ThreadPool pool, Floats inputs, Floats weight, ffi::ResultBuffer<ffi::F32> out,
                     std::string_view isa, bool silu) {
@@ -77,6 +95,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_rms_norm, specjax::Normalize,
                                   .Attr<std::string_view>("isa")
                                   .Attr<float>("scale")
                                   .Attr<float>("epsilon"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_softmax_totals, specjax::SoftmaxTotals,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<std::string_view>("isa"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_causal_conv1d, specjax::Convolve,
                               xla::ffi::Ffi::Bind()

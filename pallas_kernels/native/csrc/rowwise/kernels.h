@@ -21,6 +21,9 @@ struct RowwiseKernels {
   void (*normalize)(const float* x, const float* weight, const float* gate, int64_t width, float scale, float epsilon,
                     float* out);
   void (*convolve)(const ConvTask& task);
+  // log(sum(exp(x))), and the entropy of the softmax; x [width]. Of a NaN or
+  // of +inf in x NaN; of nothing but -inf, -inf and 0.
+  void (*softmax_totals)(const float* x, int64_t width, float* log_total, float* entropy);
 
   static const RowwiseKernels& ForPortable();
   static const RowwiseKernels& ForAvx2();
