@@ -236,7 +236,8 @@ class Proposal(NamedTuple):
     @classmethod
     def drawn(cls, choices: Sequence[Choice], state: Any, made: Int[Array, "B"] | None = None) -> Proposal:
         """Drafts that were drawn one after the other: what `choose` returned for each of the K places."""
-        return cls(*jax.tree.map(lambda *column: jnp.stack(column, axis=1), *choices), state, made)
+        columns: Choice = jax.tree.map(lambda *column: jnp.stack(column, axis=1), *choices)
+        return cls(columns.token, columns.logq, columns.confidence, state, made)
 
 
 class Drafter(Protocol):
