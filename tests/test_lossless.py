@@ -235,11 +235,22 @@ def test_assert_lossless_passes_the_head(path: Path) -> None:
     assert "all 10 checks passed" in str(report)
 
 
+def test_one_group_of_checks_can_be_asked_for(path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    report = specjax.check_lossless(
+        specjax.load(path), PROMPTS[:1], WARM, samples=64, only=["drafts"], progress=lambda *counts: told.append(counts)
+    )
+    assert [each.name for each in report.checks] == ["what is verified", "stated probabilities", "draws"]
+    assert told == [(3, 3)]
+
+
 def test_assert_lossless_names_what_a_broken_drafter_does(path: Path) -> None:
     with pytest.raises(specjax.NotLosslessError, match="FAILED what is verified") as raised:
-        specjax.assert_lossless(specjax.load(path, drafter=StopsAtOddDraws(CONFIG)), PROMPTS[:1], WARM, samples=128)
+        specjax.assert_lossless(
+            specjax.load(path, drafter=StopsAtOddDraws(CONFIG)), PROMPTS[:1], WARM, samples=128, only=["drafts"]
+        )
     assert isinstance(raised.value, AssertionError)
-    assert raised.value.report.failed[0].name == "what is verified"
+    assert [check.name for check in raised.value.report.failed] == ["what is verified"]
     assert "look at: Proposal.made" in str(raised.value)
 
 
@@ -254,6 +265,9 @@ def test_what_cannot_be_checked_is_refused(path: Path, tmp_path: Path) -> None:
         specjax.check_lossless(model, options=specjax.GenerateOptions(draft=DraftConfig(3, n_min=2, p_min=0.5)))
     with pytest.raises(ValueError, match="samples is 0"):
         specjax.check_lossless(model, samples=0)
+    for only in ("drafts", [], ["draws"]):
+        with pytest.raises(ValueError, match="give a list of some of 'rules', 'drafts', 'tokens', 'texts'"):
+            specjax.check_lossless(model, only=only)
 
 
 # Statistics --------------------------------------------------------------------------------------------------------

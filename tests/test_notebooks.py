@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -10,7 +11,18 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@each_notebook
+def test_notebook_is_listed_and_kept_without_outputs(path: Path) -> None:
+    assert f"`notebooks/{path.name}`" in (path.parents[1] / "docs/index.md").read_text(encoding="utf-8")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    kept = [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+    assert not kept, f"clear the outputs of {', '.join(kept)}"
+
+
+@each_notebook
 def test_notebook_runs_without_errors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend puts plots into the notebook
     with warnings.catch_warnings():

@@ -17,6 +17,7 @@ from own_drafter import code_blocks, documented
 import specjax
 from specjax.evaluation.evaluate import Evaluation
 from specjax.evaluation.prompts import PromptLine
+from specjax.models.protocol import Choice
 from specjax.state import Part, Shift
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -154,6 +155,20 @@ def test_a_drafter_with_a_state_of_its_own_goes_back_with_the_conversation() -> 
     assert after.reuse.reused == len(prompt)
     assert reply.tokens == fresh.tokens == plain().generate(changed, GREEDY, draft=0).tokens
     assert reply.stats == fresh.stats, "the drafts are those of a state that never saw the reply"
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_proposal_of_choices_has_a_column_for_each(stated: bool) -> None:
+    choices = [
+        Choice(jnp.array([k, 10 + k]), jnp.full((2, 3), -k * 1.0) if stated else None, jnp.array([0.5, k / 8]))
+        for k in range(4)
+    ]
+    proposal = specjax.Proposal.drawn(choices, "a state")
+    np.testing.assert_array_equal(proposal.tokens, [[0, 1, 2, 3], [10, 11, 12, 13]])
+    np.testing.assert_array_equal(proposal.confidence[1], np.arange(4) / 8)
+    assert (None if proposal.logq is None else proposal.logq[1, 3].tolist()) == ([-3.0] * 3 if stated else None)
+    assert proposal.state == "a state"
+    assert proposal.made is None
 
 
 @dataclass(frozen=True)

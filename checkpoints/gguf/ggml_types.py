@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax.numpy as jnp
+import jax
 import ml_dtypes
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
@@ -70,6 +70,9 @@ PLAIN_TYPES: Mapping[str, DTypeLike] = {
 }
 """Types whose values NumPy knows."""
 
+_PIECE = 2**14
+"""Blocks that are decoded at once. All pieces have one shape, so that a type's decoder is compiled once."""
+
 
 def decode_rows(raw: np.ndarray, kind: GGMLType) -> np.ndarray:
     """Values [R, K] of packed rows [R, bytes of a row] uint8, float32.
@@ -80,8 +83,18 @@ def decode_rows(raw: np.ndarray, kind: GGMLType) -> np.ndarray:
     if kind.code in _CODES_OF_GGUF:
         with np.errstate(all="ignore"):  # damaged scales are infinite; what becomes of them is not for NumPy to say
             return quants.dequantize(raw, GGMLQuantizationType(kind.code))
-    blocks = jnp.asarray(raw.reshape(len(raw), -1, kind.num_bytes))
-    return np.asarray(FORMATS[kind.name].decode(blocks)).reshape(len(raw), -1)
+    blocks = raw.reshape(-1, kind.num_bytes)
+    values = np.empty((len(blocks), kind.values), np.float32)
+    for begin in range(0, len(blocks), _PIECE):
+        piece = blocks[begin : begin + _PIECE]
+        padded = np.pad(piece, ((0, _PIECE - len(piece)), (0, 0)))
+        values[begin : begin + _PIECE] = _decode(padded, kind.name)[: len(piece)]
+    return values.reshape(len(raw), -1)
+
+
+@functools.partial(jax.jit, static_argnames="name")
+def _decode(blocks: jax.Array, name: str) -> jax.Array:
+    return FORMATS[name].decode(blocks)
 
 
 @functools.cache

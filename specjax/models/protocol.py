@@ -14,10 +14,11 @@ One round, for a row whose state has `length` committed tokens and whose `pendin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -231,6 +232,12 @@ class Proposal(NamedTuple):
     def sure(cls, tokens: Int[Array, "B K"], state: Any, made: Int[Array, "B"] | None = None) -> Proposal:
         """Drafts that are a function of the text: nothing was drawn, and each is as good as the others."""
         return cls(tokens, None, jnp.ones(tokens.shape, jnp.float32), state, made)
+
+    @classmethod
+    def drawn(cls, choices: Sequence[Choice], state: Any, made: Int[Array, "B"] | None = None) -> Proposal:
+        """Drafts that were drawn one after the other: what `choose` returned for each of the K places."""
+        columns: Choice = jax.tree.map(lambda *column: jnp.stack(column, axis=1), *choices)
+        return cls(columns.token, columns.logq, columns.confidence, state, made)
 
 
 class Drafter(Protocol):

@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from specjax.runtime.model import Model
 
 
-def all_logits(model: Model, tokens: Sequence[int]) -> Float[np.ndarray, "T V"]:
+def all_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float[np.ndarray, "T V"]:
     """The logits of every position, see `Model.logits`."""
     check_prompts(model.target, [tokens], new_tokens=0)
     padded = np.zeros((1, -(-len(tokens) // 64) * 64), np.int32)
     padded[0, : len(tokens)] = tokens
-    logits = _all_logits(model.target, model.params, padded, np.array([len(tokens)], np.int32))
+    logits = _all_logits(model.target, model.params, padded, np.array([len(tokens)], np.int32), kv_types)
     return np.asarray(logits[0, : len(tokens)], np.float32)
 
 
-@partial(jax.jit, static_argnames="target")
+@partial(jax.jit, static_argnames=("target", "kv_types"))
 def _all_logits(
-    target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
+    target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"], kv_types: KVTypes
 ) -> Float[Array, "B T V"]:
-    state = Decoder(target, None, max_drafts=0).init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
+    decoder = Decoder(target, None, max_drafts=0, kv_types=kv_types)
+    state = decoder.init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
     output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
     assert output.logits is not None
     return output.logits

@@ -322,13 +322,15 @@ class Model:
         """
         return score(self, [self.encode(prompt)] * len(choices), [self.encode_further(each) for each in choices])
 
-    def logits(self, tokens: Prompt) -> Float[np.ndarray, "T V"]:
+    def logits(self, tokens: Prompt, *, kv_types: KVTypes = KVTypes()) -> Float[np.ndarray, "T V"]:
         """The target's logits of every position, float32: row p predicts the token after tokens[p].
+
+        `kv_types` says how keys and values are kept, as a `specjax.state.KVTypes`.
 
         Raises:
             PromptError: as `generate`.
         """
-        return all_logits(self, self.encode(tokens))
+        return all_logits(self, self.encode(tokens), kv_types)
 
     def next_logits(self, tokens: Prompt, *, kv_types: KVTypes = KVTypes()) -> Float[np.ndarray, "V"]:
         """The target's logits for the token after a prompt, float32; the prompt is fed as `generate` feeds it.

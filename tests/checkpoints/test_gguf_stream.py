@@ -19,8 +19,9 @@ from tiny_checkpoints import make_config, write_tiny_gguf
 import checkpoints
 from checkpoints import CheckpointError, FormatError
 from checkpoints.atomic import replaced
+from checkpoints.gguf import ggml_types
 from checkpoints.gguf.file import GGUFFile
-from checkpoints.gguf.ggml_types import GGML_TYPES, GGMLType
+from checkpoints.gguf.ggml_types import GGML_TYPES, GGMLType, decode_rows
 from checkpoints.gguf.stream import TensorEntry, write_stream
 from checkpoints.gguf.values import GGUFValue, typed
 from specjax.models.registry import FAMILIES
@@ -123,6 +124,15 @@ def test_types_that_only_forks_know_are_written_and_read(tmp_path: Path) -> None
     np.testing.assert_array_equal(file.read_blocks("x"), raw)
     assert file.can_read("x")
     assert np.isfinite(file.read("x", np.float32)).all()
+
+
+def test_rows_of_forks_types_are_decoded_alike_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = np.arange(5 * 60, dtype=np.uint8).reshape(5, 60) % 50
+    want = decode_rows(raw, GGML_TYPES["TQ4_1S"])
+    assert want.shape == (5, 96)
+    for blocks in (1, 4, 15):
+        monkeypatch.setattr(ggml_types, "_PIECE", blocks)
+        np.testing.assert_allclose(decode_rows(raw, GGML_TYPES["TQ4_1S"]), want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_type_that_nobody_knows_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from program import Cli
 from small_model import CONFIG
 
 import specjax
+from specjax.state import KVTypes
 
 
 def test_logits_are_the_models(cli: Cli, gguf: Path, model: specjax.Model, tmp_path: Path) -> None:
@@ -41,7 +42,12 @@ def test_a_prompt_file_is_taken_byte_for_byte(
 
 
 def test_the_next_logits_are_the_last_row_of_all_logits(model: specjax.Model) -> None:
-    np.testing.assert_allclose(model.next_logits([1, 2, 3]), model.logits([1, 2, 3])[-1], atol=1e-4)
+    last = {}
+    for kind in ("f32", "q4_0"):
+        last[kind] = model.logits([1, 2, 3], kv_types=KVTypes(kind, kind))[-1]
+        np.testing.assert_allclose(model.next_logits([1, 2, 3], kv_types=KVTypes(kind, kind)), last[kind], atol=1e-4)
+    np.testing.assert_array_equal(model.logits([1, 2, 3])[-1], last["f32"])
+    assert np.abs(last["f32"] - last["q4_0"]).max() > 5e-3, "caches of another type give other logits"
 
 
 def test_a_prompt_may_fill_the_context_when_nothing_is_to_follow(model: specjax.Model) -> None:
