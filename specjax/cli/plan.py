@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from specjax.runtime.model import Model
 
 DESCRIPTION = """\
-Say which number of drafts K to use: measure what rounds cost on this machine, and how many drafts are accepted.
+Say which number of drafts K to use, and which of several drafters: measure what rounds cost on this machine, and how
+many drafts are accepted.
 
 Costs are measured for each batch and context length, the halves of a round apart: K drafts, and the pass over K + 1
 tokens. Acceptance is read from one run over the prompts with the most drafts, or from a trace of earlier texts; what
@@ -33,7 +34,7 @@ fewer drafts would have brought follows from it. So the answer is for texts like
 
 EPILOG = """\
 columns:
-  K           drafts in a round; 0 is plain decoding
+  K           drafts in a round, and with --against who makes them; 0 is plain decoding
   draft, verify
               milliseconds of the halves of a round, of the whole batch
   tau         tokens of a round and row, with the standard error
@@ -44,7 +45,7 @@ columns:
 examples:
   specjax plan                                       the bundled model and a prompt that suits it
   specjax plan model.gguf --prompts prompts.jsonl --batch 1 8 --context 512 8192 --draft 1 2 3 5
-  specjax plan model.gguf --drafter ngram --prompts prompts.jsonl        another drafter, to compare with
+  specjax plan model.gguf --against ngram --prompts prompts.jsonl        the model's head, or n-grams?
   specjax plan model.gguf --trace trace.npz          acceptance of texts that were traced: generate --trace trace.npz
   specjax plan --plot plan.png --json
 """
@@ -60,6 +61,13 @@ def add_parser(subparsers: Any) -> None:
     )
     source.add_argument(
         "--trace", dest="trace_file", type=Path, metavar="FILE.npz", help="read acceptance from this trace"
+    )
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="FILE|DIR|ngram|mtp",
+        help="compare with this drafter, which continues the prompts too; can be repeated",
     )
     parser.add_argument("--batch", type=int, nargs="+", metavar="B", help="texts at once (default: 1 4 16)")
     parser.add_argument("--context", type=int, nargs="+", metavar="N", help="tokens of each text (default: 512)")
@@ -84,13 +92,20 @@ def run(args: argparse.Namespace) -> int:
 
     if args.prompts is None and args.trace_file is None and args.model is not None:
         raise UsageError("no prompts: give --prompts, or --trace with a file that generate --trace FILE.npz wrote")
+    if args.trace_file is not None and args.against:
+        raise UsageError("a trace says nothing of other drafters: give --prompts, or leave --against out")
     trace = None if args.trace_file is None else Trace.load(args.trace_file)
     model = load_model(args, need_tokenizer=trace is None)
+    others = {
+        name: load_model(argparse.Namespace(**{**vars(args), "drafter": [name], "quiet": True}), need_tokenizer=True)
+        for name in args.against
+    }
     with count_progress("measurements") as progress:
         try:
             plan = planning.plan(
                 model,
                 _prompts(args, model) if trace is None else (),
+                others=others,
                 trace=trace,
                 drafts=drafts,
                 batches=args.batch or planning.BATCHES,
@@ -137,6 +152,7 @@ def _document(plan: Plan) -> list[dict[str, Any]]:
         {
             "batch": each.batch,
             "context": each.context,
+            "drafter": each.drafter,
             "draft": each.k,
             "draft_per_round": each.cost.draft,
             "verify_per_round": each.cost.verify,
@@ -162,7 +178,7 @@ def _print_table(model: Model, plan: Plan) -> None:
         table.add_row(
             str(each.batch),
             str(each.context),
-            str(each.k),
+            f"{each.k} {each.drafter}".strip() if len(plan.models) > 1 else str(each.k),
             f"{1e3 * each.cost.draft:.3f}",
             f"{1e3 * each.cost.verify:.3f}",
             f"{each.tokens_per_round:.2f} ± {each.error:.2f}",
