@@ -34,7 +34,7 @@ fewer drafts would have brought follows from it. So the answer is for texts like
 
 EPILOG = """\
 columns:
-  K           drafts in a round, and with --against who makes them; 0 is plain decoding
+  K           drafts in a round; 0 is plain decoding
   draft, verify
               milliseconds of the halves of a round, of the whole batch
   tau         tokens of a round and row, with the standard error
@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     from specjax.analysis import planning
     from specjax.cli.progress import count_progress
+    from specjax.cli.text import console
     from specjax.traces.trace import Trace
 
     if args.prompts is None and args.trace_file is None and args.model is not None:
@@ -120,7 +121,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": str(model.path), "plan": _document(plan)}))
     else:
-        _print_table(model, plan)
+        for drafter in plan.models:
+            _print_table(model, plan, drafter)
+        for sentence in plan.advice():
+            console().print(sentence, highlight=False)
     return 0
 
 
@@ -166,19 +170,21 @@ def _document(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _print_table(model: Model, plan: Plan) -> None:
+def _print_table(model: Model, plan: Plan, drafter: str) -> None:
     from rich.table import Table
 
     from specjax.cli.text import console
 
-    table = Table(title=f"{model.path.name}; acceptance of {plan.trace!r}", title_justify="left", box=None)
+    table = Table(title=f"{model.path.name}, drafted for by {drafter}", title_justify="left", box=None)
     for column in ("batch", "context", "K", "draft ms", "verify ms", "tau", "tok/s", "speed-up", "even at"):
         table.add_column(column, justify="right", no_wrap=True)
     for each in plan.forecasts:
+        if each.drafter not in ("", drafter):
+            continue
         table.add_row(
             str(each.batch),
             str(each.context),
-            f"{each.k} {each.drafter}".strip() if len(plan.models) > 1 else str(each.k),
+            str(each.k),
             f"{1e3 * each.cost.draft:.3f}",
             f"{1e3 * each.cost.verify:.3f}",
             f"{each.tokens_per_round:.2f} ± {each.error:.2f}",
@@ -188,5 +194,3 @@ def _print_table(model: Model, plan: Plan) -> None:
             style="bold" if each == plan.best(each.batch, each.context) else None,
         )
     console().print(table)
-    for sentence in plan.advice():
-        console().print(sentence, highlight=False)
