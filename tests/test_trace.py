@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from small_model import write_small_model
 
@@ -179,16 +180,40 @@ def test_a_text_that_drops_tokens_on_its_way_is_traced_whole() -> None:
     assert np.isfinite(trace.seconds).all()
 
 
-def test_a_file_holds_everything(traced, tmp_path: Path) -> None:
-    trace = traced(logprobs=3).trace
-    assert trace.top_tokens.shape[2] == 3
-    trace.save(tmp_path / "trace.npz")
-    assert equal(Trace.load(tmp_path / "trace.npz"), trace)
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+@pytest.mark.parametrize("logprobs", [None, 3])
+def test_a_file_holds_everything(traced, tmp_path: Path, suffix: str, logprobs: int | None) -> None:
+    trace = traced(logprobs=logprobs).trace
+    assert trace.top_tokens.shape[2] == (logprobs or 0)
+    for part in (trace, trace[:0]):
+        part.save(tmp_path / f"trace{suffix}")
+        loaded = Trace.load(tmp_path / f"trace{suffix}")
+        assert equal(loaded, part)
+        for name, array in part.arrays().items():
+            assert (loaded.arrays()[name].shape, loaded.arrays()[name].dtype) == (array.shape, array.dtype), name
+
+
+def test_parquet_has_a_row_for_each_round(traced, tmp_path: Path) -> None:
+    trace = traced().trace
+    trace.save(tmp_path / "trace.parquet")
+    table = pandas.read_parquet(tmp_path / "trace.parquet")
+    assert table.n_accepted.tolist() == trace.n_accepted.tolist()
+    assert np.array_equal(np.stack(table.drafts), trace.drafts)
+    assert np.array_equal(np.stack(table.p), trace.p, equal_nan=True)
+
+
+def test_a_file_that_is_no_trace_is_refused(traced, tmp_path: Path) -> None:
+    trace = traced().trace
     assert {each.name for each in fields(Trace)} - {"texts", "strings"} == set(trace.arrays())
     (tmp_path / "other").write_text("no trace")
     with pytest.raises(SpecjaxError, match=r"other: not a trace"):
         Trace.load(tmp_path / "other")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    (tmp_path / "other.parquet").write_text("no trace")
+    pandas.DataFrame({"a": [1]}).to_parquet(tmp_path / "table.parquet")
+    for name in ("other.parquet", "table.parquet"):
+        with pytest.raises(SpecjaxError, match=f"{name}: not a trace"):
+            Trace.load(tmp_path / name)
     with pytest.raises(SpecjaxError, match=r"other\.npz: not a trace"):
         Trace.load(tmp_path / "other.npz")
 
@@ -248,8 +273,9 @@ def test_a_draft_behind_the_end_of_a_text_was_not_judged(traced) -> None:
 
 
 @pytest.mark.parametrize("damage", ["half", "byte"])
-def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "trace.npz"
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str, suffix: str) -> None:
+    path = tmp_path / f"trace{suffix}"
     traced().trace.save(path)
     data = bytearray(path.read_bytes())
     if damage == "half":
@@ -257,5 +283,5 @@ def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str) 
     else:
         data[200:260] = bytes(60)
     path.write_bytes(data)
-    with pytest.raises(SpecjaxError, match=r"trace\.npz: not a trace"):
+    with pytest.raises(SpecjaxError, match=r"trace\..*: not a trace"):
         Trace.load(path)

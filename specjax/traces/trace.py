@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from checkpoints.atomic import replaced
 from specjax.errors import SpecjaxError
 from specjax.traces.events import Round, events_of
+from specjax.traces.files import format_of
 
 if TYPE_CHECKING:
     import pandas
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 NOTHING = -1
 """Stands in arrays of tokens where there is none."""
-
-ABOUT = "about"
-"""The entry of the file that holds what is no array, as JSON."""
 
 FORMAT = "specjax-trace-1"
 """Names the layout of the file."""
@@ -173,9 +171,10 @@ class Trace:
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one .npz file.
+        """Write everything to one file: Parquet with a row for each round if its name ends in .parquet, else .npz.
 
         Raises:
+            SpecjaxError: pyarrow, which Parquet needs, is not installed.
             OSError: it cannot be written.
             checkpoints.CheckpointError: the disk is full.
         """
@@ -184,24 +183,25 @@ class Trace:
             "texts": [[text.number, text.prompt, text.first, dict(text.settings)] for text in self.texts],
             "strings": {str(token): string for token, string in self.strings.items()},
         }
-        contents: dict[str, Any] = {ABOUT: np.array(json.dumps(about)), **self.arrays()}
+        write, _ = format_of(Path(path))
         with replaced(Path(path)) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **contents)
+            write(file, about, self.arrays())
 
     @staticmethod
     def load(path: str | Path) -> Trace:
         """The trace that `save` wrote.
 
         Raises:
-            SpecjaxError: the file holds no trace.
+            SpecjaxError: the file holds no trace, or pyarrow is not installed for a .parquet file.
             OSError: it cannot be read.
         """
         try:
-            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-                about = json.loads(str(file[ABOUT]))
-                if about["format"] != FORMAT:
-                    raise SpecjaxError(f"{path}: its format is {about['format']!r}; this version reads {FORMAT!r}")
-                arrays = {each.name: file[each.name] for each in fields(Trace) if each.name not in ("texts", "strings")}
+            _, read = format_of(Path(path))
+            with open(path, "rb") as file:
+                about, entries = read(file)
+            if about["format"] != FORMAT:
+                raise SpecjaxError(f"{path}: its format is {about['format']!r}; this version reads {FORMAT!r}")
+            arrays = {each.name: entries[each.name] for each in fields(Trace) if each.name not in ("texts", "strings")}
             texts = tuple(TracedText(number, tuple(prompt), *rest) for number, prompt, *rest in about["texts"])
             strings = {int(token): string for token, string in about["strings"].items()}
             if len({len(array) for array in arrays.values()}) > 1:
