@@ -39,7 +39,7 @@ def equal(one: Trace, other: Trace) -> bool:
         np.array_equal(each, other.arrays()[name], equal_nan=each.dtype.kind == "f")
         for name, each in one.arrays().items()
     )
-    return same and one.texts == other.texts and one.strings == other.strings
+    return same and one.texts == other.texts and one.pieces == other.pieces
 
 
 @pytest.mark.parametrize("options", [{}, DRAWN, {**DRAWN, "accept": "coupled"}, {"draft": 0}])
@@ -131,9 +131,7 @@ def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model) ->
     whole = Trace.join(traces)
     assert [text.number for text in whole.texts] == [0, 1, 2]
     assert [trace.n_drafted.max() for trace in traces] == [3, 1, 0]
-    assert all(
-        equal(whole.of_text(number), replace(trace, strings=whole.strings)) for number, trace in enumerate(traces)
-    )
+    assert all(equal(whole.of_text(number), replace(trace, pieces=whole.pieces)) for number, trace in enumerate(traces))
     twice = Trace.join([whole, whole])
     assert [text.number for text in twice.texts] == [0, 1, 2, 3, 4, 5]
     assert len(twice.of_text(4)) == len(traces[1])
@@ -204,7 +202,7 @@ def test_parquet_has_a_row_for_each_round(traced, tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_trace_is_refused(traced, tmp_path: Path) -> None:
     trace = traced().trace
-    assert {each.name for each in fields(Trace)} - {"texts", "strings"} == set(trace.arrays())
+    assert {each.name for each in fields(Trace)} - {"texts", "pieces"} == set(trace.arrays())
     (tmp_path / "other").write_text("no trace")
     with pytest.raises(SpecjaxError, match=r"other: not a trace"):
         Trace.load(tmp_path / "other")
