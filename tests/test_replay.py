@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -125,6 +126,8 @@ def test_html_shows_the_text_and_how_each_token_was_made(model: specjax.Model) -
     assert len(refused) == (generation.trace.n_accepted < generation.trace.n_drafted).sum()
     assert all("confidence 0." in title and ", p 0." in title for title in accepted)
     whole.feed(generation._repr_html_())
+    for shown in (generation, replace(generation, trace=None)):
+        assert re.search(r"<pre[^>]*><span", shown._repr_html_()), "a line break at the start would be swallowed"
     assert "chosen instead of a draft" in whole.text
     assert "tokens per round" in whole.text
     stopped = model.generate("def add(a, b):", max_tokens=40, trace=True, stop=generation.text[10:13])

@@ -17,7 +17,8 @@ ACCEPTED = "rgba(46, 160, 67, {strength:.2f})"
 REPLACED = "border-bottom: 2px solid rgba(218, 54, 51, 0.9)"
 """The style of a token that was chosen instead of a draft."""
 
-BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap"
+BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap; overflow-wrap: anywhere"
+"""The style of a text. Long words break, so that nothing is cut off where there is little room."""
 
 MOST_TEXTS = 20
 """How many texts are shown."""
@@ -50,7 +51,7 @@ def coloured(trace: Trace, number: int, length: int | None = None) -> str:
         shown = left.take(string)
         if shown or left.length != 0:  # control tokens have no text, but are shown to have been drafted
             spans.append(_span(shown, tokens))
-    return "".join(spans)
+    return f"<span>{''.join(spans)}</span>"  # <pre> would swallow a line break at its start
 
 
 @dataclass(frozen=True)
