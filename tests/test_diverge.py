@@ -15,6 +15,7 @@ from flax import struct
 from small_model import write_small_model
 
 import specjax
+from specjax.analysis.diverge.rerun import Rerun
 from specjax.errors import SpecjaxError
 from specjax.models.gemma4 import Gemma4Target
 from specjax.models.parts.paired import PairedState, PairedWindow
@@ -210,6 +211,36 @@ def test_a_drafter_that_is_off_by_one_is_found_though_the_tokens_are_equal(
         assert first.path[1:] == ("layer 0", "keys")
         assert (first.positions[0], first.slot) == (before, before)
         assert "as if nothing had been written" in first.likely
+
+
+@dataclass(frozen=True)
+class TakesANeighbours(Qwen35MTP):
+    """The hidden states that wait are those of the row before, which is the row itself if it is alone."""
+
+    def observe(self, tokens: jax.Array, features: Features, state: PairedState) -> PairedWindow:
+        return super().observe(tokens, features._replace(final_hidden=jnp.roll(features.final_hidden, 1, 0)), state)
+
+
+BESIDE = ["import os\nimport", "class A"]
+
+
+def test_a_fault_that_needs_neighbours_shows_beside_them(hybrid: specjax.Model) -> None:
+    broken = replace(hybrid, drafter=TakesANeighbours(hybrid.config))
+    assert diverge(broken, {"draft": 3}, {"draft": 0}).verdict == "equal"
+    report = diverge(broken, {"draft": 3}, {"draft": 0}, beside=BESIDE, sequence=1)
+    assert report.verdict == "state gone wrong"
+    assert report.sides[0].state is not None
+    assert report.sides[0].state.deviations[0].path == ("drafter", "waiting hidden states")
+    assert diverge(hybrid, {"draft": 3}, {"draft": 0}, beside=BESIDE, sequence=1).verdict == "equal"
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 2])
+def test_runs_beside_others_are_those_of_the_batch(hybrid: specjax.Model, sequence: int) -> None:
+    options = specjax.GenerateOptions(max_tokens=20, draft=3, temperature=0.9, seed=5, accept="coupled")
+    prompts = [*BESIDE[:sequence], PROMPT, *BESIDE[sequence:]]
+    batch = hybrid.generate_batch(prompts, options)
+    run = Rerun(hybrid, hybrid.encode(PROMPT), options, sequence, [hybrid.encode(each) for each in BESIDE])
+    assert run.tokens == batch[sequence].tokens
 
 
 def test_a_stale_slot_of_a_ring_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -125,6 +126,8 @@ def test_html_shows_the_text_and_how_each_token_was_made(model: specjax.Model) -
     assert len(refused) == (generation.trace.n_accepted < generation.trace.n_drafted).sum()
     assert all("confidence 0." in title and ", p 0." in title for title in accepted)
     whole.feed(generation._repr_html_())
+    for shown in (generation, replace(generation, trace=None)):
+        assert re.search(r"<pre[^>]*><span", shown._repr_html_()), "a line break at the start would be swallowed"
     assert "chosen instead of a draft" in whole.text
     assert "tokens per round" in whole.text
     stopped = model.generate("def add(a, b):", max_tokens=40, trace=True, stop=generation.text[10:13])
@@ -134,6 +137,25 @@ def test_html_shows_the_text_and_how_each_token_was_made(model: specjax.Model) -
     assert cut.text.startswith(stopped.text + "accepted draft")
     whole.feed(Trace.join([generation.trace] * 22)._repr_html_())
     assert "and 2 more" in whole.text
+
+
+@pytest.mark.parametrize("text", ["a\U0001f600b", "\u6f22\u5b57", "x\u00e9", "\U0001f600"])
+def test_a_character_of_several_tokens_is_shown_once_it_is_whole(model: specjax.Model, text: str) -> None:
+    """Each token is a byte. The tokens of a trace are replaced by those of a text, and then some are missing."""
+    trace = model.generate("def add(a, b):", max_tokens=40, trace=True).trace
+    assert trace is not None
+    bytes_ = list((text * 40).encode())
+    first, tokens = bytes_[0], trace.tokens.copy()
+    emitted = np.arange(tokens.shape[1]) < trace.n_emitted[:, None]
+    tokens[emitted] = bytes_[1 : 1 + emitted.sum()]
+    pieces = {token: bytes([token]) for token in range(256)}
+    texts = (replace(trace.texts[0], first=first),)
+    parser = Tokens()
+    parser.feed(coloured(replace(trace, texts=texts, tokens=tokens, pieces=pieces), 0))
+    assert parser.text == bytes(bytes_[: 1 + emitted.sum()]).decode(errors="replace")
+    about = "; ".join(parser.titles)
+    assert about.count("accepted") == trace.n_accepted.sum()
+    assert about.count("instead, refused") == (trace.n_accepted < trace.n_drafted).sum()
 
 
 def test_the_figure_shows_the_numbers_of_the_trace(trace: Trace, tmp_path: Path) -> None:

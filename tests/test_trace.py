@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from small_model import write_small_model
 
@@ -38,7 +39,7 @@ def equal(one: Trace, other: Trace) -> bool:
         np.array_equal(each, other.arrays()[name], equal_nan=each.dtype.kind == "f")
         for name, each in one.arrays().items()
     )
-    return same and one.texts == other.texts and one.strings == other.strings
+    return same and one.texts == other.texts and one.pieces == other.pieces
 
 
 @pytest.mark.parametrize("options", [{}, DRAWN, {**DRAWN, "accept": "coupled"}, {"draft": 0}])
@@ -130,9 +131,7 @@ def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model) ->
     whole = Trace.join(traces)
     assert [text.number for text in whole.texts] == [0, 1, 2]
     assert [trace.n_drafted.max() for trace in traces] == [3, 1, 0]
-    assert all(
-        equal(whole.of_text(number), replace(trace, strings=whole.strings)) for number, trace in enumerate(traces)
-    )
+    assert all(equal(whole.of_text(number), replace(trace, pieces=whole.pieces)) for number, trace in enumerate(traces))
     twice = Trace.join([whole, whole])
     assert [text.number for text in twice.texts] == [0, 1, 2, 3, 4, 5]
     assert len(twice.of_text(4)) == len(traces[1])
@@ -179,16 +178,40 @@ def test_a_text_that_drops_tokens_on_its_way_is_traced_whole() -> None:
     assert np.isfinite(trace.seconds).all()
 
 
-def test_a_file_holds_everything(traced, tmp_path: Path) -> None:
-    trace = traced(logprobs=3).trace
-    assert trace.top_tokens.shape[2] == 3
-    trace.save(tmp_path / "trace.npz")
-    assert equal(Trace.load(tmp_path / "trace.npz"), trace)
-    assert {each.name for each in fields(Trace)} - {"texts", "strings"} == set(trace.arrays())
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+@pytest.mark.parametrize("logprobs", [None, 3])
+def test_a_file_holds_everything(traced, tmp_path: Path, suffix: str, logprobs: int | None) -> None:
+    trace = traced(logprobs=logprobs).trace
+    assert trace.top_tokens.shape[2] == (logprobs or 0)
+    for part in (trace, trace[:0]):
+        part.save(tmp_path / f"trace{suffix}")
+        loaded = Trace.load(tmp_path / f"trace{suffix}")
+        assert equal(loaded, part)
+        for name, array in part.arrays().items():
+            assert (loaded.arrays()[name].shape, loaded.arrays()[name].dtype) == (array.shape, array.dtype), name
+
+
+def test_parquet_has_a_row_for_each_round(traced, tmp_path: Path) -> None:
+    trace = traced().trace
+    trace.save(tmp_path / "trace.parquet")
+    table = pandas.read_parquet(tmp_path / "trace.parquet")
+    assert table.n_accepted.tolist() == trace.n_accepted.tolist()
+    assert np.array_equal(np.stack(table.drafts), trace.drafts)
+    assert np.array_equal(np.stack(table.p), trace.p, equal_nan=True)
+
+
+def test_a_file_that_is_no_trace_is_refused(traced, tmp_path: Path) -> None:
+    trace = traced().trace
+    assert {each.name for each in fields(Trace)} - {"texts", "pieces"} == set(trace.arrays())
     (tmp_path / "other").write_text("no trace")
     with pytest.raises(SpecjaxError, match=r"other: not a trace"):
         Trace.load(tmp_path / "other")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    (tmp_path / "other.parquet").write_text("no trace")
+    pandas.DataFrame({"a": [1]}).to_parquet(tmp_path / "table.parquet")
+    for name in ("other.parquet", "table.parquet"):
+        with pytest.raises(SpecjaxError, match=f"{name}: not a trace"):
+            Trace.load(tmp_path / name)
     with pytest.raises(SpecjaxError, match=r"other\.npz: not a trace"):
         Trace.load(tmp_path / "other.npz")
 
@@ -248,8 +271,9 @@ def test_a_draft_behind_the_end_of_a_text_was_not_judged(traced) -> None:
 
 
 @pytest.mark.parametrize("damage", ["half", "byte"])
-def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "trace.npz"
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str, suffix: str) -> None:
+    path = tmp_path / f"trace{suffix}"
     traced().trace.save(path)
     data = bytearray(path.read_bytes())
     if damage == "half":
@@ -257,5 +281,5 @@ def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str) 
     else:
         data[200:260] = bytes(60)
     path.write_bytes(data)
-    with pytest.raises(SpecjaxError, match=r"trace\.npz: not a trace"):
+    with pytest.raises(SpecjaxError, match=r"trace\..*: not a trace"):
         Trace.load(path)

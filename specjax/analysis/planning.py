@@ -1,15 +1,16 @@
-"""Which number of drafts to use: what rounds cost on this machine, times how many drafts the model accepts.
+"""Which drafter and number of drafts to use: what rounds cost on this machine, times how many drafts are accepted.
 
 A round with K drafts takes t_draft(K) + t_verify(K + 1) and emits tau(K) tokens in each row. The times are measured
 for each batch and context length. tau comes from one trace with the most drafts, by `Trace.what_if`. So acceptance is
-measured once, and costs without it. The shares of acceptance and of the host are not in the times.
+measured once for each drafter, and costs without it. The shares of acceptance and of the host are not in the times.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -52,6 +53,7 @@ class Forecast:
         speedup: over plain decoding of the same batch and context.
         break_even: the acceptance of every draft at which this is as fast as plain decoding; None if no acceptance
             would do.
+        drafter: what drafts; empty for plain decoding.
     """
 
     batch: int
@@ -62,6 +64,7 @@ class Forecast:
     error: float
     speedup: float
     break_even: float | None
+    drafter: str = ""
 
     @property
     def tokens_per_second(self) -> float:
@@ -71,18 +74,20 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Plan:
-    """Forecasts for batches, context lengths and numbers of drafts.
+    """Forecasts for batches, context lengths, drafters and numbers of drafts.
 
     >>> plan = specjax.plan(model, prompts)
-    >>> model.generate(prompt, draft=plan.draft)
+    >>> model.generate(prompt, draft=plan)
 
     Attributes:
         forecasts: one for each of them; 0 drafts are plain decoding.
-        trace: from which acceptance was read.
+        trace: from which the acceptance of the model's own drafter was read.
+        models: the model, and those that it was compared with, by the names of their drafters.
     """
 
     forecasts: tuple[Forecast, ...]
     trace: Trace
+    models: Mapping[str, Model]
 
     def best(self, batch: int = 1, context: int | None = None) -> Forecast:
         """The fastest choice for a batch that was measured, and a context length (default: the first).
@@ -99,8 +104,14 @@ class Plan:
 
     @property
     def draft(self) -> DraftConfig:
-        """The best choice for the first batch and context, for `generate(..., draft=plan.draft)`."""
+        """The best choice for the first batch and context. `generate(..., draft=plan)` asks for it."""
         return DraftConfig(n_max=self.best(self.forecasts[0].batch).k)
+
+    @property
+    def model(self) -> Model:
+        """The model with the drafter of this choice, of those that were compared; the first one for plain decoding."""
+        chosen = self.best(self.forecasts[0].batch).drafter
+        return self.models[chosen] if chosen else next(iter(self.models.values()))
 
     def advice(self) -> Iterator[str]:
         """A sentence for each batch and context."""
@@ -110,9 +121,10 @@ class Plan:
             if best.k == 0:
                 yield f"{where}: decode plainly; no number of drafts is faster on these texts."
                 continue
+            by = f" by {best.drafter}" if len(self.models) > 1 else ""
             even = "any acceptance" if best.break_even == 0 else f"an acceptance of {best.break_even:.2f}"
             yield (
-                f"{where}: draft {best.k}; {best.speedup:.2f} times as fast as plain decoding."
+                f"{where}: draft {best.k}{by}; {best.speedup:.2f} times as fast as plain decoding."
                 f" From {even} on it is no slower."
             )
 
@@ -125,6 +137,7 @@ class Plan:
                 {
                     "batch": each.batch,
                     "context": each.context,
+                    "drafter": each.drafter,
                     "k": each.k,
                     "draft": each.cost.draft,
                     "verify": each.cost.verify,
@@ -139,13 +152,18 @@ class Plan:
         )
 
     def plot(self) -> Figure:
-        """The speed-up and the time of a round by the number of drafts, a line for each batch and context."""
+        """The speed-up and the time of a round by the number of drafts, a line for each batch, context and drafter."""
         from matplotlib import pyplot
 
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-        for batch, context in dict.fromkeys((each.batch, each.context) for each in self.forecasts):
-            own = [each for each in self.forecasts if (each.batch, each.context) == (batch, context)]
-            ks, label = [each.k for each in own], f"batch {batch}, context {context}"
+        drafters = dict.fromkeys(each.drafter for each in self.forecasts if each.k)
+        for batch, context, drafter in dict.fromkeys(
+            (each.batch, each.context, drafter) for each in self.forecasts for drafter in drafters
+        ):
+            here = [each for each in self.forecasts if (each.batch, each.context) == (batch, context)]
+            own = [each for each in here if not each.k or each.drafter == drafter]
+            label = f"batch {batch}, context {context}" + (f", {drafter}" if len(drafters) > 1 else "")
+            ks = [each.k for each in own]
             errors = [each.speedup * each.error / each.tokens_per_round for each in own]
             left.errorbar(ks, [each.speedup for each in own], yerr=errors, marker="o", label=label)
             right.plot(ks, [1e3 * each.cost.total / each.batch for each in own], marker="o", label=label)
@@ -166,6 +184,7 @@ def plan(
     model: Model,
     prompts: Sequence[Prompt] = (),
     *,
+    others: Mapping[str, Model] = MappingProxyType({}),
     trace: Trace | None = None,
     drafts: Sequence[int] | None = None,
     batches: Sequence[int] = BATCHES,
@@ -173,51 +192,74 @@ def plan(
     options: GenerateOptions | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
-    """Measure what rounds cost and how many drafts are accepted, and say which number of drafts to use.
+    """Measure what rounds cost and how many drafts are accepted, and say what to use: drafter and number of drafts.
+
+    >>> others = {"ngram": specjax.load("model.gguf", drafter="ngram")}
+    >>> plan = specjax.plan(model, prompts, others=others)
+    >>> plan.model.generate(prompt, draft=plan)
 
     Args:
         model: with its drafter.
         prompts: texts like those to come.
-        trace: of such texts, recorded with as many drafts as the most; then no prompts are needed.
-        drafts: the numbers of drafts to choose from; plain decoding always is one. None for those of `DRAFTS` that the
-            drafter can make.
+        others: the same model with other drafters, by what these shall be called. The prompts are continued with each.
+        trace: of such texts, recorded with as many drafts as the most; then no prompts are needed, but for `others`.
+        drafts: the numbers of drafts to choose from; plain decoding always is one. None for those of `DRAFTS`
+            that each drafter can make.
         batches, contexts: for which costs are measured. Each combination compiles programs of its own.
         options: how the prompts are continued; `draft` and `trace` are passed over. Default: greedy, 128 tokens.
         progress: called with steps done and steps in all.
 
     Raises:
-        SpecjaxError: the model has no drafter.
-        ValueError: a number is out of its range; there are neither prompts nor a trace; or the trace was recorded with
-            fewer drafts.
+        SpecjaxError: a model has no drafter.
+        ValueError: a number is out of its range; there are neither prompts nor a trace; two drafters have one name; or
+            the trace was recorded with fewer drafts.
     """
-    if model.drafter is None:
-        raise SpecjaxError(
-            f"{model.path} has no drafter, so there is nothing to plan; load it with drafter='ngram', say"
-        )
-    if drafts is None:
-        most = model.drafter.max_drafts
-        drafts = [k for k in DRAFTS if most is None or k <= most]
-    numbers = sorted({0, *drafts})
-    if numbers[0] < 0 or len(numbers) < 2 or min(*batches, *contexts) < 1:
+    for each in (model, *others.values()):
+        if each.drafter is None:
+            raise SpecjaxError(
+                f"{each.path} has no drafter, so there is nothing to plan; load it with drafter='ngram', say"
+            )
+    assert model.drafter is not None
+    name = " and ".join(model.drafter.keeper.class_names)
+    if name in others or "" in others:
+        raise ValueError(f"others are called {list(others)}, and the model's own drafter {name!r}; give other names")
+    models = {name: model, **others}
+    numbers = {name: _numbers(each, drafts) for name, each in models.items()}
+    if min(min(ks, default=0) for ks in numbers.values()) < 1 or min(*batches, *contexts) < 1:
         raise ValueError(
-            f"drafts are {list(drafts)}, batches {list(batches)} and contexts {list(contexts)}; give numbers that are"
-            " at least 1"
+            f"drafts are {drafts}, batches {list(batches)} and contexts {list(contexts)}; give numbers that are at"
+            " least 1"
         )
-    if trace is None and not prompts:
-        raise ValueError("there are no prompts; give texts like those to come, or trace=")
+    if not prompts and (trace is None or others):
+        raise ValueError("there are no prompts; give texts like those to come, or for the model alone trace=")
     options = GenerateOptions(max_tokens=TOKENS, ignore_eos=True) if options is None else options
-    places = [(batch, context, k) for batch in batches for context in contexts for k in numbers]
-    total = 1 + TURNS * len(places)
-    trace = _recorded(model, prompts, options, numbers[-1]) if trace is None else trace
-    told = {k: trace.what_if(k) for k in numbers}
-    progress(1, total)
-    measured: dict[tuple[int, int, int], list[RoundCost]] = {place: [] for place in places}
+    ways = [("", 0), *((name, k) for name, ks in numbers.items() for k in ks)]
+    places = [(batch, context, *way) for batch in batches for context in contexts for way in ways]
+    total = len(models) + TURNS * len(places)
+    traces = {} if trace is None else {name: trace}
+    for index, drafter in enumerate(models):
+        if drafter not in traces:
+            traces[drafter] = _recorded(models[drafter], prompts, options, numbers[drafter][-1])
+        progress(1 + index, total)
+    told = {(drafter, k): traces[drafter or name].what_if(k) for drafter, k in ways}
+    measured: dict[Place, list[RoundCost]] = {place: [] for place in places}
     for turn in range(TURNS):
-        for index, place in enumerate(places):
-            measured[place].append(_cost(model, options, *place))
-            progress(2 + turn * len(places) + index, total)
+        for index, (batch, context, drafter, k) in enumerate(places):
+            measured[batch, context, drafter, k].append(_cost(models[drafter or name], options, batch, context, k))
+            progress(len(models) + turn * len(places) + index + 1, total)
     costs = {place: _median(each) for place, each in measured.items()}
-    return Plan(tuple(_forecast(costs, told[place[2]], place) for place in places), trace)
+    return Plan(tuple(_forecast(costs, told[place[2:]], place) for place in places), traces[name], models)
+
+
+Place = tuple[int, int, str, int]
+"""A batch, a context, a drafter's name and a number of drafts; plain decoding has no name."""
+
+
+def _numbers(model: Model, drafts: Sequence[int] | None) -> list[int]:
+    """The numbers of drafts to measure, without 0: those that were given, or those that the drafter can make."""
+    assert model.drafter is not None
+    most = model.drafter.max_drafts
+    return sorted({*drafts} - {0}) if drafts is not None else [k for k in DRAFTS if most is None or k <= most]
 
 
 def _recorded(model: Model, prompts: Sequence[Prompt], options: GenerateOptions, depth: int) -> Trace:
@@ -239,9 +281,9 @@ def _median(costs: Sequence[RoundCost]) -> RoundCost:
     return RoundCost(statistics.median(each.draft for each in costs), statistics.median(each.verify for each in costs))
 
 
-def _forecast(costs: dict[tuple[int, int, int], RoundCost], told: WhatIf, place: tuple[int, int, int]) -> Forecast:
-    batch, context, k = place
-    ratio = costs[place].total / costs[batch, context, 0].total
+def _forecast(costs: dict[Place, RoundCost], told: WhatIf, place: Place) -> Forecast:
+    batch, context, drafter, k = place
+    ratio = costs[place].total / costs[batch, context, "", 0].total
     return Forecast(
         batch=batch,
         context=context,
@@ -251,6 +293,7 @@ def _forecast(costs: dict[tuple[int, int, int], RoundCost], told: WhatIf, place:
         error=told.tokens_per_round_error,
         speedup=told.tokens_per_round / ratio,
         break_even=break_even(k, ratio),
+        drafter=drafter,
     )
 
 

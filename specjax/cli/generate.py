@@ -71,7 +71,7 @@ def add_parser(subparsers: Any) -> None:
         dest="trace_file",
         type=Path,
         metavar="FILE",
-        help="write what drafting did: arrays to FILE.npz, else one JSON event a line",
+        help="write what drafting did: arrays to FILE.npz or FILE.parquet, else one JSON event a line",
     )
     output.add_argument("--json", action="store_true", help="one JSON object on the standard output, and nothing else")
     output.add_argument(
@@ -89,8 +89,10 @@ def run(args: argparse.Namespace) -> int:
         prompt = DEFAULT_PROMPT
     events = arrays = None
     if args.trace_file is not None:
+        from specjax.traces.files import FORMATS
+
         check_output(args.trace_file)
-        events, arrays = (None, args.trace_file) if args.trace_file.suffix == ".npz" else (args.trace_file, None)
+        events, arrays = (None, args.trace_file) if args.trace_file.suffix in FORMATS else (args.trace_file, None)
         options = replace(options, trace=arrays is not None)
 
     from checkpoints.file_errors import named

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from specjax.runtime.model import Model
 
 DESCRIPTION = """\
-Say which number of drafts K to use: measure what rounds cost on this machine, and how many drafts are accepted.
+Say which number of drafts K to use, and which of several drafters: measure what rounds cost on this machine, and how
+many drafts are accepted.
 
 Costs are measured for each batch and context length, the halves of a round apart: K drafts, and the pass over K + 1
 tokens. Acceptance is read from one run over the prompts with the most drafts, or from a trace of earlier texts; what
@@ -44,7 +45,7 @@ columns:
 examples:
   specjax plan                                       the bundled model and a prompt that suits it
   specjax plan model.gguf --prompts prompts.jsonl --batch 1 8 --context 512 8192 --draft 1 2 3 5
-  specjax plan model.gguf --drafter ngram --prompts prompts.jsonl        another drafter, to compare with
+  specjax plan model.gguf --against ngram --prompts prompts.jsonl        the model's head, or n-grams?
   specjax plan model.gguf --trace trace.npz          acceptance of texts that were traced: generate --trace trace.npz
   specjax plan --plot plan.png --json
 """
@@ -60,6 +61,13 @@ def add_parser(subparsers: Any) -> None:
     )
     source.add_argument(
         "--trace", dest="trace_file", type=Path, metavar="FILE.npz", help="read acceptance from this trace"
+    )
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="FILE|DIR|ngram|mtp",
+        help="compare with this drafter, which continues the prompts too; can be repeated",
     )
     parser.add_argument("--batch", type=int, nargs="+", metavar="B", help="texts at once (default: 1 4 16)")
     parser.add_argument("--context", type=int, nargs="+", metavar="N", help="tokens of each text (default: 512)")
@@ -80,17 +88,25 @@ def run(args: argparse.Namespace) -> int:
 
     from specjax.analysis import planning
     from specjax.cli.progress import count_progress
+    from specjax.cli.text import console
     from specjax.traces.trace import Trace
 
     if args.prompts is None and args.trace_file is None and args.model is not None:
         raise UsageError("no prompts: give --prompts, or --trace with a file that generate --trace FILE.npz wrote")
+    if args.trace_file is not None and args.against:
+        raise UsageError("a trace says nothing of other drafters: give --prompts, or leave --against out")
     trace = None if args.trace_file is None else Trace.load(args.trace_file)
     model = load_model(args, need_tokenizer=trace is None)
+    others = {
+        name: load_model(argparse.Namespace(**{**vars(args), "drafter": [name], "quiet": True}), need_tokenizer=True)
+        for name in args.against
+    }
     with count_progress("measurements") as progress:
         try:
             plan = planning.plan(
                 model,
                 _prompts(args, model) if trace is None else (),
+                others=others,
                 trace=trace,
                 drafts=drafts,
                 batches=args.batch or planning.BATCHES,
@@ -105,7 +121,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": str(model.path), "plan": _document(plan)}))
     else:
-        _print_table(model, plan)
+        for drafter in plan.models:
+            _print_table(model, plan, drafter)
+        for sentence in plan.advice():
+            console().print(sentence, highlight=False)
     return 0
 
 
@@ -137,6 +156,7 @@ def _document(plan: Plan) -> list[dict[str, Any]]:
         {
             "batch": each.batch,
             "context": each.context,
+            "drafter": each.drafter,
             "draft": each.k,
             "draft_per_round": each.cost.draft,
             "verify_per_round": each.cost.verify,
@@ -150,15 +170,17 @@ def _document(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _print_table(model: Model, plan: Plan) -> None:
+def _print_table(model: Model, plan: Plan, drafter: str) -> None:
     from rich.table import Table
 
     from specjax.cli.text import console
 
-    table = Table(title=f"{model.path.name}; acceptance of {plan.trace!r}", title_justify="left", box=None)
+    table = Table(title=f"{model.path.name}, drafted for by {drafter}", title_justify="left", box=None)
     for column in ("batch", "context", "K", "draft ms", "verify ms", "tau", "tok/s", "speed-up", "even at"):
         table.add_column(column, justify="right", no_wrap=True)
     for each in plan.forecasts:
+        if each.drafter not in ("", drafter):
+            continue
         table.add_row(
             str(each.batch),
             str(each.context),
@@ -172,5 +194,3 @@ def _print_table(model: Model, plan: Plan) -> None:
             style="bold" if each == plan.best(each.batch, each.context) else None,
         )
     console().print(table)
-    for sentence in plan.advice():
-        console().print(sentence, highlight=False)

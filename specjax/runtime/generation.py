@@ -63,7 +63,7 @@ class Generation:
         """The text in a box with the figures below, for notebooks; with a trace, coloured by how tokens were made."""
         figures = " &middot; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in self.summary().items())
         if self.trace is None:
-            text, meaning = escape(self.text), ""
+            text, meaning = f"<span>{escape(self.text)}</span>", ""  # <pre> would swallow a line break at its start
         else:
             end = len(self.text) if self.finish_reason == "stop" else None
             text, meaning = coloured(self.trace, self.trace.texts[0].number, end), legend()

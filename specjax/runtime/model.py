@@ -101,10 +101,15 @@ class Model:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, without control tokens. It is empty if the model has no tokenizer."""
+        return self.decode_bytes(tokens).decode(errors="replace")
+
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of the same text in UTF-8. Those of a few tokens need not be whole characters."""
         if self.tokenizer is None:
-            return ""
+            return b""
         # A model may have padding rows beyond its vocabulary: their ids stand for no text.
-        return self.tokenizer.decode([token for token in tokens if token < self.tokenizer.vocab_size], special=False)
+        known = [token for token in tokens if token < self.tokenizer.vocab_size]
+        return self.tokenizer.decode_bytes(known, special=False)
 
     def decoder(self, *options: GenerateOptions) -> Decoder:
         """The static part of the decoding program for requests with these options, which run together.

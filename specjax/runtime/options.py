@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -23,6 +23,19 @@ MOST_LOGPROBS = 64
 """The most alternatives whose log-probabilities can be asked for at each token."""
 
 
+class DraftChoice(Protocol):
+    """What has chosen a number of drafts, such as a `specjax.Plan`."""
+
+    @property
+    def draft(self) -> DraftConfig:
+        """How many tokens a round shall draft."""
+        ...
+
+
+Draft = int | Literal["auto"] | DraftConfig | DraftChoice | None
+"""How many tokens a round drafts, see `GenerateOptions`."""
+
+
 @dataclass(frozen=True)
 class GenerateOptions:
     """How to generate; every field is also a keyword of `Model.generate` and its siblings.
@@ -33,8 +46,9 @@ class GenerateOptions:
     Attributes:
         max_tokens: tokens to emit at most.
         draft: the number of tokens to draft in a round, or a `DraftConfig`; 0 is plain decoding. "auto" finds the
-            number while decoding: from 0 to 8, what gives most tokens a second. None drafts 3 tokens, or as many as the
-            drafter can make if that is fewer. Without a drafter, "auto" and None are plain decoding.
+            number while decoding: from 0 to 8, what gives most tokens a second. A `specjax.Plan` gives the number that
+            it recommends, and becomes that `DraftConfig`. None drafts 3 tokens, or as many as the drafter can make if
+            that is fewer. Without a drafter, "auto" and None are plain decoding.
         temperature, top_k, top_p, min_p: how tokens are drawn, see `SamplerConfig`. Temperature 0 is greedy decoding.
         seed: the seed of all random draws. The same seed gives the same text, whatever the batch is.
         stop: strings that end the text; the text is cut before the first of them.
@@ -60,7 +74,7 @@ class GenerateOptions:
     """
 
     max_tokens: int = 128
-    draft: int | Literal["auto"] | DraftConfig | None = None
+    draft: Draft = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -78,6 +92,7 @@ class GenerateOptions:
     rounds_per_chunk: int = DEFAULT_ROUNDS
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "draft", getattr(self.draft, "draft", self.draft))  # of a `DraftChoice` its choice
         self._check_types()
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -164,7 +179,7 @@ class GenerateOptions:
         elif self.draft == "auto":
             draft = DraftConfig(n_max=AUTO_DRAFTS, auto=True)
         else:
-            draft = DraftConfig(n_max=DEFAULT_DRAFTS if self.draft is None else self.draft)
+            draft = DraftConfig(n_max=DEFAULT_DRAFTS if self.draft is None else cast("int", self.draft))
         if self.draft is not None and not draft.auto:
             return draft
         if not has_drafter:
@@ -205,7 +220,7 @@ class OptionChanges(TypedDict, total=False):
     """The fields of `GenerateOptions` as keywords, for editors and type checkers."""
 
     max_tokens: int
-    draft: int | Literal["auto"] | DraftConfig | None
+    draft: Draft
     temperature: float
     top_k: int
     top_p: float
@@ -227,7 +242,7 @@ class BatchOptionChanges(TypedDict, total=False):
     """The same for several prompts: those that may differ between them are one value for all, or one for each."""
 
     max_tokens: int | Sequence[int]
-    draft: int | Literal["auto"] | DraftConfig | Sequence[int | Literal["auto"] | DraftConfig | None] | None
+    draft: Draft | Sequence[Draft]
     temperature: float | Sequence[float]
     top_k: int | Sequence[int]
     top_p: float | Sequence[float]

@@ -115,13 +115,13 @@ class Recording:
         return columns
 
 
-def trace_of(job: Job, settings: Mapping[str, Any], decode: Callable[[Sequence[int]], str]) -> Trace:
+def trace_of(job: Job, settings: Mapping[str, Any], decode: Callable[[Sequence[int]], bytes]) -> Trace:
     """The trace of a job that has finished. Rounds that ran after its text had ended are left out.
 
     Args:
         job: what has been recorded of it.
         settings: see `TracedText`.
-        decode: gives the text of tokens.
+        decode: gives the bytes of tokens.
     """
     request = job.request
     text = TracedText(request.sequence, request.prompt, job.tokens[0], settings)
@@ -130,8 +130,8 @@ def trace_of(job: Job, settings: Mapping[str, Any], decode: Callable[[Sequence[i
     begin = 1 + np.cumsum(arrays["n_emitted"]) - arrays["n_emitted"]
     arrays = {name: array[begin < len(job.tokens)] for name, array in arrays.items()}
     tokens = np.unique(np.concatenate([arrays[name].ravel() for name in ("last", "drafts", "tokens", "top_tokens")]))
-    strings = {int(token): decode([int(token)]) for token in {*tokens.tolist(), job.tokens[0]} if token != NOTHING}
-    return Trace((text,), strings, **arrays)
+    pieces = {int(token): decode([int(token)]) for token in {*tokens.tolist(), job.tokens[0]} if token != NOTHING}
+    return Trace((text,), pieces, **arrays)
 
 
 def _no_rounds(recording: Recording) -> dict[str, np.ndarray]:

@@ -121,5 +121,5 @@ def generation_of(model: Model, job: Job, options: GenerateOptions) -> Generatio
         timings=job.timings,
         margins=job.margins if options.margins else None,
         logprobs=job.logprobs if options.logprobs is not None else None,
-        trace=trace_of(job, options.plain(), model.decode) if options.trace else None,
+        trace=trace_of(job, options.plain(), model.decode_bytes) if options.trace else None,
     )

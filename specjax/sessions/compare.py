@@ -92,7 +92,7 @@ class Comparison:
         return "\n".join([f"Comparison({share}; then", *lines]) + ")"
 
     def _repr_html_(self) -> str:
-        """The end of what is shared, and the continuations side by side, for notebooks."""
+        """The end of what is shared, and the continuations, side by side where there is room, for notebooks."""
         head = f"<small>{count_of(self.shared, 'token')} shared</small><pre style='{BOX}'>"
         begin = max(self.shared - 60, 0)
         head += marked(self.first.model, self.first.conversation, self.first.turns, begin, self.shared) + "</pre>"
@@ -102,12 +102,12 @@ class Comparison:
         for index, (own, session) in enumerate(zip(self.continuations, (self.first, self.second), strict=True)):
             text = marked(session.model, session.conversation, session.turns, self.shared, len(session.conversation))
             cells += (
-                "<td style='vertical-align: top; text-align: left; width: 50%'>"
+                "<div style='flex: 1 1 16em; min-width: 0'>"
                 f"<b>{escape(own.name)}</b><pre style='{BOX}'>{text}</pre>"
-                f"<small>{escape(self._figures(index))}</small></td>"
+                f"<small>{escape(self._figures(index))}</small></div>"
             )
         note = f"<small><span style='{REPLY}'>marked</span>: said by the model</small>"
-        return f"{head}<table style='width: 100%'><tr>{cells}</tr></table>{note}"
+        return f"{head}<div style='display: flex; flex-wrap: wrap; gap: 1em'>{cells}</div>{note}"
 
 
 def compare(first: Session, second: Session) -> Comparison:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -15,7 +17,8 @@ ACCEPTED = "rgba(46, 160, 67, {strength:.2f})"
 REPLACED = "border-bottom: 2px solid rgba(218, 54, 51, 0.9)"
 """The style of a token that was chosen instead of a draft."""
 
-BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap"
+BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap; overflow-wrap: anywhere"
+"""The style of a text. Long words break, so that nothing is cut off where there is little room."""
 
 MOST_TEXTS = 20
 """How many texts are shown."""
@@ -32,19 +35,52 @@ def page(trace: Trace) -> str:
 def coloured(trace: Trace, number: int, length: int | None = None) -> str:
     """One text without its prompt: accepted drafts on green, tokens that replaced a draft underlined, others plain.
 
+    A character that several tokens form together stands where the last of them is, and has the style of one of them: of
+    one that replaced a draft, if there is one.
+
     Only the first `length` characters are shown, if it is given: the tokens of a text can go on behind a stop string.
 
     Hovering over a token tells its place, its probabilities, and what had been drafted.
     """
     own = trace.of_text(number)
-    left = Room(length)
-    pieces = [escape(left.take(own.strings.get(own.texts[0].first, "")))]
+    made = [Made(own.pieces.get(own.texts[0].first, b""))]
     for index in range(len(own)):
-        for place in range(own.n_emitted[index]):
-            string = left.take(own.strings.get(int(own.tokens[index, place]), ""))
-            if string or left.length != 0:  # control tokens have no text, but are shown to have been drafted
-                pieces.append(_token(own, index, place, string))
-    return "".join(pieces)
+        made += [_made(own, index, place) for place in range(own.n_emitted[index])]
+    left, spans = Room(length), []
+    for string, tokens in _characters(made):
+        shown = left.take(string)
+        if shown or left.length != 0:  # control tokens have no text, but are shown to have been drafted
+            spans.append(_span(shown, tokens))
+    return f"<span>{''.join(spans)}</span>"  # <pre> would swallow a line break at its start
+
+
+@dataclass(frozen=True)
+class Made:
+    """A token and how it was made.
+
+    Attributes:
+        piece: its bytes.
+        style: of what it shows; empty if it was not drafted.
+        about: what hovering over it tells.
+    """
+
+    piece: bytes
+    style: str = ""
+    about: str = ""
+
+
+def _characters(made: Sequence[Made]) -> Iterator[tuple[str, list[Made]]]:
+    """Text, and the tokens that it comes from: several where none of them but the last completes a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    waiting: list[Made] = []
+    for token in made:
+        waiting.append(token)
+        string = decoder.decode(token.piece)
+        if string or not decoder.getstate()[0]:
+            yield string, waiting
+            waiting = []
+    if rest := decoder.decode(b"", final=True):
+        yield rest, waiting
 
 
 @dataclass
@@ -69,16 +105,16 @@ def legend() -> str:
     return f"<small>{sample} &middot; {replaced} &middot; not drafted</small><br>"
 
 
-def _token(trace: Trace, index: int, place: int, string: str) -> str:
+def _made(trace: Trace, index: int, place: int) -> Made:
+    piece = trace.pieces.get(int(trace.tokens[index, place]), b"")
     if place < trace.n_accepted[index]:
         strength = 0.2 + 0.5 * place / max(trace.drafts.shape[1] - 1, 1)
         about = f"draft {place + 1} of {trace.n_drafted[index]}, accepted{_numbers(trace, index, place)}"
-        return _span(string, f"background: {ACCEPTED.format(strength=strength)}", about)
+        return Made(piece, f"background: {ACCEPTED.format(strength=strength)}", about)
     if place < trace.n_drafted[index]:
         draft = trace.strings.get(int(trace.drafts[index, place]), "")
-        about = f"drafted {draft!r} instead, refused{_numbers(trace, index, place)}"
-        return _span(string, REPLACED, about)
-    return escape(string)
+        return Made(piece, REPLACED, f"drafted {draft!r} instead, refused{_numbers(trace, index, place)}")
+    return Made(piece)
 
 
 def _numbers(trace: Trace, index: int, place: int) -> str:
@@ -88,5 +124,11 @@ def _numbers(trace: Trace, index: int, place: int) -> str:
     return "".join(f", {name} {value:.3f}" for name, value in values if value == value)
 
 
-def _span(string: str, style: str, about: str) -> str:
+def _span(string: str, tokens: Sequence[Made]) -> str:
+    """The text with the style of its tokens, and what there is to tell of them."""
+    styles = [token.style for token in tokens if token.style]
+    if not styles:
+        return escape(string)
+    style = REPLACED if REPLACED in styles else styles[-1]
+    about = "; ".join(token.about for token in tokens if token.about)
     return f"<span style='{style}' title='{escape(about)}'>{escape(string)}</span>"

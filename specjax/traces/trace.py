@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 from zipfile import BadZipFile
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from checkpoints.atomic import replaced
 from specjax.errors import SpecjaxError
 from specjax.traces.events import Round, events_of
+from specjax.traces.files import format_of
 
 if TYPE_CHECKING:
     import pandas
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
 
 NOTHING = -1
 """Stands in arrays of tokens where there is none."""
-
-ABOUT = "about"
-"""The entry of the file that holds what is no array, as JSON."""
 
 FORMAT = "specjax-trace-1"
 """Names the layout of the file."""
@@ -57,7 +56,7 @@ class Trace:
 
     Attributes:
         texts: what the rounds belong to.
-        strings: the text of each token that occurs, by its id.
+        pieces: the bytes of each token that occurs, by its id. Some tokens are parts of characters.
         text: the number of the text.
         round: the number of the round in its text, from 0 on.
         last: the token that the drafts follow: the text's last one before the round.
@@ -81,7 +80,7 @@ class Trace:
     """
 
     texts: tuple[TracedText, ...]
-    strings: Mapping[int, str] = field(repr=False)
+    pieces: Mapping[int, bytes] = field(repr=False)
     text: Int[np.ndarray, "N"]
     round: Int[np.ndarray, "N"]
     last: Int[np.ndarray, "N"]
@@ -119,6 +118,11 @@ class Trace:
             f" {self.n_drafted.sum()} drafts, {self.n_accepted.sum()} accepted, {per_round:.2f} tokens a round)"
         )
 
+    @cached_property
+    def strings(self) -> dict[int, str]:
+        """The text of each token, by its id; U+FFFD stands for parts of characters."""
+        return {token: piece.decode(errors="replace") for token, piece in self.pieces.items()}
+
     @property
     def reached(self) -> Bool[np.ndarray, "N K"]:
         """Which drafts were judged: those before them in the round were accepted, and the text did not end there."""
@@ -131,7 +135,7 @@ class Trace:
     def __getitem__(self, rounds: Any) -> Trace:
         """Some of the rounds, by whatever NumPy takes as an index of N; the texts stay."""
         index = np.atleast_1d(np.arange(len(self))[rounds])
-        return Trace(self.texts, self.strings, **{name: array[index] for name, array in self.arrays().items()})
+        return Trace(self.texts, self.pieces, **{name: array[index] for name, array in self.arrays().items()})
 
     def of_text(self, number: int) -> Trace:
         """The rounds of one text.
@@ -142,7 +146,7 @@ class Trace:
         texts = tuple(text for text in self.texts if text.number == number)
         if not texts:
             raise KeyError(f"no text has the number {number}; there are {[text.number for text in self.texts]}")
-        return Trace(texts, self.strings, **self[self.text == number].arrays())
+        return Trace(texts, self.pieces, **self[self.text == number].arrays())
 
     @staticmethod
     def join(traces: Sequence[Trace]) -> Trace:
@@ -163,54 +167,56 @@ class Trace:
             arrays["text"] = np.array([numbers[number] for number in trace.text.tolist()], np.int32)
             parts.append(arrays)
             texts += [TracedText(numbers[text.number], text.prompt, text.first, text.settings) for text in trace.texts]
-        strings = {token: string for trace in traces for token, string in trace.strings.items()}
-        return Trace(tuple(texts), strings, **joined(parts))
+        pieces = {token: piece for trace in traces for token, piece in trace.pieces.items()}
+        return Trace(tuple(texts), pieces, **joined(parts))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("texts", "strings")}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("texts", "pieces")}
 
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one .npz file.
+        """Write everything to one file: Parquet with a row for each round if its name ends in .parquet, else .npz.
 
         Raises:
+            SpecjaxError: pyarrow, which Parquet needs, is not installed.
             OSError: it cannot be written.
             checkpoints.CheckpointError: the disk is full.
         """
         about = {
             "format": FORMAT,
             "texts": [[text.number, text.prompt, text.first, dict(text.settings)] for text in self.texts],
-            "strings": {str(token): string for token, string in self.strings.items()},
+            "pieces": {str(token): piece.decode("latin-1") for token, piece in self.pieces.items()},
         }
-        contents: dict[str, Any] = {ABOUT: np.array(json.dumps(about)), **self.arrays()}
+        write, _ = format_of(Path(path))
         with replaced(Path(path)) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **contents)
+            write(file, about, self.arrays())
 
     @staticmethod
     def load(path: str | Path) -> Trace:
         """The trace that `save` wrote.
 
         Raises:
-            SpecjaxError: the file holds no trace.
+            SpecjaxError: the file holds no trace, or pyarrow is not installed for a .parquet file.
             OSError: it cannot be read.
         """
         try:
-            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-                about = json.loads(str(file[ABOUT]))
-                if about["format"] != FORMAT:
-                    raise SpecjaxError(f"{path}: its format is {about['format']!r}; this version reads {FORMAT!r}")
-                arrays = {each.name: file[each.name] for each in fields(Trace) if each.name not in ("texts", "strings")}
+            _, read = format_of(Path(path))
+            with open(path, "rb") as file:
+                about, entries = read(file)
+            if about["format"] != FORMAT:
+                raise SpecjaxError(f"{path}: its format is {about['format']!r}; this version reads {FORMAT!r}")
+            arrays = {each.name: entries[each.name] for each in fields(Trace) if each.name not in ("texts", "pieces")}
             texts = tuple(TracedText(number, tuple(prompt), *rest) for number, prompt, *rest in about["texts"])
-            strings = {int(token): string for token, string in about["strings"].items()}
+            pieces = {int(token): piece.encode("latin-1") for token, piece in about["pieces"].items()}
             if len({len(array) for array in arrays.values()}) > 1:
                 raise ValueError("arrays of several lengths")
         except OSError:
             raise
         except (ValueError, KeyError, TypeError, EOFError, AttributeError, BadZipFile, zlib.error) as error:
             raise SpecjaxError(f"{path}: not a trace; give a file that Trace.save or --trace FILE.npz wrote") from error
-        return Trace(texts, strings, **arrays)
+        return Trace(texts, pieces, **arrays)
 
     def write_events(self, file: TextIO) -> None:
         """Write newline-delimited JSON, two events a round: the format of `specjax.traces.events`."""

@@ -23,7 +23,18 @@ def test_a_plan_names_the_fastest_number_of_drafts(cli: Cli, gguf: Path, tmp_pat
     assert "Batch 1, context 32: " in told.out
     assert "speed-up" in told.out
 
+    both = cli("plan", gguf, "--prompts", prompts, *common, "--max-tokens", 24, "--against", "ngram", "--json")
+    assert [(each["drafter"], each["draft"]) for each in json.loads(both.out)["plan"]] == [
+        ("", 0),
+        ("Qwen35MTP", 2),
+        ("ngram", 2),
+    ]
+    table = cli("plan", gguf, "--prompts", prompts, *common, "--max-tokens", 24, "--against", "ngram").out
+    assert "drafted for by Qwen35MTP" in table
+    assert "drafted for by ngram" in table
+
 
 def test_what_a_plan_needs_is_said(cli: Cli, gguf: Path) -> None:
     assert "no prompts: give --prompts, or --trace" in cli("plan", gguf).error
+    assert "says nothing of other drafters" in cli("plan", gguf, "--trace", "t.npz", "--against", "ngram").error
     assert "a plan is what makes it unnecessary" in cli("plan", "--draft", "auto").error

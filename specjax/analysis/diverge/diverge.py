@@ -28,6 +28,7 @@ def diverge(
     *,
     states: bool = True,
     sequence: int = 0,
+    beside: Sequence[Prompt] = (),
     **changes: Unpack[OptionChanges],
 ) -> DivergenceReport:
     """Compare two continuations of a prompt that should be equal; if they are not, find out why.
@@ -53,6 +54,8 @@ def diverge(
             known they say whether they were sampled.
         states: whether to compare states. It takes several times as long as the runs themselves.
         sequence: the random stream: a prompt's index in its batch.
+        beside: the other prompts of this batch. Runs are then made beside them, with the same settings, so that a fault
+            can show that needs neighbours.
 
     Returns:
         The report. Print it, or look at `verdict`, `difference` and `sides`.
@@ -72,8 +75,9 @@ def diverge(
         raise SpecjaxError("there is no prompt: give one, or tokens that come with the tokens of their prompt")
     if (other := next((each for each in prompts if each != prompts[0]), None)) is not None:
         return _of_other_prompts(model, prompts[0], other, sides)
-    check_prompts(model.target, prompts[:1])
-    runs = _Runs.of(model, prompts[0], sides, sequence)
+    neighbours = [model.encode(each) for each in beside]
+    check_prompts(model.target, [prompts[0], *neighbours])
+    runs = _Runs.of(model, prompts[0], sides, sequence, neighbours)
     equal = common_prefix(*runs.tokens)
     difference = None
     if equal < min(map(len, runs.tokens)):
@@ -100,8 +104,17 @@ class _Runs:
     runs: tuple[Rerun | None, Rerun | None]
 
     @classmethod
-    def of(cls, model: Model, prompt: Sequence[int], sides: tuple[Side, Side], sequence: int) -> _Runs:
-        made = [None if side.options is None else Rerun(model, prompt, side.options, sequence) for side in sides]
+    def of(
+        cls,
+        model: Model,
+        prompt: Sequence[int],
+        sides: tuple[Side, Side],
+        sequence: int,
+        beside: Sequence[Sequence[int]],
+    ) -> _Runs:
+        made = [
+            None if side.options is None else Rerun(model, prompt, side.options, sequence, beside) for side in sides
+        ]
         tokens = []
         for side, run in zip(sides, made, strict=True):
             if side.tokens is not None:
