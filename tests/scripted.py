@@ -44,11 +44,11 @@ class Scripted:
         rows, length = jnp.arange(pending.shape[0]), state.length
         correct = params["script"]["correct"][rows, length]
 
-        def scripted(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
-            choice = choose(logits, position, tokens)
+        def scripted(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Choice:
+            choice = choose(logits, position, tokens, before)
             right = params["script"]["tokens"].at[rows, position].get(mode="clip")
             token = jnp.where(position - length - 1 < correct, right, (right + 1) % self.config.vocab_size)
-            return Choice(jnp.where(correct == HEAD, choice.token, token), choice.logq, choice.confidence)
+            return choice._replace(token=jnp.where(correct == HEAD, choice.token, token))
 
         return super().propose(params, pending, state, num_drafts=num_drafts, choose=scripted, keep_going=keep_going)
 

@@ -123,8 +123,8 @@ class OneNoise(Qwen35MTP):
     """Draws all drafts of a round with the noise of one position."""
 
     def propose(self, params: Any, pending: jax.Array, state: Any, *, choose: Callable, **kwargs: Any) -> Proposal:
-        def always_there(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Any:
-            return choose(logits, state.length + 1, tokens)
+        def always_there(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Any:
+            return choose(logits, state.length + 1, tokens, before)
 
         return super().propose(params, pending, state, choose=always_there, **kwargs)
 
