@@ -132,7 +132,7 @@ class GrammarRows:
 
     @classmethod
     def free(cls, batch: int) -> GrammarRows:
-        """Rows without grammars."""
+        """Rows of which none has a grammar."""
         return cls(jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), jnp.int32), jnp.ones((batch,), bool))
 
 

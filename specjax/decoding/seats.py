@@ -78,13 +78,14 @@ def start_rows(
     The record is that of one round with one token and no drafts, of the P rows.
     """
     length = jnp.take(state.sequences.length, new.rows, mode="clip")
-    grammar, choices = None, logits
+    places, grammar = logits[:, None], None
+    choices = places
     if state.constraint is not None:
         assert new.grammars is not None, "rows that join rows with grammars say that they have none"
         grammar = replace(state.constraint, rows=new.grammars).window(jnp.zeros((len(logits), 0), jnp.int32))
-        choices = grammar.masked(logits[:, None])[:, 0]
+        choices = grammar.masked(places)
     first = choose_token(
-        choices,
+        logits if grammar is None else choices[:, 0],
         rule=decoder.rule,
         settings=new.settings,
         sequence=new.sequence,
@@ -100,7 +101,7 @@ def start_rows(
         source=zero,
         skipped=zero > 0,
         hidden_norm=jnp.zeros(zero.shape, jnp.float32),
-        **token_scores(decoder, logits[:, None], choices[:, None], first, zero + 1)._asdict(),
+        **token_scores(decoder, places, choices, first, zero + 1)._asdict(),
     )
     # Caches drop what is written past their end, so that whatever came after would be wrong without a word.
     limit = state.sequences.limit

@@ -32,10 +32,10 @@ FORMATS = {
 }
 """The shape of a text of each format; the 31st of every month is a date here."""
 
-NOTES = frozenset(
-    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly")
-    + ("$schema", "$id", "$comment", "$defs", "definitions")
-)
+NOTES = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+    *("$schema", "$id", "$comment", "$defs", "definitions"),
+}
 """Keywords that say nothing of what is valid."""
 
 DEPTH = 2
@@ -318,4 +318,4 @@ _PYTHON: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
-"""How `json` reads them."""
+"""The types of values as `json` reads them."""

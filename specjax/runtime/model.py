@@ -174,7 +174,8 @@ class Model:
             _ = None if grammar is None else grammar.after(begun)
         except ValueError as error:
             raise PromptError(
-                f"the reply that the prompt ends in is not one that its grammar allows: {error}"
+                f"the prompt ends in a reply that goes on, but does not begin as its grammar wants: {error}; rewind the"
+                " session further, or begin another one with this prompt"
             ) from None
         eos_ids = () if self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
         return Request(

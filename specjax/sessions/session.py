@@ -121,8 +121,8 @@ class Session:
             The generation, and the session after it. Unless something was dropped, its tokens are those of a generation
             without a session.
 
-        A grammar (`json_schema`, `regex`) begins with the reply. If the prompt is the conversation as it stands and ends
-        within a reply, as after `rewind`, that reply goes on, and so does its grammar.
+        A grammar (`json_schema`, `regex`) begins with the reply. If the prompt is the conversation as it stands and
+        ends in a reply, as after `rewind`, that reply goes on, and so does its grammar.
 
         Raises:
             PromptError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the session; or it
