@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +95,8 @@ def _marked(transitions: dict[int, dict[int, int]], first: int, final: set[int])
     marked = np.where(mark == DEAD, DEAD, following[mark, end])
     accepting = (marked != DEAD) & np.isin(states, list(final))[marked]
     following[mark[accepting], end] = DEAD
-    return _smallest(following, accepting)
+    useful = reached(np.flatnonzero(accepting), following, backward=True)
+    return _smallest(np.where((following != DEAD) & useful[following], following, DEAD), accepting)
 
 
 def _smallest(following: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
@@ -115,3 +117,26 @@ def _smallest(following: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
     number[block[first[order]]] = np.arange(len(first))
     kept = following[first[order]]
     return ByteAutomaton(np.where(kept == DEAD, DEAD, number[block[kept]]), accepting[first[order]])
+
+
+def reached(starts: Iterable[int], table: np.ndarray, *, backward: bool) -> np.ndarray:
+    """The states that a way leads to from some of them; `backward`, those from which a way leads there.
+
+    Args:
+        starts: the states where ways begin or, backward, end.
+        table: [states, letters], the state after each letter, or `DEAD`.
+        backward: see there.
+    """
+    edges = {(state, after) for state, row in enumerate(table) for after in set(row.tolist()) if after != DEAD}
+    neighbours: dict[int, list[int]] = {}
+    for state, after in edges:
+        one, other = (after, state) if backward else (state, after)
+        neighbours.setdefault(one, []).append(other)
+    found, waiting = np.zeros(len(table), bool), list(starts)
+    found[waiting] = True
+    while waiting:
+        for other in neighbours.get(waiting.pop(), ()):
+            if not found[other]:
+                found[other] = True
+                waiting.append(other)
+    return found

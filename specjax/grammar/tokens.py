@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specjax.decoding.grammar import Grammar
-from specjax.grammar.automaton import DEAD, ByteAutomaton, GrammarError
+from specjax.grammar.automaton import DEAD, ByteAutomaton, GrammarError, reached
 
 
 def over_tokens(automaton: ByteAutomaton, pieces: Sequence[bytes], ends: Sequence[int], size: int) -> Grammar:
@@ -84,32 +84,15 @@ def token_maps(following: np.ndarray, pieces: Sequence[bytes]) -> tuple[np.ndarr
 
 def _trimmed(table: np.ndarray, classes: np.ndarray, last: int) -> Grammar:
     """Without states that the first one does not lead to, and without those that do not lead to the last one."""
-    ends = _reached(last, table, backward=True)
+    ends = reached([last], table, backward=True)
     if not ends[0]:
         raise GrammarError(
             "no text that the grammar allows can be spelled with the tokens of this model; look for characters that it"
             " has no tokens for, or for a part that can never match"
         )
     table = np.where((table != DEAD) & ends[table], table, DEAD)
-    kept = np.flatnonzero(_reached(0, table, backward=False))
+    kept = np.flatnonzero(reached([0], table, backward=False))
     number = np.full(len(table) + 1, DEAD)
     number[kept] = np.arange(len(kept))
     columns, which = np.unique(number[table[kept]], axis=1, return_inverse=True)
     return Grammar(columns.astype(np.int32), np.ravel(which)[classes].astype(np.int32))
-
-
-def _reached(start: int, table: np.ndarray, *, backward: bool) -> np.ndarray:
-    """The states that a way leads to from one of them; `backward`, those from which a way leads there."""
-    edges = {(state, after) for state, row in enumerate(table) for after in set(row.tolist()) if after != DEAD}
-    neighbours: dict[int, list[int]] = {}
-    for state, after in edges:
-        one, other = (after, state) if backward else (state, after)
-        neighbours.setdefault(one, []).append(other)
-    found, waiting = np.zeros(len(table), bool), [start]
-    found[start] = True
-    while waiting:
-        for other in neighbours.get(waiting.pop(), ()):
-            if not found[other]:
-                found[other] = True
-                waiting.append(other)
-    return found
