@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from checkpoints import TextTokenizer
@@ -12,7 +13,16 @@ from specjax.grammar.schema import schema_regex
 from specjax.grammar.tokens import over_tokens
 from specjax.runtime.notices import announced
 
-_COMPILED: WeakKeyDictionary[TextTokenizer, dict[tuple[str, int], Grammar]] = WeakKeyDictionary()
+
+@dataclass
+class _Spelling:
+    """A tokenizer's tokens as bytes, and the grammars that have been compiled for them."""
+
+    pieces: list[bytes]
+    grammars: dict[tuple[str, int], Grammar] = field(default_factory=dict)
+
+
+_KNOWN: WeakKeyDictionary[TextTokenizer, _Spelling] = WeakKeyDictionary()
 
 
 def regex_grammar(regex: str, tokenizer: TextTokenizer, vocab_size: int) -> Grammar:
@@ -47,11 +57,14 @@ def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int) -> Gr
 
 
 def _compiled(regex: str, tokenizer: TextTokenizer, vocab_size: int) -> Grammar:
-    known, key = _COMPILED.setdefault(tokenizer, {}), (regex, vocab_size)
-    if key not in known:
-        if not tokenizer.eos_ids:
-            raise GrammarError("the tokenizer names no token that ends a text, so that no structure could be complete")
+    if not tokenizer.eos_ids:
+        raise GrammarError("the tokenizer names no token that ends a text, so that no structure could be complete")
+    known, key = _KNOWN.get(tokenizer), (regex, vocab_size)
+    if known is None:
+        every = range(tokenizer.vocab_size)
+        known = _KNOWN[tokenizer] = _Spelling([tokenizer.decode_bytes([token], special=False) for token in every])
+    if key not in known.grammars:
         with announced("compiling a grammar; this is done once for a model and its text"):
-            pieces = [tokenizer.decode_bytes([token], special=False) for token in range(tokenizer.vocab_size)]
-            known[key] = over_tokens(byte_automaton(regex), pieces, sorted(tokenizer.eos_ids), vocab_size)
-    return known[key]
+            automaton = byte_automaton(regex)
+            known.grammars[key] = over_tokens(automaton, known.pieces, sorted(tokenizer.eos_ids), vocab_size)
+    return known.grammars[key]
