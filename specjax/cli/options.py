@@ -105,6 +105,9 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
     )
     decoding.add_argument("--regex", metavar="R", help="the text is one that this expression matches as a whole")
     decoding.add_argument(
+        "--grammar-after", metavar="TOKEN", help="the schema or the expression holds after this token, such as </think>"
+    )
+    decoding.add_argument(
         "--logprobs",
         type=int,
         metavar="N",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specjax.decoding.grammar import Grammar
+from specjax.decoding.grammar import FORBIDDEN, Grammar
 from specjax.grammar.automaton import DEAD, ByteAutomaton, GrammarError, reached
 
 
@@ -33,6 +33,22 @@ def over_tokens(automaton: ByteAutomaton, pieces: Sequence[bytes], ends: Sequenc
     table[-1, -1] = states
     classes[list(ends)] = len(maps)
     return _trimmed(table, classes, states)
+
+
+def begun_by(grammar: Grammar, token: int, free: np.ndarray) -> Grammar:
+    """The grammar that begins after a token.
+
+    Args:
+        grammar: what is allowed after it.
+        token: which token that is.
+        free: [V], the tokens that may come before it, in any order.
+    """
+    waiting = np.where(free, 0, FORBIDDEN)
+    waiting[token] = 1
+    pairs, classes = np.unique(np.stack([waiting, grammar.classes]), axis=1, return_inverse=True)
+    moved = np.where(grammar.next == FORBIDDEN, FORBIDDEN, grammar.next + 1)
+    table = np.concatenate([pairs[:1], moved[:, pairs[1]]])
+    return Grammar(table.astype(np.int32), np.ravel(classes).astype(np.int32))
 
 
 def token_maps(following: np.ndarray, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:

@@ -202,9 +202,10 @@ class Model:
             raise SpecjaxError(
                 f"{self.path} has no usable tokenizer, and json_schema and regex need one; leave them out"
             )
+        where = self.tokenizer, self.target.vocab_size, options.grammar_after
         if options.regex is not None:
-            return regex_grammar(options.regex, self.tokenizer, self.target.vocab_size)
-        return schema_grammar(str(options.json_schema), self.tokenizer, self.target.vocab_size)
+            return regex_grammar(options.regex, *where)
+        return schema_grammar(str(options.json_schema), *where)
 
     def watch(self, stop: Sequence[str] = ()) -> StopStrings | None:
         """What turns the tokens of one text into pieces of it, up to a stop string; None without a tokenizer.

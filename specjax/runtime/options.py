@@ -42,6 +42,7 @@ class GenerateOptions:
         ignore_eos: go on after a token that ends the text.
         json_schema: the text is JSON that this schema allows: a schema as text, or as `json.loads` gives it.
         regex: the text is one that this regular expression matches as a whole.
+        grammar_after: the schema or the expression holds for what comes after this token, such as "</think>".
 
         accept: "rejection" tests each draft by itself; "block" judges the drafts of a round together, and accepts more
             of them; "coupled" gives the text of plain sampling with the same seed. Greedy decoding needs none of them.
@@ -73,6 +74,7 @@ class GenerateOptions:
     ignore_eos: bool = False
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
+    grammar_after: str | None = None
     accept: DrawingRule = "rejection"
     rollback: RollbackStrategy | Literal["auto"] = "auto"
     kv_type_k: str = "f32"
@@ -135,10 +137,13 @@ class GenerateOptions:
             object.__setattr__(self, "json_schema", json.dumps(self.json_schema, ensure_ascii=False))
         if not isinstance(self.json_schema, str | None):
             raise TypeError(f"json_schema is {self.json_schema!r}; give a schema as text or as a dict")
-        if not isinstance(self.regex, str | None):
-            raise TypeError(f"regex is {self.regex!r}; give a regular expression as text")
+        for name in ("regex", "grammar_after"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; give a text")
         if self.json_schema is not None and self.regex is not None:
             raise ValueError("json_schema and regex are both given; a text can be held to one of them")
+        if self.grammar_after is not None and self.json_schema is None and self.regex is None:
+            raise ValueError("grammar_after is given, but nothing that begins there; give json_schema or regex too")
 
     def plain(self) -> dict[str, Any]:
         """The fields as plain values, as JSON has them."""
@@ -216,7 +221,7 @@ _TYPES: dict[str, tuple[type, tuple[type, ...]]] = {
 
 PER_REQUEST = (
     *("max_tokens", "draft", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos"),
-    *("json_schema", "regex"),
+    *("json_schema", "regex", "grammar_after"),
 )
 """Fields that may differ between requests that run together."""
 
@@ -235,6 +240,7 @@ class OptionChanges(TypedDict, total=False):
     ignore_eos: bool
     json_schema: str | Mapping[str, Any] | None
     regex: str | None
+    grammar_after: str | None
     accept: DrawingRule
     rollback: RollbackStrategy | Literal["auto"]
     kv_type_k: str
@@ -259,6 +265,7 @@ class BatchOptionChanges(TypedDict, total=False):
     ignore_eos: bool | Sequence[bool]
     json_schema: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any] | None] | None
     regex: str | Sequence[str | None] | None
+    grammar_after: str | Sequence[str | None] | None
     accept: DrawingRule
     rollback: RollbackStrategy | Literal["auto"]
     kv_type_k: str

@@ -204,6 +204,18 @@ def test_a_text_keeps_its_grammar_when_tokens_are_dropped() -> None:
     assert re.fullmatch("(?:ab|c)*(?:ad?|d)?", reply.text)
 
 
+def test_a_grammar_can_begin_after_a_token(model: specjax.Model) -> None:
+    """Before it the text is what it is without a grammar, but that it does not end."""
+    free = model.generate("def f(", max_tokens=30, ignore_eos=True, draft=3)
+    place = next(at for at, token in enumerate(free.tokens) if at > 3 and token < 128 and token not in free.tokens[:at])
+    begin = model.decode([free.tokens[place]])
+    for draft in (0, 3):
+        held = model.generate("def f(", max_tokens=30, regex=REGEX, grammar_after=begin, draft=draft)
+        assert held.finish_reason == "eos"
+        assert held.tokens[: place + 1] == free.tokens[: place + 1]
+        assert re.fullmatch(REGEX, model.decode(held.tokens[place + 1 :]))
+
+
 def test_prompts_that_start_alike_have_grammars_of_their_own(model: specjax.Model) -> None:
     prompts = [[7] * 60 + [each] for each in range(4)]
     regexes = ["[a-c]{3}", "[0-9]{4}", None, "[a-c]{3}"]
@@ -225,7 +237,9 @@ def test_grammars_are_remembered(model: specjax.Model) -> None:
     ("want", "error", "message"),
     [
         ({"regex": "a(b"}, GrammarError, "cannot be compiled"),
-        ({"regex": 3}, TypeError, "give a regular expression"),
+        ({"regex": 3}, TypeError, "regex is 3; give a text"),
+        ({"regex": "a", "grammar_after": "no token"}, GrammarError, "not one token"),
+        ({"grammar_after": "a"}, ValueError, "nothing that begins there"),
         ({"json_schema": [1]}, TypeError, "as text or as a dict"),
         ({"json_schema": "{"}, GrammarError, "not JSON"),
         ({"json_schema": {"type": "integer", "maximum": 3}}, GrammarError, "maximum"),
