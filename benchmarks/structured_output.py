@@ -72,16 +72,17 @@ def short_schema(fields: int) -> dict[str, Any]:
 
 def vocabulary(size: int) -> list[bytes]:
     """Words of Python's standard library and parts of them, as BPE would have them, and random bytes for the rest."""
-    rng, pieces = random.Random(0), {bytes([byte]) for byte in range(256)}
+    rng, single = random.Random(0), [bytes([byte]) for byte in range(256)]
+    pieces: set[bytes] = set()
     words: set[bytes] = set()
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))[:2000]:
         words.update(re.findall(rb" ?[A-Za-z]+|\d{1,3}| ?[^\sA-Za-z0-9]+|\s+", path.read_bytes()))
     for word in sorted(word for word in words if len(word) <= 64):
         cut = rng.randint(1, len(word))
-        pieces |= {word, word[:cut], word[cut:]} - {b""}
-    while len(pieces) < size:
+        pieces |= {word, word[:cut], word[cut:]}
+    while len(pieces) < size + len(single):
         pieces.add(rng.randbytes(rng.randint(2, 12)))
-    return sorted(pieces)[:size]
+    return [*single, *rng.sample(sorted(piece for piece in pieces if len(piece) > 1), size - len(single))]
 
 
 def compiled(wanted: dict[str, Any], pieces: list[bytes]) -> Grammar:

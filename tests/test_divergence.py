@@ -28,7 +28,9 @@ RATIO = float(np.exp((LOGITS[LAST] - LOGITS[0]) / T))
 
 def find(options: GenerateOptions, here: int, there: int, sequence: int = 0) -> Divergence:
     weight = {"target": {"embed": {"weight": np.zeros(1, np.float32)}}}
-    model: Any = SimpleNamespace(next_logits=lambda prefix, kv_types: LOGITS, params=weight)
+    model: Any = SimpleNamespace(
+        next_logits=lambda prefix, kv_types: LOGITS, grammar=lambda options: None, params=weight
+    )
     found = find_divergence(model, PROMPT, options, [here], [there], sequence=sequence)
     assert found is not None
     return found
@@ -107,7 +109,9 @@ def test_how_activations_are_rounded_decides_what_is_a_tie(act: Activations, nea
     packed = from_blocks(np.zeros((1, 34), np.uint8), "Q8_0", act)
     logits = np.array([4, 3.96, 0], np.float32)
     model: Any = SimpleNamespace(
-        next_logits=lambda prefix, kv_types: logits, params={"target": {"embed": {"weight": packed}}}
+        next_logits=lambda prefix, kv_types: logits,
+        grammar=lambda options: None,
+        params={"target": {"embed": {"weight": packed}}},
     )
     found = find_divergence(model, PROMPT, GenerateOptions(), [0], [1])
     assert found is not None

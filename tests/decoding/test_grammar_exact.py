@@ -149,3 +149,13 @@ def test_the_chi_square_test_sees_the_probabilities_without_the_grammar() -> Non
 def test_a_grammar_for_another_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="made for a vocabulary of 4 tokens"):
         Decoder(TableTarget(), None, max_drafts=0).settings([Settings(draft=DraftConfig(0), grammar=TOY)])
+
+
+def test_tokens_that_the_model_itself_excludes_are_chosen_only_where_no_other_may_come() -> None:
+    window = constraint_of(TOY, 1).window(jnp.array([[0]]))
+    logits = jnp.array([[[3.0, 2.0, -jnp.inf, 1.0], [3.0, -jnp.inf, 2.0, 1.0]]])
+    masked = np.asarray(window.masked(logits))[0]
+    assert masked.argmax(axis=-1).tolist() == [0, 1]
+    assert np.isneginf(masked).tolist() == [[False, True, False, False], [True, False, True, True]]
+    p = np.exp(np.asarray(warp(jnp.asarray(masked[:1]), alike(1, PLAIN))))
+    assert p[0, 2] == 0
