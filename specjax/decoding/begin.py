@@ -48,7 +48,8 @@ def begin(
         The state, and the record of one round without drafts, which has emitted the first tokens.
     """
     batch, longest = tokens.shape
-    state = replace(idle_state(decoder, settings, slots), constraint=constraint)
+    # What runs next consumes the state, and the caller may begin with the same grammars again: hence the copy.
+    state = replace(idle_state(decoder, settings, slots), constraint=jax.tree.map(jnp.copy, constraint))
     sequences, logits = state.sequences, jnp.zeros((batch, decoder.target.vocab_size))
     for start in range(0, longest, LONGEST_CHUNK):
         piece = tokens[:, start : start + LONGEST_CHUNK]

@@ -15,6 +15,9 @@ from specjax.grammar.schema import schema_regex
 from specjax.grammar.tokens import begun_by, over_tokens
 from specjax.runtime.notices import announced
 
+MOST_KNOWN = 64
+"""So many grammars are remembered for a tokenizer; then the oldest are given up."""
+
 
 @dataclass
 class _Spelling:
@@ -71,6 +74,8 @@ def _compiled(regex: str, tokenizer: TextTokenizer, vocab_size: int, after: str 
         with announced("compiling a grammar; this is done once for a model and its text"):
             grammar = over_tokens(byte_automaton(regex), known.pieces, sorted(tokenizer.eos_ids), vocab_size)
             known.grammars[key] = grammar if after is None else _begun_by(grammar, after, tokenizer)
+        while len(known.grammars) > MOST_KNOWN:
+            del known.grammars[next(iter(known.grammars))]
     return known.grammars[key]
 
 

@@ -19,11 +19,11 @@ class GrammarShelf:
     """The grammars that rows of an engine use, by number. A number keeps its grammar as long as a row uses it.
 
     Attributes:
-        tables: what the device has of them; None as long as there are none.
+        shape: what programs depend on, see `GrammarTables.shape`; zeros as long as there are none.
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self.tables: GrammarTables | None = None
+        self.shape = (0, 0)
         self._vocab_size = vocab_size
         self._places: list[Grammar | None] = []
 
@@ -39,18 +39,14 @@ class GrammarShelf:
                 self._places[self._places.index(None)] = grammar
             else:
                 self._places.append(grammar)
-        self.tables = GrammarTables.of(self._places, self._vocab_size, least=self.shape)
+        tables = GrammarTables.of(self._places, self._vocab_size, least=self.shape)
+        self.shape = tables.shape
         rows = GrammarRows.free(len(state.pending)) if state.constraint is None else state.constraint.rows
-        return replace(state, constraint=on_device_of(params, Constraint(self.tables, rows)))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """What programs depend on, see `GrammarTables.shape`."""
-        return (0, 0) if self.tables is None else self.tables.shape
+        return replace(state, constraint=on_device_of(params, Constraint(tables, rows)))
 
     def rows(self, jobs: Mapping[int, Job], width: int) -> GrammarRows | None:
         """Where these jobs begin, by their columns among `width`; None as long as there are no grammars."""
-        if self.tables is None:
+        if not self._places:
             return None
         which, state, masks = np.zeros(width, np.int32), np.zeros(width, np.int32), np.ones(width, bool)
         for column, job in jobs.items():

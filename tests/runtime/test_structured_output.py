@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import pytest
 from small_model import END, write_small_model
 
 import specjax
+from specjax.decoding import begin
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.seats import feed_rows, start_rows
 from specjax.grammar.automaton import GrammarError
@@ -133,6 +135,21 @@ def test_an_engine_without_grammars_knows_nothing_of_them(model: specjax.Model) 
     stream = model.stream("def f(", max_tokens=5)
     list(stream)
     assert stream.engine.state.constraint is None
+
+
+def test_the_loop_in_a_program_of_ones_own(model: specjax.Model) -> None:
+    """The grammars that it begins with can be used again, although the loop consumes its state."""
+    options = specjax.GenerateOptions(regex=REGEX, draft=3, max_tokens=30)
+    decoder, wants = model.decoder(options), [model.request([0], options).settings] * 2
+    constraint, prompt = decoder.constraint(wants), jnp.asarray([model.encode(PROMPTS[0])] * 2)
+    settings, length = decoder.settings(wants), jnp.full(2, prompt.shape[1])
+    for _ in range(2):
+        state, first = begin(decoder, model.params, prompt, length, settings, jnp.full(2, 30), constraint, slots=64)
+        _, chunk = decode_chunk(decoder, model.params, state, 30)
+        tokens = [int(first.rounds.tokens[0, 1, 0])]
+        for emitted, count in zip(chunk.rounds.tokens[:, 1], chunk.rounds.n_emitted[:, 1], strict=True):
+            tokens += emitted[: int(count)].tolist()
+        assert tokens == model.generate(PROMPTS[0], options).tokens
 
 
 def test_a_budget_can_end_within_a_structure(model: specjax.Model) -> None:
