@@ -14,6 +14,7 @@ from wants import alike
 
 from pallas_kernels.matmul import Activations, from_blocks
 from specjax.analysis.divergence import Divergence, find_divergence
+from specjax.decoding.grammar import Grammar
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample_tokens
 from specjax.runtime.options import GenerateOptions
@@ -117,3 +118,18 @@ def test_how_activations_are_rounded_decides_what_is_a_tie(act: Activations, nea
     assert found is not None
     assert found.relative_margin == pytest.approx(0.01)
     assert found.near_tie == near_tie
+
+
+def test_what_a_grammar_leaves_is_what_the_filters_see() -> None:
+    """Top-k keeps the two best of the tokens that may come, although better ones are forbidden."""
+    logits = np.array([9, 8, 2, 2 - 1e-5, 0], np.float32)
+    allowed = Grammar(np.array([[-1, 0]], np.int32), np.array([0, 0, 1, 1, 1], np.int32))
+    weight = {"target": {"embed": {"weight": np.zeros(1, np.float32)}}}
+    options = GenerateOptions(temperature=0.01, top_k=2, accept="coupled", regex=".")
+    found = []
+    for grammar in (allowed, None):
+        model: Any = SimpleNamespace(
+            next_logits=lambda prefix, kv_types: logits, grammar=lambda options, own=grammar: own, params=weight
+        )
+        found.append(find_divergence(model, PROMPT, options, [2], [3]))
+    assert [each is not None and each.filtered for each in found] == [False, True]
