@@ -83,6 +83,7 @@ def _begun_by(grammar: Grammar, after: str, tokenizer: TextTokenizer) -> Grammar
     tokens = tokenizer.encode(after)[len(tokenizer.vocabulary.leading) :]
     if len(tokens) != 1 or tokens[0] in tokenizer.eos_ids:
         raise GrammarError(f"grammar_after is {after!r}, which is not one token of this model that texts go on after")
-    place = np.arange(len(grammar.classes))
-    free = (place < tokenizer.vocab_size) & ~np.isin(place, list(tokenizer.eos_ids))
+    free = np.zeros(len(grammar.classes), bool)
+    free[: tokenizer.vocab_size] = [len(tokenizer.decode_bytes([token])) > 0 for token in range(tokenizer.vocab_size)]
+    free[list(tokenizer.eos_ids)] = False
     return begun_by(grammar, tokens[0], free)

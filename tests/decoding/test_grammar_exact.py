@@ -64,7 +64,7 @@ def held(spoken: Language, grammar: Grammar, known: list[int] | None = None, *, 
 def test_every_text_has_its_masked_probability(rule: str, known: list[int] | None, masks_drafts: bool) -> None:
     """Also if a drafter knows no token that may come next, or none of the grammar."""
     spoken = held(Language.alike(4, 4, seed=2), TOY, known, masks_drafts=masks_drafts)
-    for sampler, drawn in product((PLAIN, WARPED), (True, False)):
+    for sampler, drawn in ((PLAIN, True), (WARPED, True), (PLAIN, False)):
         assert distance(rule, spoken, 2, sampler, always(2), drawn=drawn)[0] < 1e-6
     odds = target_odds(spoken, PLAIN)
     for text in spoken.texts():
