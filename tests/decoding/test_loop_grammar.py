@@ -156,6 +156,7 @@ def test_drafts_without_the_mask_change_no_token_and_are_accepted_less() -> None
     )
 
 
+@pytest.mark.slow
 def test_a_row_says_alone_what_it_says_beside_others() -> None:
     own, drafter, params = CASES["mtp"]()
     prompts, wants = ragged_prompts(own.config, LENGTHS, seed=3), rows(own.vocab_size, DRAFTS)  # type: ignore[attr-defined]
