@@ -32,7 +32,7 @@ from specjax.runtime.options import (
     options_of_each,
     takes_options,
 )
-from specjax.runtime.prompts import Prompt, encode, encode_further
+from specjax.runtime.prompts import Prompt, check_begun, encode, encode_further
 from specjax.runtime.request import Request, Start
 from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
@@ -170,13 +170,8 @@ class Model:
     ) -> Request:
         """What an engine is asked for; see `Request` for the arguments."""
         grammar = self.grammar(options)
-        try:
-            _ = None if grammar is None else grammar.after(begun)
-        except ValueError as error:
-            raise PromptError(
-                f"the prompt ends in a reply that goes on, but does not begin as its grammar wants: {error}; rewind the"
-                " session further, or begin another one with this prompt"
-            ) from None
+        if grammar is not None:
+            check_begun(grammar, begun)
         eos_ids = () if self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
         return Request(
             prompt=tuple(prompt),
