@@ -46,7 +46,7 @@ def peer(folder: str, kind: str = "peer") -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def greedy(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
+def greedy(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None, before: Any = None) -> Choice:
     """The best token; `logq` has the logits that it was chosen from."""
     best = jnp.argmax(logits, axis=-1)
     token = best if tokens is None else jnp.take_along_axis(tokens, best[:, None], axis=1)[:, 0]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.grammar import Constraint
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.seats import Newcomers, feed_rows, start_rows
@@ -44,11 +45,11 @@ class Scripted:
         rows, length = jnp.arange(pending.shape[0]), state.length
         correct = params["script"]["correct"][rows, length]
 
-        def scripted(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
-            choice = choose(logits, position, tokens)
+        def scripted(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Choice:
+            choice = choose(logits, position, tokens, before)
             right = params["script"]["tokens"].at[rows, position].get(mode="clip")
             token = jnp.where(position - length - 1 < correct, right, (right + 1) % self.config.vocab_size)
-            return Choice(jnp.where(correct == HEAD, choice.token, token), choice.logq, choice.confidence)
+            return choice._replace(token=jnp.where(correct == HEAD, choice.token, token))
 
         return super().propose(params, pending, state, num_drafts=num_drafts, choose=scripted, keep_going=keep_going)
 
@@ -95,12 +96,15 @@ def start(
     settings: RowSettings,
     sequence: jax.Array,
     dropped: jax.Array | int = 0,
+    constraint: Constraint | None = None,
 ) -> tuple[DecodeState, RoundRecord]:
     """Let every row decode after its prompt; the record is that of the first tokens, which `budget` counts."""
     batch = len(budget)
     pending, budgets, streak, skip, stream, none = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
-    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, jax.tree.map(jnp.copy, settings), none)
-    new = Newcomers(jnp.arange(batch), settings, sequence, budget - 1, jnp.zeros_like(none) + dropped)
+    own, held = (jax.tree.map(jnp.copy, each) for each in (settings, constraint))
+    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, own, none, held)
+    grammars = None if constraint is None else constraint.rows
+    new = Newcomers(jnp.arange(batch), settings, sequence, budget - 1, jnp.zeros_like(none) + dropped, grammars)
     state, record = start_rows(decoder, idle, logits, new)
     return state, jax.tree.map(lambda x: x[0], record.rounds)
 
@@ -133,14 +137,16 @@ def run(
     """
     batch = len(prompts)
     same = Settings(**({"draft": DraftConfig(n_max=decoder.max_drafts)} | wants))
+    wanted = [same] * batch if rows is None else rows
     state, logits = feed(decoder, params, prompts)
     started, _ = start(
         decoder,
         state,
         logits,
         jnp.asarray(np.broadcast_to(budgets, batch), jnp.int32),
-        decoder.settings([same] * batch if rows is None else rows),
+        decoder.settings(wanted),
         jnp.asarray(range(batch) if sequence is None else sequence, jnp.int32),
+        constraint=decoder.constraint(wanted),
     )
     first = np.asarray(started.pending)
     chunks: list[ChunkRecord] = []

@@ -37,7 +37,12 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 def model() -> Any:
     weight = {"target": {"embed": {"weight": np.zeros(1, np.float32)}}}
     tokenizer = SimpleNamespace(eos_ids={END})
-    return SimpleNamespace(next_logits=lambda prefix, kv_types: LOGITS, params=weight, tokenizer=tokenizer)
+    return SimpleNamespace(
+        next_logits=lambda prefix, kv_types: LOGITS,
+        grammar=lambda options: None,
+        params=weight,
+        tokenizer=tokenizer,
+    )
 
 
 def generated(*tokens: int) -> Any:
@@ -201,6 +206,17 @@ def test_the_benchmark_of_rules_compares_them_all(
     benchmark("acceptance_rules").main()
     said = capsys.readouterr().out
     assert all(rule in said for rule in ("rejection", "block", "coupled"))
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_structured_output_has_a_row_for_each_schema(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--parts", "tables", "masks", "--vocab", "700", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", ["structured_output.py", *sizes])
+    benchmark("structured_output").main()
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("40 fields", "10 optional fields", "any JSON", "places R"))
 
 
 @pytest.mark.slow

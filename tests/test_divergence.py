@@ -14,6 +14,7 @@ from wants import alike
 
 from pallas_kernels.matmul import Activations, from_blocks
 from specjax.analysis.divergence import Divergence, find_divergence
+from specjax.decoding.grammar import Grammar
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample_tokens
 from specjax.runtime.options import GenerateOptions
@@ -28,7 +29,9 @@ RATIO = float(np.exp((LOGITS[LAST] - LOGITS[0]) / T))
 
 def find(options: GenerateOptions, here: int, there: int, sequence: int = 0) -> Divergence:
     weight = {"target": {"embed": {"weight": np.zeros(1, np.float32)}}}
-    model: Any = SimpleNamespace(next_logits=lambda prefix, kv_types: LOGITS, params=weight)
+    model: Any = SimpleNamespace(
+        next_logits=lambda prefix, kv_types: LOGITS, grammar=lambda options: None, params=weight
+    )
     found = find_divergence(model, PROMPT, options, [here], [there], sequence=sequence)
     assert found is not None
     return found
@@ -107,9 +110,26 @@ def test_how_activations_are_rounded_decides_what_is_a_tie(act: Activations, nea
     packed = from_blocks(np.zeros((1, 34), np.uint8), "Q8_0", act)
     logits = np.array([4, 3.96, 0], np.float32)
     model: Any = SimpleNamespace(
-        next_logits=lambda prefix, kv_types: logits, params={"target": {"embed": {"weight": packed}}}
+        next_logits=lambda prefix, kv_types: logits,
+        grammar=lambda options: None,
+        params={"target": {"embed": {"weight": packed}}},
     )
     found = find_divergence(model, PROMPT, GenerateOptions(), [0], [1])
     assert found is not None
     assert found.relative_margin == pytest.approx(0.01)
     assert found.near_tie == near_tie
+
+
+def test_what_a_grammar_leaves_is_what_the_filters_see() -> None:
+    """Top-k keeps the two best of the tokens that may come, although better ones are forbidden."""
+    logits = np.array([9, 8, 2, 2 - 1e-5, 0], np.float32)
+    allowed = Grammar(np.array([[-1, 0]], np.int32), np.array([0, 0, 1, 1, 1], np.int32))
+    weight = {"target": {"embed": {"weight": np.zeros(1, np.float32)}}}
+    options = GenerateOptions(temperature=0.01, top_k=2, accept="coupled", regex=".")
+    found = []
+    for grammar in (allowed, None):
+        model: Any = SimpleNamespace(
+            next_logits=lambda prefix, kv_types: logits, grammar=lambda options, own=grammar: own, params=weight
+        )
+        found.append(find_divergence(model, PROMPT, options, [2], [3]))
+    assert [each is not None and each.filtered for each in found] == [False, True]

@@ -123,8 +123,8 @@ class OneNoise(Qwen35MTP):
     """Draws all drafts of a round with the noise of one position."""
 
     def propose(self, params: Any, pending: jax.Array, state: Any, *, choose: Callable, **kwargs: Any) -> Proposal:
-        def always_there(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Any:
-            return choose(logits, state.length + 1, tokens)
+        def always_there(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Any:
+            return choose(logits, state.length + 1, tokens, before)
 
         return super().propose(params, pending, state, choose=always_there, **kwargs)
 
@@ -318,3 +318,10 @@ def test_the_threshold_shares_the_alarm_rate_among_all_tests() -> None:
     assert "one: p = 1.0e-07" in str(report)
     assert "2 of 2 checks failed" in str(report)
     assert not report.as_document()["ok"]
+
+
+@pytest.mark.slow
+def test_texts_with_a_grammar_are_lossless(path: Path) -> None:
+    """Its drafter keeps to the grammar, and what is drawn has the masked distribution."""
+    options = replace(WARM, regex="(?:[a-h]{2}|x[0-9]+|de){3,9}")
+    specjax.assert_lossless(specjax.load(path), PROMPTS, options, samples=256)

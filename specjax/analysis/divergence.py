@@ -113,8 +113,11 @@ def find_divergence(
     if min(tokens) >= 0:
         prefix = [*prompt, *here[:position]]
         logits = model.next_logits(prefix, kv_types=options.kv_types)
+        largest, grammar = float(np.abs(logits).max()), model.grammar(options)
+        if grammar is not None:
+            logits = np.where(grammar.allowed(grammar.after(here[:position])), logits, -np.inf)
         margin, filtered = margin_between(logits, tokens, options, sequence, len(prefix))
-        relative = margin / float(np.abs(logits).max())
+        relative = margin / largest
     tolerance = tolerance_of_model(model, options.kv_types)
     return Divergence(position, tokens, margin, relative, tolerance, filtered)
 

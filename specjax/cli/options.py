@@ -98,6 +98,16 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
         help="end the text before this string, wherever it stands in it; can be repeated",
     )
     decoding.add_argument(
+        "--json-schema",
+        type=schema_text,
+        metavar="FILE|TEXT",
+        help="the text is JSON that this schema allows: a file, or the schema itself, which begins with {",
+    )
+    decoding.add_argument("--regex", metavar="R", help="the text is one that this expression matches as a whole")
+    decoding.add_argument(
+        "--grammar-after", metavar="TOKEN", help="the schema or the expression holds after this token, such as </think>"
+    )
+    decoding.add_argument(
         "--logprobs",
         type=int,
         metavar="N",
@@ -177,6 +187,16 @@ def draft_count(text: str) -> int | str:
 def draft_vocabulary(text: str) -> int | Path:
     """One of the values of --draft-vocab: a number, or a path."""
     return int(text) if text.isdecimal() else Path(text)
+
+
+def schema_text(text: str) -> str:
+    """The value of --json-schema: the schema as text."""
+    if text.lstrip().startswith("{"):
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read the schema {text}: {error}") from error
 
 
 def token_ids(text: str) -> list[int]:

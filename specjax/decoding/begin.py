@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
+from specjax.decoding.grammar import Constraint
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.seats import Newcomers, feed_rows, idle_state, start_rows
 from specjax.decoding.settings import RowSettings
@@ -24,6 +25,7 @@ def begin(
     n_valid: Int[Array, "B"],
     settings: RowSettings,
     budget: Int[Array, "B"],
+    constraint: Constraint | None = None,
     *,
     slots: int,
 ) -> tuple[DecodeState, ChunkRecord]:
@@ -39,13 +41,15 @@ def begin(
         n_valid: the tokens of each, at least one.
         settings: what each row wants, see `Decoder.settings`.
         budget: tokens that each row may emit, the first one included.
+        constraint: the grammars of rows, see `Decoder.constraint`; None if no row has one.
         slots: room for the tokens of a row, prompt and continuation together. Beyond it a row stops.
 
     Returns:
         The state, and the record of one round without drafts, which has emitted the first tokens.
     """
     batch, longest = tokens.shape
-    state = idle_state(decoder, settings, slots)
+    # What runs next consumes the state, and the caller may begin with the same grammars again: hence the copy.
+    state = replace(idle_state(decoder, settings, slots), constraint=jax.tree.map(jnp.copy, constraint))
     sequences, logits = state.sequences, jnp.zeros((batch, decoder.target.vocab_size))
     for start in range(0, longest, LONGEST_CHUNK):
         piece = tokens[:, start : start + LONGEST_CHUNK]
@@ -53,5 +57,6 @@ def begin(
         sequences, last = feed_rows(decoder.target, decoder.drafter, params, sequences, None, piece, valid)
         logits = jnp.where((valid > 0)[:, None], last, logits)
     rows = jnp.arange(batch, dtype=jnp.int32)
-    new = Newcomers(rows, settings, sequence=rows, budget=budget - 1, dropped=jnp.zeros_like(rows))
+    grammars = None if constraint is None else constraint.rows
+    new = Newcomers(rows, settings, sequence=rows, budget=budget - 1, dropped=jnp.zeros_like(rows), grammars=grammars)
     return start_rows(decoder, replace(state, sequences=sequences), logits, new)

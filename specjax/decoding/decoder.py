@@ -12,6 +12,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.acceptance import RULES, Rule, Synthetic, draws_drafts
+from specjax.decoding.grammar import Constraint, GrammarRows, GrammarTables
 from specjax.decoding.settings import RowSettings, Settings
 from specjax.models.protocol import Drafter, FeatureRequest, Target
 from specjax.state import KVTypes, RollbackStrategy, SequenceState
@@ -93,6 +94,16 @@ class Decoder:
             self.check(row)
         return RowSettings.of(rows, stop_width=stop_width)
 
+    def constraint(self, rows: Sequence[Settings]) -> Constraint | None:
+        """The grammars of rows and where they begin; None if no row has one."""
+        grammars = list(dict.fromkeys(row.grammar for row in rows if row.grammar is not None))
+        if not grammars:
+            return None
+        numbers = [0 if row.grammar is None else 1 + grammars.index(row.grammar) for row in rows]
+        masks = jnp.asarray([row.draft.masked for row in rows])
+        own = GrammarRows(jnp.asarray(numbers, jnp.int32), jnp.zeros((len(rows),), jnp.int32), masks)
+        return Constraint(GrammarTables.of(grammars, self.target.vocab_size), own)
+
     def check(self, row: Settings) -> None:
         """Raise ValueError as `settings` does."""
         if row.draft.n_max > self.max_drafts:
@@ -103,6 +114,11 @@ class Decoder:
             raise ValueError(
                 f"temperature is {row.sampler.temperature}, but this program draws nothing; use one of the rules"
                 f" {', '.join(map(repr, RULES))}"
+            )
+        if row.grammar is not None and len(row.grammar.classes) != self.target.vocab_size:
+            raise ValueError(
+                f"the grammar is made for a vocabulary of {len(row.grammar.classes)} tokens, and the target has"
+                f" {self.target.vocab_size}; make it for this model"
             )
         row.draft.check_lossless(drawn=draws_drafts(self.rule) and not row.sampler.greedy)
 
@@ -152,7 +168,8 @@ def bytes_per_token(decoder: Decoder) -> int:
 
 @struct.dataclass
 class DecodeState:
-    """What the loop carries: B sequences and where each of them stands. The first axis of every array is the batch.
+    """What the loop carries: B sequences and where each of them stands. The first axis of every array is the batch,
+    but for the tables of grammars.
 
     Attributes:
         sequences: the committed state.
@@ -162,6 +179,7 @@ class DecodeState:
         sequence: the number of the row's random stream. It does not depend on the row or the batch.
         settings: what each row wants.
         dropped: how many tokens of the row's text were dropped from the state, see `specjax.decoding.shift`.
+        constraint: the grammars of rows and where they stand; None if no row has one.
     """
 
     sequences: SequenceState
@@ -172,6 +190,7 @@ class DecodeState:
     sequence: Int[Array, "B"]
     settings: RowSettings
     dropped: Int[Array, "B"]
+    constraint: Constraint | None = None
 
     @property
     def position(self) -> Int[Array, "B"]:

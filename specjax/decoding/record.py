@@ -37,9 +37,15 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(
-    decoder: Decoder, logits: Float[Array, "B R V"], tokens: Int[Array, "B R"], n_valid: Int[Array, "B"]
+    decoder: Decoder,
+    logits: Float[Array, "B R V"],
+    choices: Float[Array, "B R V"],
+    tokens: Int[Array, "B R"],
+    n_valid: Int[Array, "B"],
 ) -> TokenScores:
-    """What the logits say of chosen tokens; the first `n_valid` places count."""
+    """What the logits say of chosen tokens; the first `n_valid` places count. `choices` are the logits that grammars
+    leave.
+    """
     peak = jnp.take_along_axis(logits, argmax(logits)[..., None], axis=-1)[..., 0]
     logprob = top = None
     if decoder.logprobs is not None:
@@ -50,7 +56,7 @@ def token_scores(
         best, index = top_k(wide, decoder.logprobs)
         top = TopTokens(best - log_total, index)
     return TokenScores(
-        margin=top2_margin(logits) if decoder.margins else None,
+        margin=top2_margin(choices) if decoder.margins else None,
         logprob=logprob,
         top_logprobs=top,
         finite=jnp.all(jnp.isfinite(peak) | (jnp.arange(logits.shape[1]) >= n_valid[:, None]), axis=1),
@@ -69,10 +75,11 @@ class RoundRecord:
         source: which of several drafters made the drafts, by its number; 0 of a drafter that is one.
         skipped: whether the row did not draft because of a streak of failures.
         hidden_norm: L2 norm of the hidden state that the drafter started from.
-        margin: by how much the largest logit led the second one where each emitted token was chosen; which token was
-            chosen plays no part. None unless asked for.
+        margin: by how much the largest logit led the second one where each emitted token was chosen, of the tokens that
+            the row's grammar allows; infinite where it allows one. Which token was chosen plays no part. None unless
+            asked for.
         logprob: the log-probability of each emitted token: the log-softmax of the target's logits in float32, before
-            temperature and filters, whatever the row's settings. None unless asked for.
+            temperature, filters and grammars, whatever the row's settings. None unless asked for.
         top_logprobs: the most probable tokens at these places, in the same terms. None unless asked for.
         finite: whether the largest logit of every place that the round looked at is a number: false where there is a
             NaN or an infinite one, or where all are -inf. Some may be -inf: these tokens are excluded.

@@ -12,7 +12,7 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
 from specjax.decoding.probabilities import probabilities
 from specjax.decoding.record import RoundRecord, token_scores
-from specjax.models.protocol import Choice, Features, Params, Proposal
+from specjax.models.protocol import Choice, Drafted, Features, Params, Proposal
 from specjax.state import SequenceWindow, commit
 
 
@@ -25,8 +25,12 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
     settings = state.settings.idle_unless(state.active)
     wanted = wanted_drafts(settings, state.budget, state.skip)
 
-    def choose(logits: Array, position: Array, tokens: Array | None = None) -> Choice:
-        return propose_token(
+    def choose(logits: Array, position: Array, tokens: Array | None = None, before: Drafted | None = None) -> Choice:
+        grammar = None
+        if (constraint := state.constraint) is not None:
+            grammar = constraint.before_draft(before)
+            logits = constraint.masked_drafts(logits, grammar, tokens)
+        choice = propose_token(
             logits,
             tokens,
             vocab_size=decoder.target.vocab_size,
@@ -36,6 +40,7 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
             position=position + state.dropped,
             ahead=position - state.sequences.length - 1,
         )
+        return choice._replace(grammar=grammar)
 
     def keep_going(confidence: Array, made: Array | int) -> Array:
         return (made < wanted) & is_sure(confidence, settings)
@@ -80,8 +85,10 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
     logits, features, window = verify(decoder, params, state, proposal, n_drafted)
     drafts = jnp.zeros((state.pending.shape[0], 0), jnp.int32) if proposal is None else proposal.tokens
     settings = state.settings.idle_unless(state.active)
+    grammar = None if state.constraint is None else state.constraint.window(drafts)
+    choices = logits if grammar is None else grammar.masked(logits)
     verdict = accept(
-        logits,
+        choices,
         drafts,
         None if proposal is None else proposal.logq,
         n_drafted,
@@ -109,9 +116,9 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         source=jnp.zeros_like(n_accepted) if proposal is None or proposal.source is None else proposal.source,
         skipped=state.skip,
         hidden_norm=_hidden_norm(decoder, state),
-        **token_scores(decoder, logits, verdict.tokens, jnp.where(state.active, n_drafted + 1, 0))._asdict(),
+        **token_scores(decoder, logits, choices, verdict.tokens, jnp.where(state.active, n_drafted + 1, 0))._asdict(),
         probabilities=(
-            probabilities(logits, proposal, n_drafted, verdict, settings) if decoder.probabilities else None
+            probabilities(choices, proposal, n_drafted, verdict, settings) if decoder.probabilities else None
         ),
     )
     next_state = replace(
@@ -121,6 +128,7 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         budget=jnp.where(ended, 0, state.budget - n_emitted),
         streak=streak,
         skip=skip,
+        constraint=None if grammar is None else grammar.commit(n_emitted, last),
     )
     return next_state, record, features
 

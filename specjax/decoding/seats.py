@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.acceptance import choose_token
 from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.grammar import GrammarRows
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.decoding.settings import NO_STOP, RowSettings
@@ -31,6 +32,7 @@ class Newcomers:
         sequence: their random streams.
         budget: tokens that each may still emit after the first.
         dropped: see `DecodeState`.
+        grammars: theirs, and where their texts begin in them; None where the state has no constraint.
     """
 
     rows: Int[Array, "P"]
@@ -38,6 +40,7 @@ class Newcomers:
     sequence: Int[Array, "P"]
     budget: Int[Array, "P"]
     dropped: Int[Array, "P"]
+    grammars: GrammarRows | None = None
 
 
 @partial(jax.jit, static_argnames=("target", "drafter"), donate_argnames="state")
@@ -75,8 +78,14 @@ def start_rows(
     The record is that of one round with one token and no drafts, of the P rows.
     """
     length = jnp.take(state.sequences.length, new.rows, mode="clip")
+    places, grammar = logits[:, None], None
+    choices = places
+    if state.constraint is not None:
+        assert new.grammars is not None, "rows that join rows with grammars say that they have none"
+        grammar = replace(state.constraint, rows=new.grammars).window(jnp.zeros((len(logits), 0), jnp.int32))
+        choices = grammar.masked(places)
     first = choose_token(
-        logits,
+        logits if grammar is None else choices[:, 0],
         rule=decoder.rule,
         settings=new.settings,
         sequence=new.sequence,
@@ -92,7 +101,7 @@ def start_rows(
         source=zero,
         skipped=zero > 0,
         hidden_norm=jnp.zeros(zero.shape, jnp.float32),
-        **token_scores(decoder, logits[:, None], first, zero + 1)._asdict(),
+        **token_scores(decoder, places, choices, first, zero + 1)._asdict(),
     )
     # Caches drop what is written past their end, so that whatever came after would be wrong without a word.
     limit = state.sequences.limit
@@ -112,8 +121,12 @@ def start_rows(
         return old.at[new.rows].set(own, mode="drop")
 
     loop = {name: jax.tree.map(put, getattr(state, name), own) for name, own in started.items()}
+    constraint = state.constraint
+    if constraint is not None and grammar is not None:
+        own = grammar.commit(zero + 1, first[:, 0]).rows
+        constraint = replace(constraint, rows=jax.tree.map(put, constraint.rows, own))
     rounds = jax.tree.map(lambda x: x[None], record)
-    return replace(state, **loop), ChunkRecord(jnp.int32(1), rounds)
+    return replace(state, **loop, constraint=constraint), ChunkRecord(jnp.int32(1), rounds)
 
 
 @partial(jax.jit, donate_argnames="state")

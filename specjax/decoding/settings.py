@@ -11,6 +11,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from specjax.decoding.grammar import Grammar
+
 STOP_WIDTHS = (4, 16, 64, 256)
 """Stop tokens are padded to one of these counts, because each count is a program of its own."""
 
@@ -62,6 +64,7 @@ class DraftConfig:
     skip_streak: after this many drafting rounds in a row without an accepted draft, one round does not draft; 0 never
         skips.
     auto: how many are drafted, from 0 to n_max, is found while decoding: what gives most tokens a second.
+    masked: whether drafts keep to the grammar of the text, if it has one. Without it fewer of them are accepted.
 
     Raises ValueError for a setting out of its range.
     """
@@ -71,6 +74,7 @@ class DraftConfig:
     p_min: float = 0.0
     skip_streak: int = 0
     auto: bool = False
+    masked: bool = True
 
     def __post_init__(self) -> None:
         for name in ("n_max", "n_min", "skip_streak"):
@@ -110,6 +114,7 @@ class Settings:
         draft: how many tokens are drafted for it.
         seed: of its random draws, from 0 to 2**32 - 1.
         stop_tokens: tokens that end its text; the token itself is still emitted.
+        grammar: which tokens may follow each other; None allows all. `RowSettings` does not have it, see `Constraint`.
 
     Raises:
         ValueError: the seed is out of its range, or a stop token is negative.
@@ -119,6 +124,7 @@ class Settings:
     draft: DraftConfig = DraftConfig()
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:

@@ -10,6 +10,7 @@ from typing import Any
 
 from specjax.errors import PromptError
 from specjax.evaluation.prompts import BadPrompt, PromptLine
+from specjax.grammar.automaton import GrammarError
 from specjax.runtime.engine import slots_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions, options_of
@@ -163,9 +164,9 @@ def _request(model: Model, line: PromptLine, options: GenerateOptions) -> Reques
     try:
         tokens = model.encode(line.prompt)
         check_prompts(model.target, [tokens])
-    except PromptError as error:
+        return model.request(tokens, options, sequence=stream_of(line.id))
+    except (PromptError, GrammarError) as error:
         raise PromptError(f"{line.place}: {error}") from error
-    return model.request(tokens, options, sequence=stream_of(line.id))
 
 
 def stream_of(name: str | int) -> int:

@@ -163,6 +163,18 @@ class Target(Protocol):
         ...
 
 
+class Drafted(NamedTuple):
+    """A draft per row, as the choice of the next one wants to know it.
+
+    Attributes:
+        token: [B].
+        grammar: [B], in which state of its grammar each row stood before it; None where no row has a grammar.
+    """
+
+    token: Int[Array, "B"]
+    grammar: Int[Array, "B"] | None
+
+
 class Choice(NamedTuple):
     """A drafted token per row, with what acceptance needs to know of it.
 
@@ -173,18 +185,29 @@ class Choice(NamedTuple):
         confidence: how sure the drafter is: its largest probability, before warping, or what a head says. It may depend
             on the drafts before this one, never on this one: to stop drafting because of the token that was *drawn*
             would bias rejection sampling.
+        grammar: see `Drafted`.
     """
 
     token: Int[Array, "B"]
     logq: Float[Array, "B V"] | None
     confidence: Float[Array, "B"]
+    grammar: Int[Array, "B"] | None = None
+
+    @property
+    def drafted(self) -> Drafted:
+        """What the choice of the next draft wants to know."""
+        return Drafted(self.token, self.grammar)
 
 
 class ChooseDraft(Protocol):
     """Chooses a draft token from a drafter's logits and the position that the token will have."""
 
     def __call__(
-        self, logits: Float[Array, "B M"], position: Int[Array, "B"], tokens: Int[Array, "B M"] | None = None
+        self,
+        logits: Float[Array, "B M"],
+        position: Int[Array, "B"],
+        tokens: Int[Array, "B M"] | None = None,
+        before: Drafted | None = None,
     ) -> Choice:
         """Choose a token per row.
 
@@ -193,6 +216,8 @@ class ChooseDraft(Protocol):
             position: where the chosen token will stand.
             tokens: which tokens have been scored, each once; all others have probability 0. None: the whole
                 vocabulary in order.
+            before: the draft before it; None for the first draft of a round. Where a row has a grammar, it says which
+                tokens may come next. A drafter that leaves it out has fewer drafts accepted, and is no less exact.
         """
         ...
 

@@ -35,6 +35,7 @@ from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_w
 from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params, Target
 from specjax.runtime.building import Building, Experience
+from specjax.runtime.grammars import GrammarShelf
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
 from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.runtime.pieces import Piece
@@ -111,6 +112,7 @@ class Engine:
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
         self._stop_width = 0
+        self._grammars = GrammarShelf(decoder.target.vocab_size)
 
     # What callers do
 
@@ -226,6 +228,7 @@ class Engine:
         """Put the state that a request starts from into its row."""
         request = job.request
         self._prepare_state(stop_width_of([request.settings]))
+        self._state = self._grammars.brought(self.state, tuple(self._seated().values()), self.params)
         job.begin(self._building.clock())
         job.stops = self.prefixes.stops(request.prompt, [each.request.prompt for each in self._waiting_near()])
         if request.start is not None:
@@ -294,13 +297,14 @@ class Engine:
         numbers = np.full((4, width), 0, np.int32)
         numbers[0] = self.seats
         settings = [IDLE] * width
+        grammars = self._grammars.rows({column: job for column, (_, job) in complete.items()}, width)
         for column, (row, job) in complete.items():
             request = job.request
             before = 0 if request.start is None else request.start.dropped
             numbers[:, column] = row, request.sequence, min(job.limit, job.room) - 1, before
             settings[column] = request.settings
         rows, sequence, budget, dropped = map(jnp.asarray, numbers)
-        return Newcomers(rows, self._settings(settings), sequence, budget, dropped)
+        return Newcomers(rows, self._settings(settings), sequence, budget, dropped, grammars)
 
     def _feed_rows(self, piece: Piece) -> tuple[SequenceState, jax.Array]:
         models, state = (self.decoder.target, self.decoder.drafter), self.state.sequences
@@ -393,4 +397,4 @@ class Engine:
                 jax.block_until_ready(record)
 
     def _key(self, *what: Any) -> tuple:
-        return (self.decoder, self.seats, self.slots, self._stop_width, *what)
+        return (self.decoder, self.seats, self.slots, self._stop_width, self._grammars.shape, *what)

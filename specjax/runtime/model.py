@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -13,8 +13,10 @@ from jaxtyping import Float
 from checkpoints import TextTokenizer
 from pallas_kernels.matmul import leaves
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.grammar import Grammar
 from specjax.decoding.settings import DraftConfig
 from specjax.errors import PromptError, SpecjaxError
+from specjax.grammar.compile import regex_grammar, schema_grammar
 from specjax.models.drafters.trimmed import TRIMMED
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
@@ -30,7 +32,7 @@ from specjax.runtime.options import (
     options_of_each,
     takes_options,
 )
-from specjax.runtime.prompts import Prompt, encode, encode_further
+from specjax.runtime.prompts import Prompt, check_begun, encode, encode_further
 from specjax.runtime.request import Request, Start
 from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
@@ -169,18 +171,41 @@ class Model:
         sequence: int = 0,
         start: Start | None = None,
         when_full: Cut | None = None,
+        begun: Sequence[int] = (),
     ) -> Request:
         """What an engine is asked for; see `Request` for the arguments."""
+        grammar = self.grammar(options)
+        if grammar is not None:
+            check_begun(grammar, begun)
         eos_ids = () if self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
         return Request(
             prompt=tuple(prompt),
             max_tokens=options.max_tokens,
-            settings=options.settings(self._draft(options), eos_ids),
+            settings=replace(options.settings(self._draft(options), eos_ids), grammar=grammar),
             sequence=sequence,
             start=start,
             when_full=when_full,
             watch=self.watch(options.stop) if options.stop else None,
+            begun=tuple(begun),
         )
+
+    def grammar(self, options: GenerateOptions) -> Grammar | None:
+        """Which tokens may follow each other in a text with these options; None if all may.
+
+        Raises:
+            GrammarError: what is asked for cannot be held.
+            SpecjaxError: it is asked for, and there is no tokenizer.
+        """
+        if options.json_schema is None and options.regex is None:
+            return None
+        if self.tokenizer is None:
+            raise SpecjaxError(
+                f"{self.path} has no usable tokenizer, and json_schema and regex need one; leave them out"
+            )
+        where = self.tokenizer, self.target.vocab_size, options.grammar_after
+        if options.regex is not None:
+            return regex_grammar(options.regex, *where)
+        return schema_grammar(str(options.json_schema), *where)
 
     def watch(self, stop: Sequence[str] = ()) -> StopStrings | None:
         """What turns the tokens of one text into pieces of it, up to a stop string; None without a tokenizer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
@@ -53,6 +54,9 @@ class GenerateOptions:
         seed: the seed of all random draws. The same seed gives the same text, whatever the batch is.
         stop: strings that end the text; the text is cut before the first of them.
         ignore_eos: go on after a token that ends the text.
+        json_schema: the text is JSON that this schema allows: a schema as text, or as `json.loads` gives it.
+        regex: the text is one that this regular expression matches as a whole.
+        grammar_after: the schema or the expression holds for what comes after this token, such as "</think>".
 
         accept: "rejection" tests each draft by itself; "block" judges the drafts of a round together, and accepts more
             of them; "coupled" gives the text of plain sampling with the same seed. Greedy decoding needs none of them.
@@ -62,7 +66,7 @@ class GenerateOptions:
         margins: whether to report, for each token, the largest logit minus the second largest where the token was
             chosen. In greedy decoding a small margin is a near-tie.
         logprobs: also report the log-probability of each token, and of so many most probable tokens at its place;
-            they are the model's own, before temperature and filters. None reports nothing.
+            they are the model's own, before temperature, filters and grammars. None reports nothing.
         trace: whether to record what every round drafted and accepted, and how probable it was; see
             `specjax.traces.trace.Trace`.
         rounds_per_chunk: the most rounds that run on the device before the host sees their tokens. Where rounds are
@@ -82,6 +86,9 @@ class GenerateOptions:
     seed: int = 0
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar_after: str | None = None
     accept: DrawingRule = "rejection"
     rollback: RollbackStrategy | Literal["auto"] = "auto"
     kv_type_k: str = "f32"
@@ -97,6 +104,7 @@ class GenerateOptions:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop is {self.stop!r}; give strings that are not empty")
+        self._check_grammar()
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}; at least 1 token must be asked for")
         if self.rounds_per_chunk < 1:
@@ -137,6 +145,20 @@ class GenerateOptions:
                 also = " or 'auto'" if name == "draft" else ""
                 raise TypeError(f"{name} is {value!r}; give {wanted}{also}")
             object.__setattr__(self, name, value)
+
+    def _check_grammar(self) -> None:
+        """A schema becomes text, so that the options are a value."""
+        if isinstance(self.json_schema, Mapping):
+            object.__setattr__(self, "json_schema", json.dumps(self.json_schema, ensure_ascii=False))
+        if not isinstance(self.json_schema, str | None):
+            raise TypeError(f"json_schema is {self.json_schema!r}; give a schema as text or as a dict")
+        for name in ("regex", "grammar_after"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; give a text")
+        if self.json_schema is not None and self.regex is not None:
+            raise ValueError("json_schema and regex are both given; a text can be held to one of them")
+        if self.grammar_after is not None and self.json_schema is None and self.regex is None:
+            raise ValueError("grammar_after is given, but nothing that begins there; give json_schema or regex too")
 
     def plain(self) -> dict[str, Any]:
         """The fields as plain values, as JSON has them."""
@@ -212,7 +234,10 @@ _TYPES: dict[str, tuple[type, tuple[type, ...]]] = {
 }
 """Of each checked field its type, and others that it may have. A bool is no int here."""
 
-PER_REQUEST = ("max_tokens", "draft", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
+PER_REQUEST = (
+    *("max_tokens", "draft", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos"),
+    *("json_schema", "regex", "grammar_after"),
+)
 """Fields that may differ between requests that run together."""
 
 
@@ -228,6 +253,9 @@ class OptionChanges(TypedDict, total=False):
     seed: int
     stop: str | Sequence[str]
     ignore_eos: bool
+    json_schema: str | Mapping[str, Any] | None
+    regex: str | None
+    grammar_after: str | None
     accept: DrawingRule
     rollback: RollbackStrategy | Literal["auto"]
     kv_type_k: str
@@ -250,6 +278,9 @@ class BatchOptionChanges(TypedDict, total=False):
     seed: int | Sequence[int]
     stop: str | Sequence[str] | Sequence[Sequence[str]]
     ignore_eos: bool | Sequence[bool]
+    json_schema: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any] | None] | None
+    regex: str | Sequence[str | None] | None
+    grammar_after: str | Sequence[str | None] | None
     accept: DrawingRule
     rollback: RollbackStrategy | Literal["auto"]
     kv_type_k: str

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import TextTokenizer
+from specjax.decoding.grammar import Grammar
 from specjax.errors import PromptError, SpecjaxError
 from specjax.models.protocol import Target
 
@@ -73,6 +74,17 @@ def token_ids(prompt: Any) -> list[int]:
     if wrong:
         raise PromptError(f"the prompt has {wrong[:3]!r} among its token ids; give a text, or whole numbers only")
     return [int(token) for token in tokens]
+
+
+def check_begun(grammar: Grammar, begun: Sequence[int]) -> None:
+    """Raise `PromptError` if the part of a text that has been said is not one that its grammar allows."""
+    try:
+        grammar.after(begun)
+    except ValueError as error:
+        raise PromptError(
+            f"the prompt ends in a reply that goes on, but does not begin as its grammar wants: {error}; rewind the"
+            " session further, or begin another one with this prompt"
+        ) from None
 
 
 def check_prompts(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int = 1) -> None:

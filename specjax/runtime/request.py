@@ -55,6 +55,7 @@ class Request:
         start: where the prompt begins; None for an empty state.
         when_full: what is dropped when all slots are taken, so that the text goes on; None ends it.
         watch: says where the text ends, beside the stop tokens.
+        begun: tokens at the end of the prompt that belong to the text, and that its grammar has been told of.
     """
 
     prompt: tuple[int, ...]
@@ -64,6 +65,7 @@ class Request:
     start: Start | None = None
     when_full: Cut | None = None
     watch: StopWatch | None = None
+    begun: tuple[int, ...] = ()
 
 
 @dataclass
@@ -83,7 +85,8 @@ class Timings:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one token, natural, of the model's own distribution: before temperature and filters.
+    """Log-probabilities at one token, natural, of the model's own distribution: before temperature, filters
+    and grammars.
 
     Attributes:
         logprob: of the token itself.

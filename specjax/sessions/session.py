@@ -121,8 +121,12 @@ class Session:
             The generation, and the session after it. Unless something was dropped, its tokens are those of a generation
             without a session.
 
+        A grammar (`json_schema`, `regex`) begins with the reply. If the prompt is the conversation as it stands and
+        ends in a reply, as after `rewind`, that reply goes on, and so does its grammar.
+
         Raises:
-            PromptError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the session.
+            PromptError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the session; or it
+                ends in a reply that the grammar does not allow.
         """
         options = self._turn_options(changes)
         given = tuple(self.model.encode(prompt))
@@ -137,7 +141,8 @@ class Session:
         )
         when_full = self.cut_when_full
         engine = self.model.engine([options, self._state_options(options)], seats=1, slots=self.slots)
-        job = engine.submit(self.model.request(ids, options, start=start, when_full=when_full))
+        begun = self._begun_reply(given)
+        job = engine.submit(self.model.request(ids, options, start=start, when_full=when_full, begun=begun))
         for update in engine.run():
             if observe is not None:
                 observe(update)
@@ -350,6 +355,10 @@ class Session:
                 f"all {self.slots} slots are taken, and the last token of the conversation has none; drop tokens with"
                 " `shift` first, or ask for the logits before it: logits(-2, -1)"
             )
+
+    def _begun_reply(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """What has been said of the reply that a prompt goes on with."""
+        return given[self.turns[-1].prompt :] if self.turns and given == self.conversation else ()
 
     def _holding(self, given: tuple[int, ...], begin: Beginning) -> Session:
         """The session with a text in its state, the last token excepted."""

@@ -257,7 +257,7 @@ def test_probabilities_of_drafts_are_exact_and_zero_outside_the_drafters_tokens(
     own, params = drafter(folder)
     rows = RowSettings.of([Settings(SamplerConfig(temperature=0.8))] * len(LENGTHS))
 
-    def choose(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Any:
+    def choose(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Any:
         size = target()[0].vocab_size
         choice = propose_token(
             logits, tokens, vocab_size=size, rule="rejection", settings=rows, sequence=position, position=position

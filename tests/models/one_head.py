@@ -108,7 +108,7 @@ def exposed(drafter: RepeatedHead) -> RepeatedHead:
 def propose(config: Any, params: Params, pending: jax.Array, state: SequenceState) -> Proposal:
     """Greedy drafts; `logq` has the logits, and the hidden states behind them."""
 
-    def choose(logits: jax.Array, position: jax.Array) -> Choice:
+    def choose(logits: jax.Array, position: jax.Array, before: Any = None) -> Choice:
         return Choice(jnp.argmax(logits[:, : config.vocab_size], axis=-1), logits, jnp.ones(position.shape))
 
     _, drafter = build(config)

@@ -71,7 +71,7 @@ def propose(
 ) -> Proposal:
     vocab = drafter.config.vocab_size
 
-    def greedy(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
+    def greedy(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Choice:
         del position
         if tokens is None:
             return Choice(jnp.argmax(logits, axis=-1), logits, jnp.ones(logits.shape[0]))
@@ -267,7 +267,7 @@ def propose_as_the_loop(
     """Three drafts, chosen as decoding chooses them."""
     one = jnp.ones((1,), jnp.int32)
 
-    def choose(logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None) -> Choice:
+    def choose(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Choice:
         where: dict[str, Any] = {"settings": alike(1, sampler), "sequence": one, "position": position}
         return propose_token(logits, tokens, vocab_size=drafter.config.vocab_size, rule=rule, **where)
 

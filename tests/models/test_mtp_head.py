@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ def reference() -> tuple[KVCache, jax.Array]:
 
 @partial(jax.jit, static_argnames="drafts")
 def propose(params: Params, pending: jax.Array, state: SequenceState, drafts: int) -> Proposal:
-    def greedy(logits: jax.Array, position: jax.Array) -> Choice:
+    def greedy(logits: jax.Array, position: jax.Array, before: Any = None) -> Choice:
         del position
         return Choice(jnp.argmax(logits, axis=-1), logits, jnp.ones(logits.shape[0]))
 
@@ -128,7 +129,7 @@ def test_drafting_does_not_change_what_is_drafted_next() -> None:
 def test_drafting_stops_when_no_row_is_sure() -> None:
     state, _ = feed(decoder(1), make_params(DENSE), PROMPTS)
 
-    def choose(logits: jax.Array, position: jax.Array) -> Choice:
+    def choose(logits: jax.Array, position: jax.Array, before: Any = None) -> Choice:
         sure = jnp.where(position == state.length + 1, 1.0, 0.5)  # the first draft is sure, the second is not
         return Choice(jnp.argmax(logits, axis=-1), None, sure)
 

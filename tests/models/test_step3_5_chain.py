@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ class Exposed(Step35MTP):
         return jnp.concatenate([super().logits(params, index, hidden), hidden], axis=-1)
 
 
-def choose(logits: jax.Array, position: jax.Array, vocab: int) -> Choice:
+def choose(logits: jax.Array, position: jax.Array, before: Any = None, *, vocab: int) -> Choice:
     return Choice(jnp.argmax(logits[:, :vocab], axis=-1), logits, jnp.ones(position.shape))
 
 
@@ -210,7 +211,7 @@ def test_drafting_stops_when_no_row_is_sure_and_goes_on_unharmed() -> None:
     pending, state = start(config, params, prompts("flash"), 3)
     whole = propose(config, params, pending, state, 3)
 
-    def unsure(logits: jax.Array, position: jax.Array) -> Choice:
+    def unsure(logits: jax.Array, position: jax.Array, before: Any = None) -> Choice:
         sure = jnp.where(position == state.length + 1, 1.0, 0.5)  # the first draft is sure, the second is not
         return Choice(jnp.argmax(logits, axis=-1), None, sure)
 

@@ -44,7 +44,7 @@ CASES = {
 
 
 def choose(
-    logits: jax.Array, position: jax.Array, tokens: jax.Array | None = None, *, vocab_size: int, only: Any = None
+    logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None, *, vocab_size: int, only: Any = None
 ) -> Choice:
     """As rejection sampling chooses, in greedy and in drawing rows; with `only` [V] by the definition of a trimmed
     head: from the logits of all tokens, without those that are not among these.

@@ -42,8 +42,8 @@ NEXT = np.array(ragged_prompts(DENSE, [len(CASES)], seed=3)[0], np.int32)
 ACCEPTED = [prompt + row[:n].tolist() for prompt, row, n in zip(PROMPTS, WINDOW, KEPT, strict=True)]
 
 
-def greedy(logits: jax.Array, position: jax.Array) -> Choice:
-    del position
+def greedy(logits: jax.Array, position: jax.Array, before: Any = None) -> Choice:
+    del position, before
     return Choice(jnp.argmax(logits, axis=-1), None, jnp.ones(logits.shape[0]))
 
 

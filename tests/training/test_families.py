@@ -8,6 +8,7 @@ import json
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +99,7 @@ def drafted_logits(
     output, after = target.extend(params, tokens, committed, state, request=request, rows="none")
     own = drafter.extend(params, tokens, output.features, committed, state.drafter, state.length)
 
-    def forced(logits: jax.Array, position: jax.Array, scored: jax.Array | None = None) -> Choice:
+    def forced(logits: jax.Array, position: jax.Array, scored: Any = None, before: Any = None) -> Choice:
         if scored is not None:
             row = jnp.full((batch, config.vocab_size), -jnp.inf)
             logits = jnp.put_along_axis(row, scored, logits, axis=1, inplace=False)

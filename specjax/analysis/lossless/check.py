@@ -96,7 +96,8 @@ def check_lossless(
         raise ValueError("draft is 0, so that nothing is drafted; leave it out, or ask for drafts")
     ids = _prompts(model, prompts, options.seed)
     check_prompts(model.target, ids, new_tokens=options.max_tokens)
-    sampling = Sampling(warm.settings(draft), LENGTH, -(-samples // len(ids)))
+    settings = replace(warm.settings(draft), grammar=model.grammar(warm))
+    sampling = Sampling(settings, LENGTH, -(-samples // len(ids)))
     many = replace(sampling, count=ROUNDS * sampling.count)
     rng = np.random.default_rng(options.seed)
 

@@ -91,5 +91,6 @@ class Fed:
             sequence=jnp.asarray(streams),
             settings=self.decoder.settings([sampling.settings] * count),
             dropped=dropped,
+            constraint=self.decoder.constraint([sampling.settings] * count),
         )
         return on_device_of(self.params, state)

@@ -23,6 +23,7 @@ from specjax.analysis.lossless.statistics import (
 )
 from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.grammar import Constraint
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import RowSettings
@@ -75,13 +76,15 @@ def _judge(
     tokens: Array,
     share: Array,
     settings: RowSettings,
+    constraint: Constraint | None,
 ) -> tuple[Array, Array, Array]:
     """Places and probabilities of the tokens [B, T] by a plain pass over them, and the first token's probabilities."""
     fed = jnp.concatenate([pending[:, None], tokens[:, :-1]], axis=1)
     n_valid = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
     output, _ = decoder.target.extend(params, fed, n_valid, state, request=FeatureRequest(), rows="all")
     assert output.logits is not None
-    logp = warp(output.logits, settings)
+    logits = output.logits if constraint is None else constraint.window(tokens[:, :-1]).masked(output.logits)
+    logp = warp(logits, settings)
     return *places(logp, tokens, share), jnp.exp(logp[0, 0])
 
 
@@ -92,8 +95,9 @@ def draw_texts(fed: Fed, plain: Fed, sampling: Sampling, rng: np.random.Generato
         tokens, rounds = _decode(fed, streams, sampling)
         share = rng.random(tokens.shape, np.float32)
         pending = np.full(len(streams), plain.prompt[-1], np.int32)
-        settings = RowSettings.of([sampling.settings] * len(streams))
-        judged = _judge(plain.decoder, plain.params, plain.rows(len(streams)), pending, tokens, share, settings)
+        rows, wants = plain.rows(len(streams)), [sampling.settings] * len(streams)
+        wanted = RowSettings.of(wants), plain.decoder.constraint(wants)
+        judged = _judge(plain.decoder, plain.params, rows, pending, tokens, share, *wanted)
         n_rounds += rounds
         parts.append((tokens, *map(np.asarray, judged)))
     tokens, place, p = (np.concatenate([part[i] for part in parts]) for i in range(3))

@@ -19,7 +19,17 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
-from specjax.models.protocol import Choice, ChooseDraft, Features, FileDrafter, KeepGoing, Params, Proposal, Target
+from specjax.models.protocol import (
+    Choice,
+    ChooseDraft,
+    Drafted,
+    Features,
+    FileDrafter,
+    KeepGoing,
+    Params,
+    Proposal,
+    Target,
+)
 from specjax.state import Content, KVTypes, Part, SequenceState, SequenceWindow, Shift, commit
 
 
@@ -127,12 +137,18 @@ class DraftModel(BaseDrafter):
         )
         return DraftModelState(sequences, state.tokens, jnp.where(n_valid > 0, 0, state.count))
 
-    def _choice(self, logits: Float[Array, "B v"], position: Int[Array, "B"], choose: ChooseDraft) -> Choice:
+    def _choice(
+        self,
+        logits: Float[Array, "B v"],
+        position: Int[Array, "B"],
+        before: Drafted | None,
+        choose: ChooseDraft,
+    ) -> Choice:
         """A draft of the tokens that both models have."""
         logits = logits[:, : self.vocab_size]
         count = logits.shape[1]
         every = count == self.vocab_size
-        return choose(logits, position, None if every else jnp.broadcast_to(jnp.arange(count), logits.shape))
+        return choose(logits, position, None if every else jnp.broadcast_to(jnp.arange(count), logits.shape), before)
 
     def propose(
         self,
@@ -154,16 +170,21 @@ class DraftModel(BaseDrafter):
         row = jnp.take_along_axis(output.logits, own.count[:, None, None], axis=1)[:, 0]
 
         def first(trial: SequenceState) -> tuple[Choice, tuple[()], SequenceState]:
-            return self._choice(row, length + 1, choose), (), trial
+            return self._choice(row, length + 1, None, choose), (), trial
 
         def step(
-            index: Array, token: Int[Array, "B"], memory: tuple[()], trial: SequenceState
+            index: Array, before: Drafted, memory: tuple[()], trial: SequenceState
         ) -> tuple[Choice, tuple[()], SequenceState]:
             output, trial = self.model.extend(
-                params["draft"], token[:, None], jnp.ones_like(token), trial, request=self.request, rows="last"
+                params["draft"],
+                before.token[:, None],
+                jnp.ones_like(before.token),
+                trial,
+                request=self.request,
+                rows="last",
             )
             assert output.logits is not None
-            return self._choice(output.logits[:, 0], length + index + 1, choose), memory, trial
+            return self._choice(output.logits[:, 0], length + index + 1, before, choose), memory, trial
 
         drafts, trial = draft_chain(first, step, commit(fed, n_fed), num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=DraftModelWindow(own, fed.continued(trial), None))

@@ -25,6 +25,7 @@ from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import (
     Choice,
     ChooseDraft,
+    Drafted,
     Drafter,
     FeatureRequest,
     Features,
@@ -97,10 +98,13 @@ class TrimmedDrafter(BaseDrafter):
         scored = in_device_memory(params[TRIMMED]["tokens"])
 
         def choose_scored(
-            logits: Float[Array, "B M"], position: Int[Array, "B"], tokens: Int[Array, "B M"] | None = None
+            logits: Float[Array, "B M"],
+            position: Int[Array, "B"],
+            tokens: Int[Array, "B M"] | None = None,
+            before: Drafted | None = None,
         ) -> Choice:
             names = jnp.broadcast_to(scored, logits.shape) if tokens is None else scored[tokens]
-            return choose(logits, position, names)
+            return choose(logits, position, names, before)
 
         return self.drafter.propose(
             _with_fewer_rows(params),

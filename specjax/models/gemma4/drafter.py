@@ -35,6 +35,7 @@ from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import (
     Choice,
     ChooseDraft,
+    Drafted,
     FeatureRequest,
     Features,
     FileDrafter,
@@ -226,10 +227,10 @@ class Gemma4Assistant(BaseDrafter):
             return choose(logits, state.length + 1, tokens), hidden, caches
 
         def step(
-            index: Int[Array, ""], token: Int[Array, "B"], hidden: Float[Array, "B D"], caches: tuple[()]
+            index: Int[Array, ""], before: Drafted, hidden: Float[Array, "B D"], caches: tuple[()]
         ) -> tuple[Choice, Float[Array, "B D"], tuple[()]]:
-            (logits, tokens), hidden = self.step(params, token, hidden, state)
-            return choose(logits, state.length + index + 1, tokens), hidden, caches
+            (logits, tokens), hidden = self.step(params, before.token, hidden, state)
+            return choose(logits, state.length + index + 1, tokens, before), hidden, caches
 
         drafts, _ = draft_chain(first, step, (), num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=state.drafter)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.protocol import Choice, KeepGoing
+from specjax.models.protocol import Choice, Drafted, KeepGoing
 
 
 class Drafts(NamedTuple):
@@ -21,7 +21,7 @@ class Drafts(NamedTuple):
 
 
 First = Callable[[Any], tuple[Choice, Any, Any]]
-Step = Callable[[Array, Int[Array, "B"], Any, Any], tuple[Choice, Any, Any]]
+Step = Callable[[Array, Drafted, Any, Any], tuple[Choice, Any, Any]]
 
 
 def draft_chain(first: First, step: Step, caches: Any, *, num_drafts: int, keep_going: KeepGoing) -> tuple[Drafts, Any]:
@@ -48,15 +48,16 @@ def draft_chain(first: First, step: Step, caches: Any, *, num_drafts: int, keep_
 
     def one_step(loop: tuple) -> tuple:
         index, going, choices, memory, caches = loop
-        choice, memory, caches = step(index, choices.token[index - 1], memory, caches)
+        before = jax.tree.map(lambda column: column[index - 1], choices.drafted)
+        choice, memory, caches = step(index, before, memory, caches)
         choices = jax.tree.map(lambda column, value: column.at[index].set(value), choices, choice)
         return index + 1, going & keep_going(choice.confidence, index + 1), choices, memory, caches
 
     choice, memory, caches, going = _first_choice(first, caches, keep_going)
     loop = (jnp.int32(1), going & keep_going(choice.confidence, 1), jax.tree.map(column_of, choice), memory, caches)
     _, _, choices, _, caches = jax.lax.while_loop(unfinished, one_step, loop)
-    token, logq, confidence = jax.tree.map(lambda column: jnp.swapaxes(column, 0, 1), choices)
-    return Drafts(token, logq, confidence), caches
+    chosen = jax.tree.map(lambda column: jnp.swapaxes(column, 0, 1), choices._replace(grammar=None))
+    return Drafts(chosen.token, chosen.logq, chosen.confidence), caches
 
 
 def _first_choice(first: First, caches: Any, keep_going: KeepGoing) -> tuple[Choice, Any, Any, Bool[Array, "B"]]:

@@ -14,7 +14,7 @@ from specjax.models.parts.head import Head, MTPBlock, Own
 from specjax.models.parts.paired import PairedDrafter, PairedState, RepeatedDrafter
 from specjax.models.parts.room import Room
 from specjax.models.parts.trunk import Call, TrunkTarget
-from specjax.models.protocol import Choice, ChooseDraft, FeatureRequest, Params
+from specjax.models.protocol import Choice, ChooseDraft, Drafted, FeatureRequest, Params
 from specjax.state import KVTypes
 
 
@@ -99,7 +99,12 @@ class RepeatedHead(RepeatedDrafter, MTPDrafter):
         return self.head(params).logits(hidden)
 
     def choose_next(
-        self, params: Params, hidden: Float[Array, "B D"], position: Int[Array, "B"], choose: ChooseDraft
+        self,
+        params: Params,
+        hidden: Float[Array, "B D"],
+        position: Int[Array, "B"],
+        before: Drafted | None,
+        choose: ChooseDraft,
     ) -> Choice:
         """A draft from the logits of the hidden row."""
-        return choose(self.logits(params, hidden), position)
+        return choose(self.logits(params, hidden), position, before=before)

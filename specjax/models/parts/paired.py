@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
-from specjax.models.protocol import Choice, ChooseDraft, Features, KeepGoing, Params, Proposal
+from specjax.models.protocol import Choice, ChooseDraft, Drafted, Features, KeepGoing, Params, Proposal
 from specjax.state import Content, Part, SequenceState, Shift, contents_of_layers
 
 
@@ -218,9 +218,14 @@ class RepeatedDrafter(PairedDrafter):
         raise TypeError(f"{type(self).__name__} does not say how it is run")
 
     def choose_next(
-        self, params: Params, hidden: Float[Array, "B D"], position: Int[Array, "B"], choose: ChooseDraft
+        self,
+        params: Params,
+        hidden: Float[Array, "B D"],
+        position: Int[Array, "B"],
+        before: Drafted | None,
+        choose: ChooseDraft,
     ) -> Choice:
-        """A draft for each row, from the hidden row that `run` gave."""
+        """A draft for each row, from the hidden row that `run` gave, after the draft `before`."""
         raise TypeError(f"{type(self).__name__} does not say how it chooses")
 
     def _run_pairs(self, params: Params, pairs: Pairs, kv: Any) -> tuple[Float[Array, "B T D"], Any]:
@@ -247,13 +252,13 @@ class RepeatedDrafter(PairedDrafter):
         near = jax.tree.map(in_device_memory, params)
 
         def first(kv: Any) -> tuple[Choice, Array, Any]:
-            return self.choose_next(near, fed[:, -1], length + 1, choose), fed[:, -1], kv
+            return self.choose_next(near, fed[:, -1], length + 1, None, choose), fed[:, -1], kv
 
-        def step(index: Array, token: Int[Array, "B"], hidden: Array, kv: Any) -> tuple[Choice, Array, Any]:
+        def step(index: Array, before: Drafted, hidden: Array, kv: Any) -> tuple[Choice, Array, Any]:
             position = (length + index)[:, None]
             valid = jnp.ones_like(position, bool)
-            out, kv = self.run(params, token[:, None], hidden[:, None], position, valid, kv)
-            return self.choose_next(params, out[:, 0], length + index + 1, choose), out[:, 0], kv
+            out, kv = self.run(params, before.token[:, None], hidden[:, None], position, valid, kv)
+            return self.choose_next(params, out[:, 0], length + index + 1, before, choose), out[:, 0], kv
 
         drafts, kv = draft_chain(first, step, kv, num_drafts=num_drafts, keep_going=keep_going)
         return Proposal(*drafts, state=replace(own, kv=kv))

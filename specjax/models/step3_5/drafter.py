@@ -35,7 +35,7 @@ from specjax.models.parts.mtp import MTPDrafter
 from specjax.models.parts.paired import PairedState, Pairs
 from specjax.models.parts.room import Room
 from specjax.models.parts.trunk import Call
-from specjax.models.protocol import Choice, ChooseDraft, KeepGoing, Params, Proposal
+from specjax.models.protocol import Choice, ChooseDraft, Drafted, KeepGoing, Params, Proposal
 from specjax.models.step3_5.config import Step35Config
 from specjax.models.step3_5.modules import DecoderLayer, rotary
 from specjax.models.step3_5.target import Step35Target
@@ -115,19 +115,22 @@ class Step35MTP(MTPDrafter):
         if num_drafts > len(own.kv):
             raise ValueError(f"{num_drafts} drafts need as many heads; this state was made for {len(own.kv)}")
         pairs = own.latest(num_drafts + 1).pairs(pending[:, None], own.hidden[:, :0], jnp.ones_like(pending), length)
-        kv, choices, going = [], [], keep_going(jnp.ones(pending.shape, jnp.float32), 0)
+        kv: list[KVCache] = []
+        choices: list[Choice] = []
+        going = keep_going(jnp.ones(pending.shape, jnp.float32), 0)
         for index, cache in enumerate(own.kv):
             out, cache = self.run(params, index, pairs, cache)
             kv.append(cache)
             if index >= num_drafts:  # caught up, so that a longer round may follow
                 continue
             hidden = out[:, -1]
-            choice = self._choice(params, index, hidden, length + index + 1, choose, jnp.any(going))
+            before = choices[-1].drafted if choices else None
+            choice = self._choice(params, index, hidden, length + index + 1, before, choose, jnp.any(going))
             choices.append(choice)
             going = going & keep_going(choice.confidence, index + 1)
             pairs = _with_draft(pairs, choice.token, hidden, length + index + 1)
-        token, logq, confidence = jax.tree.map(lambda *columns: jnp.stack(columns, axis=1), *choices)
-        return Proposal(token, logq, confidence, state=replace(own, kv=tuple(kv)))
+        chosen = jax.tree.map(lambda *columns: jnp.stack(columns, axis=1), *choices)
+        return Proposal(chosen.token, chosen.logq, chosen.confidence, state=replace(own, kv=tuple(kv)))
 
     def _choice(
         self,
@@ -135,6 +138,7 @@ class Step35MTP(MTPDrafter):
         index: int,
         hidden: Float[Array, "B D"],
         position: Int[Array, "B"],
+        before: Drafted | None,
         choose: ChooseDraft,
         going: Array,
     ) -> Choice:
@@ -142,7 +146,7 @@ class Step35MTP(MTPDrafter):
         params = jax.tree.map(in_device_memory, params)  # XLA fails on host memory that a conditional reads
 
         def draft() -> Choice:
-            choice = choose(self.logits(params, index, hidden), position)
+            choice = choose(self.logits(params, index, hidden), position, before=before)
             return choice._replace(token=choice.token.astype(jnp.int32))
 
         def nothing() -> Choice:

@@ -25,7 +25,7 @@ from specjax.models.drafters.fused import FusedDrafter, file_drafter
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.room import Room
-from specjax.models.protocol import Choice, ChooseDraft, Features, FileDrafter, KeepGoing, Params, Proposal
+from specjax.models.protocol import Choice, ChooseDraft, Drafted, Features, FileDrafter, KeepGoing, Params, Proposal
 from specjax.state import KVTypes, SequenceState
 
 
@@ -136,13 +136,13 @@ class DFlashDrafter(FusedDrafter):
                 memory = self.apply(near, "begin", pending.shape[0])
                 if not c.from_anchor:  # in training the memory runs through the slot that drafts nothing
                     memory = self.apply(near, "correct", pending, hidden[:, 0], memory)[2]
-            choice, memory = self._choice(near, pending, slots[0][0], slots[1][0], length + 1, memory, choose)
+            choice, memory = self._choice(near, pending, slots[0][0], slots[1][0], length + 1, memory, None, choose)
             return choice, (memory, slots), kv
 
-        def step(index: Array, token: Int[Array, "B"], carry: tuple, kv: Any) -> tuple[Choice, tuple, Any]:
+        def step(index: Array, before: Drafted, carry: tuple, kv: Any) -> tuple[Choice, tuple, Any]:
             memory, (hidden, base) = carry
             slot = hidden[index], base[index]
-            choice, memory = self._choice(params, token, *slot, length + index + 1, memory, choose)
+            choice, memory = self._choice(params, before.token, *slot, length + index + 1, memory, before, choose)
             return choice, (memory, (hidden, base)), kv
 
         drafts, kv = draft_chain(first, step, kv, num_drafts=num_drafts, keep_going=keep_going)
@@ -156,9 +156,10 @@ class DFlashDrafter(FusedDrafter):
         logits: Float[Array, "B M"],
         position: Int[Array, "B"],
         memory: Any,
+        before: Drafted | None,
         choose: ChooseDraft,
     ) -> tuple[Choice, Any]:
-        """A draft for a slot after a token, and what the Markov head remembers."""
+        """A draft for a slot after a token, which may be the draft `before`, and what the Markov head remembers."""
         c, tokens, embedding = self.config, self.scored_tokens(params, logits), None
         if c.markov is not None:
             correction, embedding, memory = self.apply(params, "correct", token, hidden, memory)
@@ -167,7 +168,7 @@ class DFlashDrafter(FusedDrafter):
             logits, best = jax.lax.top_k(logits, c.selector.top_k)
             tokens = best if tokens is None else jnp.take_along_axis(tokens, best, axis=1)
             logits = logits + self.apply(params, "select", token, hidden, tokens)
-        choice = choose(logits, position, tokens)
+        choice = choose(logits, position, tokens, before)
         if c.confidence is not None:
             # It depends on the tokens before this draft and not on the draft, as `Choice.confidence` must.
             read = embedding if c.confidence == "both" else None

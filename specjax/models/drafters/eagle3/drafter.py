@@ -20,7 +20,7 @@ from specjax.models.drafters.fused import FusedDrafter, file_drafter
 from specjax.models.parts.paired import PairedState, RepeatedDrafter
 from specjax.models.parts.room import Room
 from specjax.models.parts.trunk import Call
-from specjax.models.protocol import Choice, ChooseDraft, FileDrafter, Params
+from specjax.models.protocol import Choice, ChooseDraft, Drafted, FileDrafter, Params
 from specjax.state import KVCache, KVTypes
 
 
@@ -63,11 +63,16 @@ class Eagle3Drafter(FusedDrafter, RepeatedDrafter):
         return self.scores(params, self.apply(params, "head_input", hidden))
 
     def choose_next(
-        self, params: Params, hidden: Float[Array, "B D"], position: Int[Array, "B"], choose: ChooseDraft
+        self,
+        params: Params,
+        hidden: Float[Array, "B D"],
+        position: Int[Array, "B"],
+        before: Drafted | None,
+        choose: ChooseDraft,
     ) -> Choice:
         """A draft from the tokens that the drafter knows."""
         logits = self.logits(params, hidden)
-        return choose(logits, position, self.scored_tokens(params, logits))
+        return choose(logits, position, self.scored_tokens(params, logits), before)
 
 
 def from_file(config: Eagle3Config) -> FileDrafter:

@@ -1,0 +1,1 @@
+"""Structured output: JSON schemas and regular expressions, compiled to tables of tokens."""

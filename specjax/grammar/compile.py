@@ -1,0 +1,89 @@
+"""Grammars for the tokens of a model, remembered while its tokenizer is in use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from checkpoints import TextTokenizer
+from specjax.decoding.grammar import Grammar
+from specjax.grammar.automaton import GrammarError, byte_automaton, check_regex
+from specjax.grammar.schema import schema_regex
+from specjax.grammar.tokens import begun_by, over_tokens
+from specjax.runtime.notices import announced
+
+MOST_KNOWN = 64
+"""So many grammars are remembered for a tokenizer; then the oldest are given up."""
+
+
+@dataclass
+class _Spelling:
+    """A tokenizer's tokens as bytes, and the grammars that have been compiled for them."""
+
+    pieces: list[bytes]
+    grammars: dict[tuple[str, int, str | None], Grammar] = field(default_factory=dict)
+
+
+_KNOWN: WeakKeyDictionary[TextTokenizer, _Spelling] = WeakKeyDictionary()
+
+
+def regex_grammar(regex: str, tokenizer: TextTokenizer, vocab_size: int, after: str | None = None) -> Grammar:
+    """The grammar of the texts that an expression matches as a whole.
+
+    Control tokens are never allowed, but for those that end a text.
+
+    Args:
+        regex: in the syntax of Rust's crate `regex`, without look-around.
+        tokenizer: spells the tokens.
+        vocab_size: V of the model, which may have more rows than the tokenizer has tokens.
+        after: the token that it begins after, written out; anything but an end may come before. None: it begins at
+            once.
+
+    Raises:
+        GrammarError: the expression does not compile, no text of it can be spelled, the tokenizer has no token that
+            ends a text, or `after` is not one token.
+    """
+    check_regex(regex)
+    return _compiled(regex, tokenizer, vocab_size, after)
+
+
+def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after: str | None = None) -> Grammar:
+    """The grammar of the JSON texts that a schema allows; the schema is given as JSON text.
+
+    Raises:
+        GrammarError: as `regex_grammar`; or the schema is no JSON, or has something that cannot be held.
+    """
+    try:
+        parsed = json.loads(schema)
+    except json.JSONDecodeError as error:
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+    return _compiled(schema_regex(parsed), tokenizer, vocab_size, after)
+
+
+def _compiled(regex: str, tokenizer: TextTokenizer, vocab_size: int, after: str | None) -> Grammar:
+    if not tokenizer.eos_ids:
+        raise GrammarError("the tokenizer names no token that ends a text, so that no structure could be complete")
+    known, key = _KNOWN.get(tokenizer), (regex, vocab_size, after)
+    if known is None:
+        every = range(tokenizer.vocab_size)
+        known = _KNOWN[tokenizer] = _Spelling([tokenizer.decode_bytes([token], special=False) for token in every])
+    if key not in known.grammars:
+        with announced("compiling a grammar; this is done once for a model and its text"):
+            grammar = over_tokens(byte_automaton(regex), known.pieces, sorted(tokenizer.eos_ids), vocab_size)
+            known.grammars[key] = grammar if after is None else _begun_by(grammar, after, tokenizer)
+        while len(known.grammars) > MOST_KNOWN:
+            del known.grammars[next(iter(known.grammars))]
+    return known.grammars[key]
+
+
+def _begun_by(grammar: Grammar, after: str, tokenizer: TextTokenizer) -> Grammar:
+    tokens = tokenizer.encode(after)[len(tokenizer.vocabulary.leading) :]
+    if len(tokens) != 1 or tokens[0] in tokenizer.eos_ids:
+        raise GrammarError(f"grammar_after is {after!r}, which is not one token of this model that texts go on after")
+    free = np.zeros(len(grammar.classes), bool)
+    free[: tokenizer.vocab_size] = [len(tokenizer.decode_bytes([token])) > 0 for token in range(tokenizer.vocab_size)]
+    free[list(tokenizer.eos_ids)] = False
+    return begun_by(grammar, tokens[0], free)

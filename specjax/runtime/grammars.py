@@ -1,0 +1,58 @@
+"""The grammars of an engine's requests, and rows that join it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.decoder import DecodeState
+from specjax.decoding.grammar import Constraint, Grammar, GrammarRows, GrammarTables
+from specjax.decoding.seats import on_device_of
+from specjax.models.protocol import Params
+from specjax.runtime.request import Job
+
+
+class GrammarShelf:
+    """The grammars that rows of an engine use, by number. A number keeps its grammar as long as a row uses it.
+
+    Attributes:
+        shape: what programs depend on, see `GrammarTables.shape`; zeros as long as there are none.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.shape = (0, 0)
+        self._vocab_size = vocab_size
+        self._places: list[Grammar | None] = []
+
+    def brought(self, state: DecodeState, jobs: Sequence[Job], params: Params) -> DecodeState:
+        """The running state with the grammars of these jobs, in place of those that none of them has."""
+        wanted = dict.fromkeys(job.request.settings.grammar for job in jobs)
+        missing = [grammar for grammar in wanted if grammar is not None and grammar not in self._places]
+        if not missing:
+            return state
+        self._places = [grammar if grammar in wanted else None for grammar in self._places]
+        for grammar in missing:
+            if None in self._places:
+                self._places[self._places.index(None)] = grammar
+            else:
+                self._places.append(grammar)
+        tables = GrammarTables.of(self._places, self._vocab_size, least=self.shape)
+        self.shape = tables.shape
+        rows = GrammarRows.free(len(state.pending)) if state.constraint is None else state.constraint.rows
+        return replace(state, constraint=on_device_of(params, Constraint(tables, rows)))
+
+    def rows(self, jobs: Mapping[int, Job], width: int) -> GrammarRows | None:
+        """Where these jobs begin, by their columns among `width`; None as long as there are no grammars."""
+        if not self._places:
+            return None
+        which, state, masks = np.zeros(width, np.int32), np.zeros(width, np.int32), np.ones(width, bool)
+        for column, job in jobs.items():
+            settings = job.request.settings
+            masks[column] = settings.draft.masked
+            if (grammar := settings.grammar) is not None:
+                which[column] = self._places.index(grammar) + 1
+                state[column] = grammar.offset(grammar.after(job.request.begun))
+        return GrammarRows(jnp.asarray(which), jnp.asarray(state), jnp.asarray(masks))
