@@ -8,11 +8,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
+from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import Features, Params
 
 UNSEEN_BLOCKS = (8, 32, 128)
@@ -60,6 +62,27 @@ def decode_chunk(
     Rounds without drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the
     end.
     """
+    return on_shards(
+        partial(_chunk, decoder, rounds),
+        params,
+        state,
+        limit,
+        patience,
+        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, PartitionSpec(None, state.pending[0]))),
+    )
+
+
+def _chunk(
+    decoder: Decoder,
+    rounds: int,
+    parts: int,
+    params: Params,
+    state: DecodeState,
+    limit: Int[Array, ""] | int | None,
+    patience: Int[Array, ""] | int | None,
+) -> tuple[DecodeState, ChunkRecord]:
+    """`decode_chunk` on one of so many parts of the model."""
+    decoder = decoder.shard(parts)
     most = rounds if limit is None else jnp.minimum(limit, rounds)
     idle_drafter = None if decoder.drafts else decoder.drafter
     before = state

@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.acceptance.verdict import Verdict, row_at
 from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
+from specjax.decoding.vocabulary import logsumexp, values_at
+from specjax.mesh.shards import total
 from specjax.models.protocol import Proposal
 
 
@@ -54,16 +56,16 @@ def probabilities(
         settings: of each row.
     """
     wide = logits.astype(jnp.float32)
-    log_total = jax.nn.logsumexp(wide, axis=-1, keepdims=True)
+    log_total = logsumexp(wide)
     share = jnp.exp(wide - log_total)
-    entropy = log_total[..., 0] - jnp.sum(jnp.where(share > 0, share * wide, 0), axis=-1)
+    entropy = log_total[..., 0] - total(jnp.sum(jnp.where(share > 0, share * wide, 0), axis=-1))
     drafts = jnp.zeros((len(logits), 0), jnp.int32) if proposal is None else proposal.tokens
     last = jnp.minimum(verdict.n_accepted, n_drafted)
 
     def softmax() -> tuple[Array, Array]:
         # From single logits: a whole softmax would have to be kept for the conditional.
-        chosen = jnp.take_along_axis(wide[:, :-1], drafts[..., None], axis=-1)[..., 0]
-        following = jnp.take_along_axis(row_at(wide, last), verdict.next_token[:, None], axis=-1)[:, 0]
+        chosen = values_at(wide[:, :-1], drafts[..., None])[..., 0]
+        following = values_at(row_at(wide, last), verdict.next_token[:, None])[:, 0]
         return jnp.exp(chosen - log_total[:, :-1, 0]), jnp.exp(following - row_at(log_total, last)[:, 0])
 
     def drawn() -> tuple[Array, Array]:

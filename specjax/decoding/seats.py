@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.acceptance import choose_token
@@ -17,6 +17,7 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.decoding.settings import NO_STOP, RowSettings
+from specjax.mesh.shards import MODEL, REPLICATED, on_shards
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.state import SequenceState
 
@@ -57,13 +58,20 @@ def feed_rows(
     Returns:
         The state, and the logits of each row's last token; those of rows without tokens mean nothing.
     """
-    own = state if rows is None else jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), state)
-    request = drafter.request if drafter else FeatureRequest()
-    output, fed = target.extend(params, tokens, n_valid, own, request=request, rows="last")
-    if drafter:
-        fed = replace(fed, drafter=drafter.extend(params, tokens, output.features, n_valid, own.drafter, own.length))
-    assert output.logits is not None
-    return fed if rows is None else state.put(fed, rows), output.logits[:, 0]
+
+    def run(parts: int, params: Params, state: SequenceState, rows: Any, tokens: Array, n_valid: Array) -> tuple:
+        own = state if rows is None else jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), state)
+        reader = drafter.shard(parts) if drafter else None
+        request = reader.request if reader else FeatureRequest()
+        output, fed = target.shard(parts).extend(params, tokens, n_valid, own, request=request, rows="last")
+        if reader:
+            fed = replace(fed, drafter=reader.extend(params, tokens, output.features, n_valid, own.drafter, own.length))
+        assert output.logits is not None
+        return fed if rows is None else state.put(fed, rows), output.logits[:, 0]
+
+    return on_shards(
+        run, params, state, rows, tokens, n_valid, out=lambda params, state, *_: (state, PartitionSpec(None, MODEL))
+    )
 
 
 @partial(jax.jit, static_argnames="decoder", donate_argnames="state")
@@ -74,6 +82,14 @@ def start_rows(
 
     The record is that of one round with one token and no drafts, of the P rows.
     """
+    return on_shards(partial(_start, decoder), state, logits, new, out=lambda state, *_: (state, REPLICATED))
+
+
+def _start(
+    decoder: Decoder, parts: int, state: DecodeState, logits: Float[Array, "P V"], new: Newcomers
+) -> tuple[DecodeState, ChunkRecord]:
+    """`start_rows` on one of so many parts of the model."""
+    decoder = decoder.shard(parts)
     length = jnp.take(state.sequences.length, new.rows, mode="clip")
     first = choose_token(
         logits,
@@ -119,15 +135,12 @@ def start_rows(
 @partial(jax.jit, donate_argnames="state")
 def set_budgets(state: DecodeState, budget: Int[Array, "B"], given: Bool[Array, "B"]) -> DecodeState:
     """Let the rows that are `given` one emit so many tokens more; 0 stops a row, and the others stay as they are."""
-    return replace(state, budget=jnp.where(given, budget, state.budget))
 
+    def run(parts: int, state: DecodeState, budget: Array, given: Array) -> DecodeState:
+        del parts
+        return replace(state, budget=jnp.where(given, budget, state.budget))
 
-def idle_state(decoder: Decoder, settings: RowSettings, slots: int) -> DecodeState:
-    """Rows with nothing to do. No two arrays share memory, so that the state can be consumed."""
-    batch = len(settings.seed)
-    pending, budget, streak, skip, sequence, dropped = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
-    sequences = decoder.init_state(batch, slots)
-    return DecodeState(sequences, pending, budget, streak, skip > 0, sequence, settings, dropped)
+    return on_shards(run, state, budget, given, out=lambda state, *_: state)
 
 
 def widened(state: DecodeState, stop_width: int) -> DecodeState:
@@ -135,16 +148,3 @@ def widened(state: DecodeState, stop_width: int) -> DecodeState:
     stops = state.settings.stop_tokens
     more = jnp.pad(stops, ((0, 0), (0, stop_width - stops.shape[1])), constant_values=NO_STOP)
     return replace(state, settings=replace(state.settings, stop_tokens=more))
-
-
-_Tree = TypeVar("_Tree")
-
-
-def on_device_of(params: Params, arrays: _Tree) -> _Tree:
-    """Put new arrays on the device that the parameters are committed to, if they are committed to one. Outputs of a
-    program with such parameters are committed too. JAX would compile a second program for arrays that are not.
-    """
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array) and leaf.committed and isinstance(leaf.sharding, SingleDeviceSharding):
-            return jax.device_put(arrays, leaf.device)
-    return arrays

@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.matmul import Weight, as_weight, products
+from specjax.mesh.shards import gathered, part_index, parts, total
 
 
 def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
@@ -55,13 +56,32 @@ class Linear(nn.Module):
         return self.matrix(x.shape[-1]).matmul(x, self.dtype)
 
 
+class SummedLinear(Linear):
+    """A linear layer whose input is split: each part multiplies its own columns, and the products are added up."""
+
+    def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
+        return total(super().__call__(x))
+
+
+class GatheredLinear(Linear):
+    """A linear layer from whole inputs to whole outputs, of which each part computes some."""
+
+    @nn.compact
+    def matrix(self, width: int) -> Weight:
+        """The rows of the weight that this part has, for K = `width`."""
+        return weight_of(self, "weight", (self.features // parts(), width))
+
+    def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
+        return gathered(super().__call__(x))
+
+
 def apply_all(x: Float[Array, "... K"], *layers: Linear) -> list[Float[Array, "... N"]]:
     """layer(x) of each, those with weights of one kind in one call."""
     return products(x, [layer.matrix(x.shape[-1]) for layer in layers], [layer.dtype for layer in layers])
 
 
 class Embedding(nn.Module):
-    """A table of V rows of width D that can also serve as output head.
+    """A table of V rows of width D that can also serve as output head. Where a model is split, V are those of a part.
 
     Attributes:
         vocab_size: V.
@@ -76,8 +96,12 @@ class Embedding(nn.Module):
 
     def __call__(self, tokens: Array) -> Float[Array, "... D"]:
         """Rows of the table; [...] int32 -> [..., D]. Those of a quantized table are float32."""
-        return self.weight.take(tokens)
+        if parts() == 1:
+            return self.weight.take(tokens)
+        own = tokens - part_index() * self.vocab_size
+        here = (own >= 0) & (own < self.vocab_size)
+        return total(jnp.where(here[..., None], self.weight.take(own), 0))
 
     def unembed(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Float32 logits: the products with all rows."""
+        """Float32 logits: the products with the rows of this part."""
         return self.weight.matmul(hidden, jnp.float32)

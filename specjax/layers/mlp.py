@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.matmul import swiglu_products
 from specjax.layers.linear import Linear
+from specjax.mesh.shards import total
 
 
 class SwiGLU(nn.Module):
@@ -25,4 +26,4 @@ class SwiGLU(nn.Module):
         gate = Linear(self.hidden, name="gate_proj").matrix(x.shape[-1])
         up = Linear(self.hidden, name="up_proj").matrix(x.shape[-1])
         down = Linear(x.shape[-1], name="down_proj").matrix(self.hidden)
-        return swiglu_products(x, gate, up, down, self.limit)
+        return total(swiglu_products(x, gate, up, down, self.limit))

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from checkpoints.atomic import write_text
 from checkpoints.errors import CheckpointError
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import on_device_of
+from specjax.decoding.new_state import on_device_of
 from specjax.models.protocol import Params
 from specjax.runtime.compilation_cache import cache_folder
 from specjax.runtime.depth.control import depths_up_to

@@ -12,7 +12,7 @@ import jax
 from gguf import TokenType
 
 import checkpoints
-from checkpoints.mapping.table import Put
+from checkpoints.mapping.table import PLAIN, Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
@@ -158,7 +158,7 @@ class _Value:
                 f"the parameters of {self.drafter!r} are called {', '.join(taken)}, as those of the target are; give"
                 " them another name"
             )
-        placed = {path: settings.put(path, value) for path, value in flatten(self._params).items()}
+        placed = {path: settings.put(path, value, PLAIN) for path, value in flatten(self._params).items()}
         return unflatten(placed)
 
 
@@ -184,7 +184,7 @@ class _File:
             need_tokenizer=False,
             progress=settings.progress,
             packed=settings.packed,
-            put=lambda path, values: settings.put(self._path(path), values),
+            put=lambda path, values, form: settings.put(self._path(path), values, form),
         )
         if self.form.own_vocabulary:
             check_vocabulary(loaded, checkpoint)

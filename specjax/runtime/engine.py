@@ -22,15 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.seats import (
-    Newcomers,
-    feed_rows,
-    idle_state,
-    on_device_of,
-    set_budgets,
-    start_rows,
-    widened,
-)
+from specjax.decoding.new_state import new_sequences, new_state
+from specjax.decoding.seats import Newcomers, feed_rows, set_budgets, start_rows, widened
 from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
 from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params, Target
@@ -207,7 +200,7 @@ class Engine:
     @cached_property
     def _empty(self) -> SequenceState:
         """The state before a text, of one row. It has one slot, because what an empty cache holds is never read."""
-        return self.decoder.init_state(1, 1)
+        return new_sequences(self.decoder, self.params, 1, 1)
 
     def _waiting_near(self) -> list[Job]:
         """The jobs that will be seated soon."""
@@ -376,9 +369,7 @@ class Engine:
             return
         self._stop_width = max(stop_width, self._stop_width)
         if self._state is None:
-            self._state = on_device_of(
-                self.params, idle_state(self.decoder, self._settings([IDLE] * self.seats), self.slots)
-            )
+            self._state = new_state(self.decoder, self.params, self._settings([IDLE] * self.seats), self.slots)
         else:
             self._state = widened(self._state, stop_width)
 

@@ -7,7 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from jax.sharding import Mesh
+
 import checkpoints
+from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.models import registry
@@ -18,6 +21,7 @@ from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
 from specjax.runtime.drafters import DrafterSources, LoadSettings, check_head, open_drafters
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
+from specjax.runtime.plan import plan_for
 
 
 def bundled_model() -> Path:
@@ -41,6 +45,7 @@ def load(
     dtype: Any = "float32",
     packed: Activations | None = "a16",
     place: Sequence[str] = (),
+    mesh: str | Mesh | None = None,
     need_tokenizer: bool = False,
     progress: Any = None,
 ) -> Model:
@@ -63,13 +68,15 @@ def load(
             bits. "a8" rounds them to 8 bits, as llama.cpp does, and is faster. None decodes the matrices to `dtype`.
         place: rules "REGEX=PLACE" for parameters that shall not be on the default device, such as "mtp=pinned_host".
             The first rule that matches a parameter's path decides. See `specjax.runtime.placement`.
+        mesh: the devices that share the work, as "ROWSxMODEL" or as a `jax.sharding.Mesh` with the axes ("rows",
+            "model"). The model is split into MODEL parts, and sequences over ROWS. Default: one device.
         need_tokenizer: whether a missing or unusable tokenizer is an error. If not, prompts must be token ids.
         progress: called with bytes done and bytes in all.
 
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
         SpecjaxError: the drafter does not fit the model; `draft_vocab` cannot be read, or does not fit one of the two;
-            or a rule of `place` is wrong or matches nothing.
+            or a rule of `place` is wrong or matches nothing; or there is no such mesh, or the model cannot be split so.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
@@ -94,14 +101,14 @@ def load(
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
-    placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
-    settings = LoadSettings(dtype, packed, progress, placement.put)
-    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=placement.put)
+    put = _put(mesh, place, opened, [] if other is None else other.paths)
+    settings = LoadSettings(dtype, packed, progress, put)
+    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
     params = dict(checkpoint.params)
     if other is not None:
         params |= other.load(checkpoint, settings)
     if chosen is not None and tokens is not None:
-        chosen, added = trimmed(chosen, params, tokens, placement.put)
+        chosen, added = trimmed(chosen, params, tokens, put)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),
@@ -112,3 +119,16 @@ def load(
         path=checkpoint.path,
         digest=checkpoint.digest,
     )
+
+
+def _put(
+    mesh: str | Mesh | None, place: Sequence[str], opened: checkpoints.OpenedCheckpoint, others: Sequence[str]
+) -> Put:
+    """What puts parameters where they shall lie; `others` are the paths of those that a drafter brings along."""
+    if mesh is None:
+        return Placement.parse(place, [*opened.parameter_paths, *others]).put
+    if place:
+        raise SpecjaxError(f"mesh={mesh!r} and place={list(place)} both say where parameters lie; leave one of them out")
+    if others:
+        raise SpecjaxError(f"drafters with parameters of their own do not run on a mesh; {others[0]} is one of them")
+    return plan_for(mesh, opened).put

@@ -10,7 +10,8 @@ import numpy as np
 
 from specjax.decoding.decoder import DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.seats import Newcomers, idle_state, on_device_of, start_rows
+from specjax.decoding.new_state import new_state
+from specjax.decoding.seats import Newcomers, start_rows
 from specjax.decoding.settings import stop_width_of
 from specjax.runtime.engine import IDLE, slots_of
 from specjax.runtime.feeding import feed
@@ -83,7 +84,7 @@ class Rerun:
         limit = min(request.max_tokens, min(model.target.context_length, self.slots) - len(self.prompt))
         job = Job(request, limit, room=room)
         width = stop_width_of([request.settings])
-        state = on_device_of(model.params, idle_state(decoder, decoder.settings([IDLE], stop_width=width), self.slots))
+        state = new_state(decoder, model.params, decoder.settings([IDLE], stop_width=width), self.slots)
         sequences, logits = feed(decoder, model.params, state.sequences, self.prompt)
         state = replace(state, sequences=sequences)
         numbers = (jnp.asarray([n], jnp.int32) for n in (0, self.sequence, min(limit, room) - 1, 0))

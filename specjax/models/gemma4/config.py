@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from specjax.layers.rope import rope_frequencies
 from specjax.models.parts.requirements import require, require_groups, require_kinds, require_pairs
+from specjax.models.parts.split import Divisible
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -80,7 +81,7 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
-class Gemma4Config:
+class Gemma4Config(Divisible):
     """Sliding and full attention layers, which differ in head width, KV heads and RoPE.
 
     Everything is hashable: a config is a static argument of jitted functions.

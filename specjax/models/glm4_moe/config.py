@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from specjax.models.parts.moe import MoEConfig
 from specjax.models.parts.requirements import require, require_groups, require_one_head, require_pairs
+from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
-class Glm4MoeConfig:
+class Glm4MoeConfig(Divisible):
     """Full attention in every layer, a dense MLP in the first layers and experts in the others.
 
     Attributes:

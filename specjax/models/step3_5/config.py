@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from checkpoints.mapping.rope_formula import Llama3Rope
 from specjax.models.parts.moe import MoEConfig
 from specjax.models.parts.requirements import require, require_groups, require_kinds, require_pairs
+from specjax.models.parts.split import Divisible
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -56,7 +57,7 @@ class HeadConfig:
 
 
 @dataclass(frozen=True)
-class Step35Config:
+class Step35Config(Divisible):
     """Layers of full and of sliding attention, dense first and sparse later, and any number of chained MTP heads.
 
     Everything is hashable: a config is a static argument of jitted functions.

@@ -1,0 +1,54 @@
+"""The config of one part of a model that is split over the devices of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+
+class Divisible:
+    """What configs say of splitting their models; a family whose models can be split replaces `shard`."""
+
+    def shard(self, parts: int) -> Self:
+        """The config of one of so many equal parts: with its heads, hidden columns and tokens, and of the same width.
+
+        Raises:
+            ValueError: the model cannot be split so; the message lists what does not divide.
+        """
+        raise ValueError(
+            f"a model with a {type(self).__name__} cannot be split into {parts} parts: this family runs on one device"
+        )
+
+    @property
+    def segments(self) -> Mapping[str, Sequence[int]]:
+        """What stands side by side on an axis that is split, see `specjax.mesh.plan.Segments`."""
+        return {}
+
+    def divided(self, parts: int, *names: str, shared: tuple[str, ...] = (), **changes: Any) -> Self:
+        """The config with some of its numbers divided by the number of parts.
+
+        Args:
+            parts: into how many the model is split.
+            names: the numbers that are divided.
+            shared: those that may also be fewer than the parts, so that several parts have the same one.
+            changes: what else is different in the config of a part.
+
+        Raises:
+            ValueError: some numbers cannot be divided; all are listed.
+        """
+        wrong = []
+        for name in (*names, *shared):
+            number = getattr(self, name)
+            if number % parts == 0:
+                changes[name] = number // parts
+            elif name in shared and parts % number == 0:
+                changes[name] = 1
+            else:
+                wrong.append(f"{name} ({number})")
+        if wrong:
+            raise ValueError(
+                f"{type(self).__name__}: {', '.join(wrong)} cannot be divided by {parts}, the parts of the model;"
+                " choose another number of parts"
+            )
+        return replace(self, **changes)  # type: ignore[type-var]
