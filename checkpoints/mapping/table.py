@@ -48,11 +48,6 @@ class Form:
         """The parameter of an array, or of rows of blocks [..., N, bytes of a row]."""
         return values if self.format is None else prepare(from_blocks(values, self.format, self.packed))
 
-    @property
-    def unit(self) -> int:
-        """How many values of a row cannot be taken apart."""
-        return 1 if self.format is None else FORMATS[self.format].values
-
 
 PLAIN = Form()
 
@@ -206,6 +201,11 @@ class RuleTable:
         types = {source.tensors[name].type for name in rule.sources}
         fit = rule.keeps_rows and len(types) == 1 and all(is_matrix(path, self.shapes[path]) for path in rule.paths)
         return types.pop() if fit and types <= FORMATS.keys() else None
+
+    def units(self, source: TensorSource) -> dict[str, int]:
+        """How many values a block has, for the paths of the parameters that can stay packed."""
+        formats = ((rule, self._format(rule, source)) for rule in self.rules)
+        return {path: FORMATS[format].values for rule, format in formats if format for path in rule.paths}
 
     def _warn_of_decoding(self, source: TensorSource, where: str, dtype: DTypeLike) -> None:
         decoded = Counter(

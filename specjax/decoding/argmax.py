@@ -1,6 +1,7 @@
 """The index of the largest value of a long axis."""
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.mesh.shards import gathered, part_index, parts
@@ -14,9 +15,11 @@ def argmax(x: Float[Array, "*T V"]) -> Int[Array, "*T"]:
     own = _argmax(x)
     if parts() == 1:
         return own
-    values = gathered(jnp.take_along_axis(x, own[..., None], axis=-1))
-    tokens = gathered((own + part_index() * x.shape[-1])[..., None])
-    return jnp.take_along_axis(tokens, jnp.argmax(values, axis=-1, keepdims=True), axis=-1)[..., 0]
+    values = jnp.take_along_axis(x, own[..., None], axis=-1).astype(jnp.float32)
+    tokens = (own + part_index() * x.shape[-1])[..., None]
+    bits, tokens = gathered(jnp.stack([lax.bitcast_convert_type(values, jnp.int32), tokens]))
+    best = jnp.argmax(lax.bitcast_convert_type(bits, jnp.float32), axis=-1, keepdims=True)
+    return jnp.take_along_axis(tokens, best, axis=-1)[..., 0]
 
 
 def _argmax(x: Float[Array, "*T V"]) -> Int[Array, "*T"]:

@@ -8,13 +8,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
-from specjax.mesh.shards import REPLICATED, on_shards
+from specjax.mesh.shards import REPLICATED, lying, on_shards
 from specjax.models.protocol import Features, Params
 
 UNSEEN_BLOCKS = (8, 32, 128)
@@ -68,7 +67,7 @@ def decode_chunk(
         state,
         limit,
         patience,
-        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, PartitionSpec(None, state.pending[0]))),
+        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, lying(None, state.pending[0]))),
     )
 
 

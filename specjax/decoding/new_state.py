@@ -50,7 +50,7 @@ def specs_of_sequences(
         sizes = zip(whole.shape[1:], part.shape[1:], strict=True)
         return PartitionSpec(over_rows, *(None if size == of_part else MODEL for size, of_part in sizes))
 
-    shapes = (jax.eval_shape(lambda: each.init_state(batch, capacity)) for each in (decoder, decoder.shard(parts)))
+    shapes = (jax.eval_shape(partial(each.init_state, batch, capacity)) for each in (decoder, decoder.shard(parts)))
     return jax.tree.map(spec, *shapes)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.acceptance import choose_token
@@ -17,7 +16,7 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.decoding.settings import NO_STOP, RowSettings
-from specjax.mesh.shards import MODEL, REPLICATED, on_shards
+from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.state import SequenceState
 
@@ -70,7 +69,7 @@ def feed_rows(
         return fed if rows is None else state.put(fed, rows), output.logits[:, 0]
 
     return on_shards(
-        run, params, state, rows, tokens, n_valid, out=lambda params, state, *_: (state, PartitionSpec(None, MODEL))
+        run, params, state, rows, tokens, n_valid, out=lambda params, state, *_: (state, lying(None, MODEL))
     )
 
 

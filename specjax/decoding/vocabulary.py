@@ -15,22 +15,22 @@ from specjax.mesh.shards import gathered, largest, part_index, parts, total
 
 
 def vocabulary_size(x: Float[Array, "*T V"]) -> int:
-    """How many tokens all parts have."""
+    """How many tokens all parts have together."""
     return x.shape[-1] * parts()
 
 
-def whole_row(x: Float[Array, "*T V"]) -> Float[Array, "*T W"]:
+def whole_row(x: Float[Array, "*T V"]) -> Float[Array, "*T Va"]:
     """The row over the whole vocabulary."""
     return gathered(x)
 
 
 def maximum(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:
-    """The largest value."""
+    """The largest value of all parts."""
     return largest(jnp.max(x, axis=-1, keepdims=True))
 
 
 def sum_of_exp(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:
-    """The sum of exp(x)."""
+    """The sum of exp(x) over all parts."""
     return total(jnp.sum(jnp.exp(x), axis=-1, keepdims=True))
 
 

@@ -34,15 +34,13 @@ class Cut(NamedTuple):
     length: int
     pieces: tuple[tuple[tuple[int, int], ...], ...]
 
-    def part(self, values: np.ndarray, index: int, unit: int) -> np.ndarray:
-        """What one part has of an array whose split axis may count bytes; `unit` values cannot be divided.
+    def fits(self, unit: int) -> bool:
+        """Whether rows whose values come in blocks of `unit` are cut between blocks."""
+        return self.axis != -1 or not any(end % unit for own in self.pieces for piece in own for end in piece)
 
-        Raises:
-            ValueError: a piece does not consist of whole units.
-        """
+    def part(self, values: np.ndarray, index: int) -> np.ndarray:
+        """What one part has of an array, whose split axis may count bytes instead of values."""
         size = values.shape[self.axis]
-        if self.axis == -1 and any(end % unit for piece in self.pieces[index] for end in piece):
-            raise ValueError(f"rows of {self.length} values in blocks of {unit} cannot be cut at {self.pieces[index]}")
         ends = [(start * size // self.length, stop * size // self.length) for start, stop in self.pieces[index]]
         chosen = [np.arange(*each) for each in ends]
         return np.ascontiguousarray(np.take(values, np.concatenate(chosen), axis=self.axis))
@@ -61,7 +59,7 @@ def cut_of(whole: Shape, local: Shape, parts: int, segments: Sequence[int] | Non
         return None
     (axis,) = differ
     length, size = whole[axis], local[axis]
-    if length * 1 < parts * size:  # duplicated
+    if length < parts * size:
         if parts * size % length or length % size:
             raise ValueError(f"{parts} parts of {local} cannot share {whole}")
         starts = [index * length // (parts * size) * size for index in range(parts)]
@@ -102,7 +100,8 @@ class Plan:
         Raises:
             ValueError: some parameters cannot be split so; all are listed.
         """
-        parts, cuts, wrong = mesh.shape[MODEL], {}, []
+        parts, wrong = mesh.shape[MODEL], []
+        cuts: dict[str, Cut] = {}
         for path, shape in whole.items():
             named = next((segments[name] for name in path.split(".") if name in segments), None)
             try:
@@ -115,7 +114,11 @@ class Plan:
             raise ValueError("; ".join(wrong))
         return cls(mesh, cuts)
 
-    def put(self, path: str, values: np.ndarray, form: Callable[[np.ndarray], Any], unit: int = 1) -> Any:
+    def misfits(self, units: Mapping[str, int]) -> list[str]:
+        """Paths of the matrices that are cut within blocks, if their values come in blocks of so many."""
+        return [path for path, cut in self.cuts.items() if not cut.fits(units.get(path, 1))]
+
+    def put(self, path: str, values: np.ndarray, form: Callable[[np.ndarray], Any] = np.asarray) -> Any:
         """The parameter of a path on the mesh.
 
         An array keeps its axes. Of a packed matrix each device has one of its own; they are piled on the first axis.
@@ -124,19 +127,12 @@ class Plan:
             path: of the parameter.
             values: the whole as the file has it: floats, or rows of packed blocks.
             form: makes the parameter of one device from its part of the values.
-            unit: values of a row that cannot be divided.
         """
         cut = self.cuts.get(path)
         if cut is None:
             return jax.device_put(form(values), NamedSharding(self.mesh, PartitionSpec()))
-        parts = []
-        for index in range(self.mesh.shape[MODEL]):
-            try:
-                own = cut.part(values, index, unit)
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from error
-            parts.append((form(own), own.shape))
-        return jax.tree.map(lambda *leaves: self._joined(cut, parts[0][1], leaves), *(part for part, _ in parts))
+        parts = [cut.part(values, index) for index in range(self.mesh.shape[MODEL])]
+        return jax.tree.map(lambda *leaves: self._joined(cut, parts[0].shape, leaves), *map(form, parts))
 
     def _joined(self, cut: Cut, shape: Shape, parts: Sequence[Any]) -> jax.Array:
         """One array of the parts on all devices; `shape` is that of a part of the values."""
@@ -145,9 +141,7 @@ class Plan:
         spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(local))))
         total = tuple(size * len(parts) if each == axis else size for each, size in enumerate(local))
         placed = [
-            jax.device_put(part, device)
-            for row in self.mesh.devices
-            for part, device in zip(parts, row, strict=True)
+            jax.device_put(part, device) for row in self.mesh.devices for part, device in zip(parts, row, strict=True)
         ]
         return jax.make_array_from_single_device_arrays(total, NamedSharding(self.mesh, spec), placed)
 
@@ -161,7 +155,7 @@ def as_mesh(given: str | Mesh) -> Mesh:
     if isinstance(given, Mesh):
         if given.axis_names != (ROWS, MODEL):
             raise ValueError(f"the mesh has the axes {given.axis_names}; they must be {(ROWS, MODEL)}")
-        return Mesh(given.devices, (ROWS, MODEL), axis_types=(AxisType.Explicit,) * 2)
+        return _explicit(given.devices)
     sizes = given.split("x")
     if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
         raise ValueError(f"mesh is {given!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
@@ -172,4 +166,8 @@ def as_mesh(given: str | Mesh) -> Mesh:
             f"mesh is {given!r}, which takes {rows * model} devices; there are {len(devices)}. On a CPU more can be"
             " made: XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
-    return Mesh(np.array(devices[: rows * model]).reshape(rows, model), (ROWS, MODEL), axis_types=(AxisType.Explicit,) * 2)
+    return _explicit(np.array(devices[: rows * model]).reshape(rows, model))
+
+
+def _explicit(devices: np.ndarray) -> Mesh:
+    return Mesh(devices, (ROWS, MODEL), axis_types=(AxisType.Explicit,) * 2)

@@ -24,10 +24,15 @@ from jaxtyping import Array, Int
 ROWS, MODEL = "rows", "model"
 """The axes of a mesh: over sequences, and over parts of the model."""
 
-REPLICATED = PartitionSpec()
-"""What every device has whole."""
+REPLICATED: Any = PartitionSpec()
+"""How arrays lie that every device has whole."""
 
 Tree = TypeVar("Tree")
+
+
+def lying(*axes: str | None) -> Any:
+    """How an array lies, or every array of a tree: along each of its first axes an axis of the mesh, or none."""
+    return PartitionSpec(*axes)
 
 
 def mesh_of(tree: Any) -> AbstractMesh | None:
@@ -41,10 +46,11 @@ def mesh_of(tree: Any) -> AbstractMesh | None:
 
 def devices_of(tree: Any) -> Mesh | None:
     """The mesh that arrays lie on, outside of programs; None if they lie on one device."""
-    for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and MODEL in leaf.sharding.mesh.shape:
-            return leaf.sharding.mesh
-    return None
+    if mesh_of(tree) is None:
+        return None
+    shardings = (leaf.sharding for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    meshes = (each.mesh for each in shardings if isinstance(each, NamedSharding))
+    return next(mesh for mesh in meshes if isinstance(mesh, Mesh))
 
 
 def on_shards(run: Callable[..., Tree], *args: Any, out: Callable[..., Any]) -> Tree:

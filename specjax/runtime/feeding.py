@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.seats import feed_rows
-from specjax.mesh.shards import MODEL, REPLICATED, on_shards
+from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Rows, Target, TargetOutput
 from specjax.runtime.memory import Memory, ReturnPoint
 from specjax.runtime.pieces import piece_size
@@ -107,7 +107,7 @@ def _read_piece(
     def run(parts: int, params: Params, state: SequenceState, tokens: Array, n_valid: Array) -> tuple:
         return target.shard(parts).extend(params, tokens, n_valid, state, request=request, rows=rows)
 
-    logits = None if rows == "none" else PartitionSpec(None, None, MODEL)
+    logits: Any = None if rows == "none" else lying(None, None, MODEL)
     return on_shards(
         run, params, state, tokens, n_valid, out=lambda params, state, *_: (TargetOutput(logits, REPLICATED), state)
     )

@@ -101,7 +101,7 @@ def load(
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
-    put = _put(mesh, place, opened, [] if other is None else other.paths)
+    put = _put(mesh, place, opened, [] if other is None else other.paths, packed=packed is not None)
     settings = LoadSettings(dtype, packed, progress, put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
     params = dict(checkpoint.params)
@@ -122,13 +122,20 @@ def load(
 
 
 def _put(
-    mesh: str | Mesh | None, place: Sequence[str], opened: checkpoints.OpenedCheckpoint, others: Sequence[str]
+    mesh: str | Mesh | None,
+    place: Sequence[str],
+    opened: checkpoints.OpenedCheckpoint,
+    others: Sequence[str],
+    *,
+    packed: bool,
 ) -> Put:
     """What puts parameters where they shall lie; `others` are the paths of those that a drafter brings along."""
     if mesh is None:
         return Placement.parse(place, [*opened.parameter_paths, *others]).put
     if place:
-        raise SpecjaxError(f"mesh={mesh!r} and place={list(place)} both say where parameters lie; leave one of them out")
+        raise SpecjaxError(
+            f"mesh={mesh!r} and place={list(place)} both say where parameters lie; leave one of them out"
+        )
     if others:
         raise SpecjaxError(f"drafters with parameters of their own do not run on a mesh; {others[0]} is one of them")
-    return plan_for(mesh, opened).put
+    return plan_for(mesh, opened, packed=packed).put

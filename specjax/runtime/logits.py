@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import new_sequences
-from specjax.mesh.shards import MODEL, on_shards
+from specjax.mesh.shards import MODEL, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.runtime.engine import slots_for
 from specjax.runtime.feeding import feed
@@ -45,7 +44,7 @@ def _all_logits(
         assert output.logits is not None
         return output.logits
 
-    return on_shards(run, params, tokens, n_valid, out=lambda *_: PartitionSpec(None, None, MODEL))
+    return on_shards(run, params, tokens, n_valid, out=lambda *_: lying(None, None, MODEL))
 
 
 def next_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float[np.ndarray, "V"]:

@@ -176,9 +176,7 @@ def _score_piece(
     def run(
         parts: int, params: Params, state: SequenceState, tokens: Array, after: Array, n_valid: Array
     ) -> tuple[SequenceState, Array, Array]:
-        output, state = target.shard(parts).extend(
-            params, tokens, n_valid, state, request=FeatureRequest(), rows="all"
-        )
+        output, state = target.shard(parts).extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
         assert output.logits is not None
         logits = output.logits.astype(jnp.float32)
         chosen = values_at(logits, after[..., None])[..., 0]

@@ -94,7 +94,7 @@ class Qwen35Config(Divisible):
 
     @property
     def segments(self) -> Mapping[str, Sequence[int]]:
-        """Queries, keys and values of delta nets side by side. Each part has the value heads that read its key heads."""
+        """Queries, keys and values of delta nets side by side. A part has the value heads that read its key heads."""
         blocks = 1 if self.head_map == "grouped" else self.linear_value_heads // self.linear_key_heads
         heads = (self.linear_value_heads // blocks,) * blocks
         values = tuple(count * self.linear_value_width for count in heads)

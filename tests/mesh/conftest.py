@@ -1,0 +1,32 @@
+"""Tests on four devices, in a process of their own: XLA_FLAGS=--xla_force_host_platform_device_count=4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import jax
+import pytest
+from made_models import write
+
+import specjax
+
+DEVICES = 4
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _devices() -> None:
+    assert len(jax.devices()) >= DEVICES, f"set XLA_FLAGS=--xla_force_host_platform_device_count={DEVICES}"
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., specjax.Model]:
+    """(name, type of matrices, mesh) -> a model of `made_models`; each is made and loaded once."""
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def made(name: str, weights: str = "F32", mesh: str | None = None) -> specjax.Model:
+        return specjax.load(write(Path(folder), name, weights), mesh=mesh)
+
+    return made
