@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Int
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
+from specjax.mesh.rows import Sharing, anywhere
 from specjax.mesh.shards import REPLICATED, lying, on_shards
 from specjax.models.protocol import Features, Params
 
@@ -61,13 +62,14 @@ def decode_chunk(
     Rounds without drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the
     end.
     """
+    axis = Sharing.of(state).axis
     return on_shards(
         partial(_chunk, decoder, rounds),
         params,
         state,
         limit,
         patience,
-        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, lying(None, state.pending[0]))),
+        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, lying(None, axis))),
     )
 
 
@@ -102,10 +104,10 @@ def _chunk(
 
     def unfinished(carry: tuple) -> Array:
         index, state, _ = carry
-        go_on = (index < most) & jnp.any(state.active)
+        go_on = (index < most) & anywhere(state.active)
         if patience is None:
             return go_on
-        return go_on & ((index < patience) | ~jnp.any(before.active & ~state.active))
+        return go_on & ((index < patience) | ~anywhere(before.active & ~state.active))
 
     def one_round(carry: tuple) -> tuple:
         index, state, outputs = carry

@@ -55,7 +55,15 @@ def specs_of_sequences(
 
 
 def _over_rows(mesh: Mesh, batch: int) -> str | None:
-    return ROWS if batch % mesh.shape[ROWS] == 0 else None
+    rows = mesh.shape[ROWS]
+    return ROWS if rows > 1 and batch % rows == 0 else None
+
+
+def seats_on(params: Params, seats: int) -> int:
+    """At least so many sequences for a running state: of several, every row of a mesh has the same number."""
+    mesh = devices_of(params)
+    rows = 1 if mesh is None or seats == 1 else mesh.shape[ROWS]
+    return -(-seats // rows) * rows
 
 
 def idle_state(

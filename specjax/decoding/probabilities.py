@@ -12,6 +12,7 @@ from specjax.decoding.acceptance.verdict import Verdict, row_at
 from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.decoding.vocabulary import logsumexp, values_at
+from specjax.mesh.rows import anywhere
 from specjax.mesh.shards import total
 from specjax.models.protocol import Proposal
 
@@ -72,7 +73,7 @@ def probabilities(
         found = with_shortlist(logits, settings, lambda each: _probability_of(each, drafts, verdict.next_token, last))
         return jax.tree.map(lambda own, sure: jnp.where(settings.along(own).draws, own, sure), found, softmax())
 
-    p, p_next = lax.cond(jnp.any(settings.draws), drawn, softmax)
+    p, p_next = lax.cond(anywhere(settings.draws), drawn, softmax)
     if proposal is None or proposal.logq is None:
         q, q_next = jnp.full(drafts.shape, jnp.nan), jnp.full(last.shape, jnp.nan)
     else:

@@ -25,6 +25,7 @@ from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, gumbel_at
 from specjax.decoding.settings import RowSettings
 from specjax.decoding.vocabulary import maximum, sum_of_exp, top_k, vocabulary_size, whole_row
+from specjax.mesh.rows import anywhere, everywhere
 
 FIRST_LOOK = 64
 """How many of the most probable tokens are looked at first. It is enough for most settings, and to find more of them
@@ -127,7 +128,7 @@ def _largest(scores: Float[Array, "B *T V"], length: int, width: int) -> _Larges
 def _nucleus_total(scores: Float[Array, "B *T V"], row: RowSettings, size: int) -> Float[Array, "B *T 1"]:
     """What the nucleus is a share of where top-k keeps all, as the log of a sum; elsewhere it means nothing."""
     wanted = row.draws & (row.top_p < 1) & (_limit(row, size) == size)
-    return lax.cond(jnp.any(wanted), lambda: jnp.log(sum_of_exp(scores)), lambda: jnp.zeros_like(scores[..., :1]))
+    return lax.cond(anywhere(wanted), lambda: jnp.log(sum_of_exp(scores)), lambda: jnp.zeros_like(scores[..., :1]))
 
 
 def _is_known(largest: _Largest, total: Float[Array, "B *T 1"], row: RowSettings, size: int) -> Bool[Array, "B *T 1"]:
@@ -182,7 +183,7 @@ def with_shortlist(
 
     def look() -> tuple[Array, Array, _Edge]:
         near = _largest(scores, min(FIRST_LOOK, size), width)
-        enough = jnp.all(_is_known(near, total, row, size) | ~filtered)
+        enough = everywhere(_is_known(near, total, row, size) | ~filtered)
         largest = lax.cond(enough, lambda: near, lambda: _largest(scores, width, width))
         found = _edge(largest, total, row, size, _is_known(largest, total, row, size))
         return largest.values, largest.tokens, update(unknown, found, filtered & found.known)
@@ -191,7 +192,7 @@ def with_shortlist(
         nothing = jnp.zeros((*scores.shape[:-1], width))
         return nothing, nothing.astype(jnp.int32), unknown
 
-    values, few, edge = lax.cond(jnp.any(filtered), look, skip)
+    values, few, edge = lax.cond(anywhere(filtered), look, skip)
 
     def short() -> Result:
         return then(Shortlist(few, _keep(values, few, edge, row), edge.log_total))
@@ -203,14 +204,14 @@ def with_shortlist(
         def look_far() -> _Edge:
             return update(edge, _edge(_largest(scores, size, size), total, row, size, far), far)
 
-        last = lax.cond(jnp.any(far), look_far, lambda: edge) if size > SHORTLIST else edge
+        last = lax.cond(anywhere(far), look_far, lambda: edge) if size > SHORTLIST else edge
         every = whole_row(scores)
         tokens = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), every.shape)
         kept = _keep(every, tokens, last, row)
         log_total = jnp.where(edge.known, edge.log_total, _log_total(kept))
         return then(Shortlist(tokens, kept, log_total, in_order=True))
 
-    return lax.cond(jnp.all(edge.known | ~row.draws), short, whole)
+    return lax.cond(everywhere(edge.known | ~row.draws), short, whole)
 
 
 def spread(candidates: Shortlist, vocab_size: int) -> Float[Array, "B *T V"]:
@@ -276,7 +277,7 @@ def sample_tokens(
     def drawn() -> Int[Array, "B *T"]:
         return jnp.where(settings.along(best).draws, with_shortlist(logits, settings, draw), best)
 
-    return lax.cond(jnp.any(settings.draws), drawn, lambda: best)
+    return lax.cond(anywhere(settings.draws), drawn, lambda: best)
 
 
 def top2_margin(logits: Float[Array, "*T V"]) -> Float[Array, "*T"]:

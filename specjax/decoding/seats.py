@@ -16,9 +16,10 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.decoding.settings import NO_STOP, RowSettings
+from specjax.mesh.rows import Sharing
 from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
-from specjax.state import SequenceState
+from specjax.state import SequenceState, Shift
 
 
 @struct.dataclass
@@ -57,16 +58,25 @@ def feed_rows(
     Returns:
         The state, and the logits of each row's last token; those of rows without tokens mean nothing.
     """
+    sharing = Sharing.of(state)
 
     def run(parts: int, params: Params, state: SequenceState, rows: Any, tokens: Array, n_valid: Array) -> tuple:
-        own = state if rows is None else jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), state)
+        count = len(state.length)
+        if rows is None:
+            own, tokens, n_valid = state, sharing.own(tokens, count), sharing.own(n_valid, count)
+        else:
+            here = sharing.at(rows, count)
+            own = jax.tree.map(lambda x: jnp.take(x, here, axis=0, mode="clip"), state)
         reader = drafter.shard(parts) if drafter else None
         request = reader.request if reader else FeatureRequest()
         output, fed = target.shard(parts).extend(params, tokens, n_valid, own, request=request, rows="last")
         if reader:
             fed = replace(fed, drafter=reader.extend(params, tokens, output.features, n_valid, own.drafter, own.length))
         assert output.logits is not None
-        return fed if rows is None else state.put(fed, rows), output.logits[:, 0]
+        logits = output.logits[:, 0]
+        if rows is None:
+            return fed, sharing.whole(logits)
+        return state.put(fed, here), sharing.found(logits, rows, count)
 
     return on_shards(
         run, params, state, rows, tokens, n_valid, out=lambda params, state, *_: (state, lying(None, MODEL))
@@ -81,15 +91,17 @@ def start_rows(
 
     The record is that of one round with one token and no drafts, of the P rows.
     """
-    return on_shards(partial(_start, decoder), state, logits, new, out=lambda state, *_: (state, REPLICATED))
+    run = partial(_start, decoder, Sharing.of(state))
+    return on_shards(run, state, logits, new, out=lambda state, *_: (state, REPLICATED))
 
 
 def _start(
-    decoder: Decoder, parts: int, state: DecodeState, logits: Float[Array, "P V"], new: Newcomers
+    decoder: Decoder, sharing: Sharing, parts: int, state: DecodeState, logits: Float[Array, "P V"], new: Newcomers
 ) -> tuple[DecodeState, ChunkRecord]:
     """`start_rows` on one of so many parts of the model."""
     decoder = decoder.shard(parts)
-    length = jnp.take(state.sequences.length, new.rows, mode="clip")
+    here = sharing.at(new.rows, len(state.pending))
+    length = jnp.take(sharing.whole(state.sequences.length), new.rows, mode="clip")
     first = choose_token(
         logits,
         rule=decoder.rule,
@@ -124,7 +136,7 @@ def _start(
     }
 
     def put(old: Array, own: Array) -> Array:
-        return old.at[new.rows].set(own, mode="drop")
+        return old.at[here].set(own, mode="drop")
 
     loop = {name: jax.tree.map(put, getattr(state, name), own) for name, own in started.items()}
     rounds = jax.tree.map(lambda x: x[None], record)
@@ -134,12 +146,28 @@ def _start(
 @partial(jax.jit, donate_argnames="state")
 def set_budgets(state: DecodeState, budget: Int[Array, "B"], given: Bool[Array, "B"]) -> DecodeState:
     """Let the rows that are `given` one emit so many tokens more; 0 stops a row, and the others stay as they are."""
+    sharing = Sharing.of(state)
 
     def run(parts: int, state: DecodeState, budget: Array, given: Array) -> DecodeState:
         del parts
+        budget, given = (sharing.own(x, len(state.budget)) for x in (budget, given))
         return replace(state, budget=jnp.where(given, budget, state.budget))
 
     return on_shards(run, state, budget, given, out=lambda state, *_: state)
+
+
+@partial(jax.jit, donate_argnames="state")
+def drop_tokens(state: DecodeState, keep: Int[Array, "B"], drop: Int[Array, "B"]) -> DecodeState:
+    """Drop tokens from rows of a running state, see `shift_context`."""
+    sharing = Sharing.of(state)
+
+    def run(parts: int, state: DecodeState, keep: Array, drop: Array) -> DecodeState:
+        del parts
+        keep, drop = (sharing.own(x, len(state.budget)) for x in (keep, drop))
+        sequences = state.sequences.shift(Shift(keep, drop, state.sequences.length))
+        return replace(state, sequences=sequences, dropped=state.dropped + drop)
+
+    return on_shards(run, state, keep, drop, out=lambda state, *_: state)
 
 
 def widened(state: DecodeState, stop_width: int) -> DecodeState:

@@ -22,10 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.new_state import new_sequences, new_state
-from specjax.decoding.seats import Newcomers, feed_rows, set_budgets, start_rows, widened
+from specjax.decoding.new_state import new_sequences, new_state, seats_on
+from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows, widened
 from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
-from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params, Target
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
@@ -63,7 +62,7 @@ class Engine:
 
     Attributes:
         decoder, params: the program and its weights.
-        seats: B, how many requests run at once.
+        seats: B, how many requests run at once; on a mesh, a multiple of its rows.
         slots: S, positions that each seat has room for.
         rounds_per_chunk: the most rounds that run before the host reads their tokens, see `Pace`.
         prefixes: texts that are kept for prompts that start like them.
@@ -93,6 +92,7 @@ class Engine:
         if seats < 1 or slots < 1:
             raise ValueError(f"an engine of {seats} seats and {slots} slots; it needs at least 1 of each")
         self.decoder, self.params = decoder, params
+        seats = seats_on(params, seats)
         self.seats, self.slots, self.rounds_per_chunk = seats, slots, rounds_per_chunk
         self.experience = Experience() if experience is None else experience
         self._building = Building(self.experience.compiled)
@@ -352,10 +352,7 @@ class Engine:
             keep[row], drop[row] = cut
             job.cuts += 1
             job.room += cut.drop
-        state = self.state
-        self._state = replace(
-            state, sequences=shift_context(state.sequences, keep, drop), dropped=state.dropped + jnp.asarray(drop)
-        )
+        self._state = drop_tokens(self.state, keep, drop)
         self._set_budgets({row: min(job.limit, job.room) - len(job.tokens) for row, job in full.items()})
 
     # Programs

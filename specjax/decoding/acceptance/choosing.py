@@ -17,6 +17,7 @@ from specjax.decoding.random import Purpose, Purposes, of_round
 from specjax.decoding.sampling import Shortlist, sample_shortlist, sample_tokens, spread, with_shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.decoding.vocabulary import maximum, sum_of_exp, vocabulary_size
+from specjax.mesh.rows import anywhere
 from specjax.models.protocol import Choice
 
 
@@ -88,5 +89,5 @@ def propose_token(
     def sure() -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
         return best, jnp.zeros((logits.shape[0], size), jnp.float32) if drawn_drafts else None
 
-    token, logq = lax.cond(jnp.any(settings.draws), drawn, sure)
+    token, logq = lax.cond(anywhere(settings.draws), drawn, sure)
     return Choice(token, logq, confidence)

@@ -20,6 +20,7 @@ from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, uniform
 from specjax.decoding.sampling import Shortlist, sample_shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
+from specjax.mesh.rows import anywhere
 
 
 class Correction(NamedTuple):
@@ -146,4 +147,4 @@ def accept_corrected(
         judged = with_shortlist(target_logits, settings, judge)
         return jax.tree.map(lambda drawn, sure: jnp.where(settings.draws, drawn, sure), judged, greedy)
 
-    return Verdict.of(drafts, *lax.cond(jnp.any(settings.draws), drawn, lambda: greedy))
+    return Verdict.of(drafts, *lax.cond(anywhere(settings.draws), drawn, lambda: greedy))
