@@ -114,6 +114,10 @@ class Plan:
             raise ValueError("; ".join(wrong))
         return cls(mesh, cuts)
 
+    def joined(self, cuts: Mapping[str, Cut]) -> Plan:
+        """The plan with further parameters, those of a drafter."""
+        return Plan(self.mesh, {**self.cuts, **cuts})
+
     def misfits(self, units: Mapping[str, int]) -> list[str]:
         """Paths of the matrices that are cut within blocks, if their values come in blocks of so many."""
         return [path for path, cut in self.cuts.items() if not cut.fits(units.get(path, 1))]

@@ -13,12 +13,14 @@ import checkpoints
 from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
+from specjax.mesh.plan import Plan
+from specjax.mesh.shards import MODEL
 from specjax.models import registry
 from specjax.models.drafters.trimmed import trimmed
-from specjax.models.protocol import ModelConfig
+from specjax.models.protocol import Drafter, ModelConfig
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
-from specjax.runtime.drafters import DrafterSources, LoadSettings, check_head, open_drafters
+from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, check_head, open_drafters
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 from specjax.runtime.plan import plan_for
@@ -101,7 +103,13 @@ def load(
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
-    put = _put(mesh, place, opened, [] if other is None else other.paths, packed=packed is not None)
+    if mesh is None:
+        put: Put = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)]).put
+    elif place or draft_vocab is not None:
+        given = f"place={list(place)}" if place else f"draft_vocab={draft_vocab!r}"
+        raise SpecjaxError(f"mesh={mesh!r} and {given} do not go together; leave one of them out")
+    else:
+        put = _plan(mesh, opened, chosen, other, packed=packed is not None).put
     settings = LoadSettings(dtype, packed, progress, put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
     params = dict(checkpoint.params)
@@ -121,21 +129,19 @@ def load(
     )
 
 
-def _put(
-    mesh: str | Mesh | None,
-    place: Sequence[str],
+def _plan(
+    given: str | Mesh,
     opened: checkpoints.OpenedCheckpoint,
-    others: Sequence[str],
+    drafter: Drafter | None,
+    other: Candidate | None,
     *,
     packed: bool,
-) -> Put:
-    """What puts parameters where they shall lie; `others` are the paths of those that a drafter brings along."""
-    if mesh is None:
-        return Placement.parse(place, [*opened.parameter_paths, *others]).put
-    if place:
-        raise SpecjaxError(
-            f"mesh={mesh!r} and place={list(place)} both say where parameters lie; leave one of them out"
-        )
-    if others:
-        raise SpecjaxError(f"drafters with parameters of their own do not run on a mesh; {others[0]} is one of them")
-    return plan_for(mesh, opened, packed=packed).put
+) -> Plan:
+    """How the parameters of a file, and those of a drafter that has its own, are split over a mesh."""
+    plan = plan_for(given, opened, packed=packed)
+    try:
+        if drafter is not None:
+            drafter.shard(plan.mesh.shape[MODEL])
+    except ValueError as error:
+        raise SpecjaxError(str(error)) from error
+    return plan if other is None else plan.joined(other.cuts(plan.mesh, packed=packed))

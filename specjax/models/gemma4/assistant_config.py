@@ -14,6 +14,7 @@ from specjax.models.gemma4.config import (
     require_attention,
 )
 from specjax.models.parts.requirements import require
+from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class CentroidHead:
 
 
 @dataclass(frozen=True)
-class Gemma4AssistantConfig:
+class Gemma4AssistantConfig(Divisible):
     """A drafter without keys and values: its layers read the caches of one target's last layers.
 
     Attributes:
