@@ -5,7 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.matmul import Weight, as_weight, products
 from specjax.mesh.shards import gathered, part_index, parts, total
@@ -31,9 +31,18 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
 def expert_weights(
     module: nn.Module, prefix: str, count: int, hidden: int, width: int
 ) -> tuple[Weight, Weight, Weight]:
-    """The stacks of gates, ups and downs of E = `count` experts, of hidden width F, in a stream of width D."""
+    """The stacks of gates, ups and downs of E experts, of hidden width F, in a stream of width D.
+
+    `count` is the number of experts of the whole model, of which each part has some.
+    """
+    count //= parts()
     gate, up = (weight_of(module, f"{prefix}{kind}", (count, hidden, width)) for kind in ("gate", "up"))
     return gate, up, weight_of(module, f"{prefix}down", (count, width, hidden))
+
+
+def own_experts(expert: Int[Array, "M k"], count: int) -> Int[Array, "M k"]:
+    """The numbers of chosen experts, of `count` in all, as this part counts its own; others are out of its range."""
+    return expert - part_index() * (count // parts()) if parts() > 1 else expert
 
 
 class Linear(nn.Module):

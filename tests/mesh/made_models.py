@@ -71,6 +71,7 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "qwen3": lambda wide: plain("qwen3", wide),
     "llama": lambda wide: plain("llama", wide),
     "hybrid": lambda wide: hybrid(wide),
+    "moe": lambda wide: hybrid(wide, moe=qwen3_5.MoEConfig(8, 2, 256 if wide else 32, 1024 if wide else 128)),
     "hybrid tied": lambda wide: hybrid(wide, tied_embeddings=True),
 }
 

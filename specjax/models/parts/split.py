@@ -25,19 +25,22 @@ class Divisible:
         """What stands side by side on an axis that is split, see `specjax.mesh.plan.Segments`."""
         return {}
 
-    def divided(self, parts: int, *names: str, shared: tuple[str, ...] = (), **changes: Any) -> Self:
+    def divided(
+        self, parts: int, *names: str, shared: Sequence[str] = (), kept: Sequence[str] = (), **changes: Any
+    ) -> Self:
         """The config with some of its numbers divided by the number of parts.
 
         Args:
             parts: into how many the model is split.
             names: the numbers that are divided.
             shared: those that may also be fewer than the parts, so that several parts have the same one.
+            kept: those that must divide too, but which a part is told whole.
             changes: what else is different in the config of a part.
 
         Raises:
             ValueError: some numbers cannot be divided; all are listed.
         """
-        wrong = []
+        wrong = [f"{name} ({getattr(self, name)})" for name in kept if getattr(self, name) % parts]
         for name in (*names, *shared):
             number = getattr(self, name)
             if number % parts == 0:

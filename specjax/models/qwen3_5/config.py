@@ -15,13 +15,17 @@ LINEAR_ATTENTION = "linear_attention"
 
 
 @dataclass(frozen=True)
-class MoEConfig:
+class MoEConfig(Divisible):
     """The expert branch of `qwen35moe`; a dense model has none."""
 
     num_experts: int
     experts_per_token: int
     expert_width: int
     shared_expert_width: int
+
+    def shard(self, parts: int) -> MoEConfig:
+        """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
+        return self.divided(parts, "shared_expert_width", kept=("num_experts",))
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,10 @@ class Qwen35Config(Divisible):
 
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts, but not fewer heads of delta nets."""
-        heads = ("num_heads", "linear_key_heads", "linear_value_heads")
-        return self.divided(parts, "vocab_size", "mlp_width", *heads, shared=("num_kv_heads",))
+        names = ["vocab_size", "num_heads", "linear_key_heads", "linear_value_heads"]
+        if self.moe is None:
+            return self.divided(parts, *names, "mlp_width", shared=("num_kv_heads",))
+        return self.divided(parts, *names, shared=("num_kv_heads",), moe=self.moe.shard(parts))
 
     @property
     def segments(self) -> Mapping[str, Sequence[int]]:
