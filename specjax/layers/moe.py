@@ -38,5 +38,5 @@ class MoE(nn.Module):
         own = own_experts(expert, c.num_experts)
         routed = experts(flat, own, weight, *weights, elsewhere=parts() > 1).reshape(x.shape)
 
-        shared = SwiGLU(c.shared_expert_width, summed=False, name="shared")(x)
+        shared = SwiGLU(c.shared_expert_width // parts(), summed=False, name="shared")(x)
         return total(routed + jax.nn.sigmoid(Linear(1, name="shared_gate")(x)) * shared)

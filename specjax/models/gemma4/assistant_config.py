@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
@@ -18,7 +19,7 @@ from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
-class CentroidHead:
+class CentroidHead(Divisible):
     """A head that scores only some tokens: those of the centroids that fit the hidden state best.
 
     Attributes:
@@ -67,6 +68,10 @@ class Gemma4AssistantConfig(Divisible):
                 f"{head.selected} of {head.num_centroids} centroids are selected for {self.vocab_size} tokens; the"
                 " centroids must divide the vocabulary, and no more than there are can be selected",
             )
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`."""
+        return self.divided(parts, "vocab_size", "num_heads", "mlp_width", inner=["sliding", "full", "centroids"])
 
     @property
     def architecture(self) -> str:

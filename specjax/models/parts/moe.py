@@ -44,7 +44,7 @@ class MoEConfig(Divisible):
 
     def shard(self, parts: int) -> MoEConfig:
         """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
-        return self.divided(parts, "shared_expert_width", kept=("num_experts",))
+        return self.divided(parts, kept=["num_experts", "shared_expert_width"])
 
     def __post_init__(self) -> None:
         if self.groups == 1:
@@ -90,7 +90,7 @@ class SigmoidMoE(nn.Module):
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
         own = own_experts(expert, c.num_experts)
         routed = experts(flat, own, weight * c.scale, *weights, limit=self.expert_limit, elsewhere=parts() > 1)
-        shared = SwiGLU(c.shared_expert_width, self.shared_limit, summed=False, name="shared")(x)
+        shared = SwiGLU(c.shared_expert_width // parts(), self.shared_limit, summed=False, name="shared")(x)
         return total(routed.reshape(x.shape) + shared)
 
 

@@ -7,6 +7,21 @@ from dataclasses import replace
 from typing import Any, Self
 
 
+class Indivisible(ValueError):
+    """Some numbers of a model cannot be divided by the number of parts.
+
+    Attributes:
+        wrong: the names of the numbers, with their values.
+    """
+
+    def __init__(self, parts: int, wrong: Sequence[str]) -> None:
+        super().__init__(
+            f"the model cannot be split into {parts} parts, because these numbers cannot be divided by it:"
+            f" {', '.join(wrong)}; choose another number of parts"
+        )
+        self.wrong = tuple(wrong)
+
+
 class Divisible:
     """What configs say of splitting their models; a family whose models can be split replaces `shard`."""
 
@@ -26,7 +41,12 @@ class Divisible:
         return {}
 
     def divided(
-        self, parts: int, *names: str, shared: Sequence[str] = (), kept: Sequence[str] = (), **changes: Any
+        self,
+        parts: int,
+        *names: str,
+        shared: Sequence[str] = (),
+        kept: Sequence[str] = (),
+        inner: Sequence[str] = (),
     ) -> Self:
         """The config with some of its numbers divided by the number of parts.
 
@@ -35,11 +55,12 @@ class Divisible:
             names: the numbers that are divided.
             shared: those that may also be fewer than the parts, so that several parts have the same one.
             kept: those that must divide too, but which a part is told whole.
-            changes: what else is different in the config of a part.
+            inner: fields that are such configs themselves, or None.
 
         Raises:
-            ValueError: some numbers cannot be divided; all are listed.
+            Indivisible: some numbers cannot be divided; all are listed.
         """
+        changes: dict[str, Any] = {}
         wrong = [f"{name} ({getattr(self, name)})" for name in kept if getattr(self, name) % parts]
         for name in (*names, *shared):
             number = getattr(self, name)
@@ -49,9 +70,11 @@ class Divisible:
                 changes[name] = 1
             else:
                 wrong.append(f"{name} ({number})")
+        for name in inner:
+            try:
+                changes[name] = None if getattr(self, name) is None else getattr(self, name).shard(parts)
+            except Indivisible as error:
+                wrong += [f"{name}.{each}" for each in error.wrong]
         if wrong:
-            raise ValueError(
-                f"{type(self).__name__}: {', '.join(wrong)} cannot be divided by {parts}, the parts of the model;"
-                " choose another number of parts"
-            )
+            raise Indivisible(parts, wrong)
         return replace(self, **changes)  # type: ignore[type-var]

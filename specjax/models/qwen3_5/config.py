@@ -25,7 +25,7 @@ class MoEConfig(Divisible):
 
     def shard(self, parts: int) -> MoEConfig:
         """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
-        return self.divided(parts, "shared_expert_width", kept=("num_experts",))
+        return self.divided(parts, kept=["num_experts", "shared_expert_width"])
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ class Qwen35Config(Divisible):
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts, but not fewer heads of delta nets."""
         names = ["vocab_size", "num_heads", "linear_key_heads", "linear_value_heads"]
-        if self.moe is None:
-            return self.divided(parts, *names, "mlp_width", shared=("num_kv_heads",))
-        return self.divided(parts, *names, shared=("num_kv_heads",), moe=self.moe.shard(parts))
+        mlp = ["mlp_width"] if self.moe is None else []
+        return self.divided(parts, *names, *mlp, shared=["num_kv_heads"], inner=["moe"])
 
     @property
     def segments(self) -> Mapping[str, Sequence[int]]:
