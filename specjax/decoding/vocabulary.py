@@ -54,7 +54,7 @@ def values_at(x: Float[Array, "*T V"], tokens: Int[Array, "*T n"]) -> Float[Arra
 
 def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
     """The k largest values and their tokens, largest first, the lower token first among equals."""
-    if parts() == 1:
+    if parts() == 1 or k == 0:
         return _top_k(x, k)
     values, tokens = _top_k(x, min(k, x.shape[-1]))
     values, tokens = gathered(values), gathered(tokens + part_index() * x.shape[-1])

@@ -150,6 +150,17 @@ class Plan:
         return jax.make_array_from_single_device_arrays(total, NamedSharding(self.mesh, spec), placed)
 
 
+def size_of(parameter: Any) -> int:
+    """How many values a parameter has that `Plan.put` has made. A packed one tells the size of a part, as devices see
+    it; duplicates of KV heads count.
+    """
+    arrays = jax.tree.leaves(parameter)
+    if arrays[0] is parameter:
+        return parameter.size
+    shardings = [jax.typeof(array).sharding for array in arrays]
+    return parameter.size * max(each.mesh.shape[MODEL] if MODEL in each.spec else 1 for each in shardings)
+
+
 def as_mesh(given: str | Mesh) -> Mesh:
     """A mesh of the devices that there are, from "ROWSxMODEL"; or one that is given, with the right axes.
 

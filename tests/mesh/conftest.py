@@ -22,11 +22,15 @@ def _devices() -> None:
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., specjax.Model]:
-    """(name, type of matrices, mesh) -> a model of `made_models`; each is made and loaded once."""
+    """(name, type of matrices, mesh, drafter) -> a model of `made_models`; each is made and loaded once.
+
+    The drafter is "ngram", or the name of a model of a file of its own.
+    """
     folder = tmp_path_factory.mktemp("models")
 
     @cache
-    def made(name: str, weights: str = "F32", mesh: str | None = None) -> specjax.Model:
-        return specjax.load(write(Path(folder), name, weights), mesh=mesh)
+    def made(name: str, weights: str = "F32", mesh: str | None = None, drafter: str | None = None) -> specjax.Model:
+        source = drafter if drafter in (None, "ngram") else write(Path(folder), drafter, "F32")
+        return specjax.load(write(Path(folder), name, weights), mesh=mesh, drafter=source)
 
     return made

@@ -14,7 +14,7 @@ from tiny_models import make_config
 
 import checkpoints
 from checkpoints.quantization import QuantizeOptions, prepare
-from specjax.models import dense, qwen3_5
+from specjax.models import dense, gemma4, qwen3_5
 from specjax.models.dense import DenseConfig
 from specjax.models.protocol import Params
 from specjax.models.registry import FAMILIES
@@ -39,6 +39,23 @@ def plain(architecture: str, wide: bool = False, **changes: Any) -> DenseConfig:
     return DenseConfig(**(settings | sizes | changes))
 
 
+SLIDING = gemma4.AttentionConfig(4, 16, rope_theta=1e4, rope_width=16, window=8)
+FULL = gemma4.AttentionConfig(2, 32, rope_theta=1e6, rope_width=8)
+GEMMA: dict[str, Any] = {"num_heads": 8, "sliding": SLIDING, "full": FULL, "context_length": 512, **SIZES}
+
+
+def gemma(**changes: Any) -> gemma4.Gemma4Config:
+    """A sliding layer and a full one, twice."""
+    return gemma4.Gemma4Config(layer_types=(gemma4.SLIDING_ATTENTION, gemma4.FULL_ATTENTION) * 2, **(GEMMA | changes))
+
+
+def assistant(wide: bool = False) -> gemma4.Gemma4AssistantConfig:
+    """An assistant for `gemma`."""
+    del wide
+    layers = (gemma4.SLIDING_ATTENTION, gemma4.FULL_ATTENTION)
+    return gemma4.Gemma4AssistantConfig(target_width=SIZES["width"], layer_types=layers, **GEMMA)
+
+
 def random_params(shapes: Params) -> Params:
     """Random weights under which every layer moves the output."""
     rng = np.random.default_rng(0)
@@ -52,19 +69,25 @@ def random_params(shapes: Params) -> Params:
     return jax.tree.map_with_path(draw, shapes)
 
 
-def hybrid_params(config: qwen3_5.Qwen35Config) -> Params:
-    """Weights with a head that is often right. With a tied table each token would repeat itself but for the signs."""
-    params = agreeing_params(config)
-    if config.tied_embeddings:
-        signs = np.random.default_rng(1).choice(np.array([-1, 1], np.float32), config.width)
-        for norm in (params["target"]["norm"], params["mtp"]["norm"]):
-            norm["weight"] = norm["weight"] * signs
+def changing(params: Params) -> Params:
+    """The parameters of a model with a tied table, in which a token would repeat itself but for these signs."""
+    for norm in (params[branch]["norm"] for branch in ("target", "mtp") if branch in params):
+        signs = np.random.default_rng(1).choice(np.array([-1, 1], np.float32), norm["weight"].shape)
+        norm["weight"] = norm["weight"] * signs
     return params
+
+
+def hybrid_params(config: qwen3_5.Qwen35Config) -> Params:
+    """Weights with a head that is often right."""
+    params = agreeing_params(config)
+    return changing(params) if config.tied_embeddings else params
 
 
 PARAMS: dict[type, Callable[[Any], Params]] = {
     DenseConfig: lambda config: random_params(dense.parameter_shapes(config)),
     qwen3_5.Qwen35Config: hybrid_params,
+    gemma4.Gemma4Config: lambda config: changing(random_params(gemma4.parameter_shapes(config))),
+    gemma4.Gemma4AssistantConfig: lambda config: random_params(gemma4.assistant_shapes(config)),
 }
 
 MODELS: dict[str, Callable[[bool], Any]] = {
@@ -72,6 +95,11 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "llama": lambda wide: plain("llama", wide),
     "hybrid": lambda wide: hybrid(wide),
     "moe": lambda wide: hybrid(wide, moe=qwen3_5.MoEConfig(8, 2, 256 if wide else 32, 1024 if wide else 128)),
+    "gemma4": lambda wide: gemma(full_value_is_key=True),
+    "gemma4 edge": lambda wide: gemma(shared_kv_layers=2, wide_shared_mlp=True, per_layer_width=16),
+    "gemma4 moe": lambda wide: gemma(moe=gemma4.MoEConfig(8, 2, 32)),
+    "assistant": assistant,
+    "narrow": lambda wide: plain("qwen3", mlp_width=96),
     "hybrid tied": lambda wide: hybrid(wide, tied_embeddings=True),
 }
 
