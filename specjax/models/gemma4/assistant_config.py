@@ -70,7 +70,7 @@ class Gemma4AssistantConfig(Divisible):
             )
 
     def shard(self, parts: int) -> Self:
-        """See `Divisible.shard`."""
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
         return self.divided(parts, "vocab_size", "num_heads", "mlp_width", inner=["sliding", "full", "centroids"])
 
     @property

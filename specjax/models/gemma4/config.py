@@ -143,7 +143,7 @@ class Gemma4Config(Divisible):
         require(self, not missing, f"no layer has keys and values that the {missing} layers could share")
 
     def shard(self, parts: int) -> Self:
-        """See `Divisible.shard`."""
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
         return self.divided(parts, "vocab_size", "num_heads", "mlp_width", inner=["sliding", "full", "moe"])
 
     @property

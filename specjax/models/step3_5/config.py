@@ -115,7 +115,7 @@ class Step35Config(Divisible):
         require(self, formula, "rope_formula is given, but rope_factors is False")
 
     def shard(self, parts: int) -> Self:
-        """See `Divisible.shard`."""
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
         return self.divided(parts, "vocab_size", "mlp_width", inner=["full", "sliding", "moe"])
 
     @property
