@@ -13,12 +13,13 @@ WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-tpu test-gpu test-eval test-ray lint format docs bench notebook clean
+.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
 	@echo "make test       run the tests (some twenty minutes on two cores)"
 	@echo "make test-slow  run the longer checks as well"
+	@echo "make test-mesh  run the tests on four devices, slow ones too; they are parts of the CPU"
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
 	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"
 	@echo "make test-eval  run lm-evaluation-harness with specjax, on local files"
@@ -48,9 +49,17 @@ demo: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+	$(ON_MESH) -m 'mesh and not slow' tests/mesh
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not mesh'
+	$(ON_MESH) -m mesh tests/mesh
+
+# In a process of their own: how many devices a CPU is can be said only before JAX starts.
+ON_MESH = XLA_FLAGS=--xla_force_host_platform_device_count=4 $(BIN)/python -m pytest
+
+test-mesh: $(VENV)/.dev
+	$(ON_MESH) -m mesh tests/mesh
 
 # In an environment of its own: with libtpu installed, JAX looks for a TPU whenever it starts.
 $(TPU_VENV)/.dev: $(BUILT_FROM) | $(TPU_VENV)/bin/pip

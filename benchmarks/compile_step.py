@@ -37,7 +37,7 @@ from pallas_kernels.table import TABLE
 from specjax.decoding.acceptance import RULES, Rule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.seats import idle_state
+from specjax.decoding.new_state import idle_state
 from specjax.decoding.settings import Settings
 from specjax.models import registry
 from specjax.models.protocol import Params

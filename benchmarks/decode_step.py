@@ -25,7 +25,7 @@ from verify_cost import shape_of_0_8b
 import specjax
 from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import idle_state
+from specjax.decoding.new_state import idle_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.runtime.model import Model
 

@@ -28,7 +28,7 @@ import specjax
 from pallas_kernels.matmul import leaves
 from specjax.analysis.profiling import RoundCost, round_cost
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import idle_state
+from specjax.decoding.new_state import idle_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.models.drafters.trimmed import trimmed
 from specjax.models.protocol import Params

@@ -20,7 +20,7 @@ from machine import description, read_rate
 
 from specjax.analysis.profiling import round_cost
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import idle_state
+from specjax.decoding.new_state import idle_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.models import registry
 from specjax.models.qwen3_5.config import Qwen35Config, hybrid_layer_types

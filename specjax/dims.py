@@ -7,7 +7,8 @@
 | K | draft tokens of a round |
 | R | rows of a verification window, K + 1; also the snapshot slots that a rollback can name |
 | S | slots of a KV cache |
-| V | vocabulary |
+| V | vocabulary; where a model is split over devices, the tokens of one part |
+| Va | the vocabulary of all parts together |
 | M | members of a list of some tokens |
 | D | model (residual stream) width |
 | H | query heads |

@@ -28,10 +28,24 @@ MAX_LINES = 400
 MAY_IMPORT = {
     "pallas_kernels": {"pallas_kernels"},
     "specjax.dims": set(),
-    "specjax.state": {"specjax.state", "pallas_kernels"},
-    "specjax.layers": {"specjax.layers", "specjax.state", "pallas_kernels"},
-    "specjax.models": {"specjax.models", "specjax.layers", "specjax.state", "checkpoints", "pallas_kernels"},
-    "specjax.decoding": {"specjax.decoding", "specjax.models.protocol", "specjax.state", "pallas_kernels"},
+    "specjax.mesh": {"specjax.mesh"},
+    "specjax.state": {"specjax.state", "specjax.mesh", "pallas_kernels"},
+    "specjax.layers": {"specjax.layers", "specjax.state", "specjax.mesh", "pallas_kernels"},
+    "specjax.models": {
+        "specjax.models",
+        "specjax.layers",
+        "specjax.state",
+        "specjax.mesh",
+        "checkpoints",
+        "pallas_kernels",
+    },
+    "specjax.decoding": {
+        "specjax.decoding",
+        "specjax.models.protocol",
+        "specjax.state",
+        "specjax.mesh",
+        "pallas_kernels",
+    },
     "checkpoints": {"checkpoints", "pallas_kernels"},
 }
 KERNELS_NEED = {"jax", "jaxtyping", "numpy", "jax_triton", "triton"}

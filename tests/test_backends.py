@@ -18,7 +18,7 @@ from pallas_kernels import explanation, native
 from pallas_kernels.dispatch import Implementation, Operation
 from pallas_kernels.table import ANYWHERE, TABLE
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.seats import idle_state
+from specjax.decoding.new_state import idle_state
 
 PACKAGE = Path(pallas_kernels.__file__).parent
 APPLE = ("METAL", "metal", "mps")

@@ -17,7 +17,8 @@ from wants import alike
 import specjax
 from checkpoints.mapping.tree import flatten
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.seats import feed_rows, idle_state
+from specjax.decoding.new_state import idle_state
+from specjax.decoding.seats import feed_rows
 from specjax.runtime.placement import Placement, summary
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -30,14 +30,35 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), counted in the file."""
 
 Parameter = np.ndarray | QTensor
-Put = Callable[[str, Parameter], Any]
-"""Makes the parameter of a path from its values: a JAX array, or a QTensor of JAX arrays."""
 
 
-def put_on_default_device(path: str, values: Parameter) -> Any:
+@dataclass(frozen=True)
+class Form:
+    """What becomes of the values of a file: the same array, or a matrix of packed blocks.
+
+    Attributes:
+        format: of the blocks; None for plain numbers.
+        packed: how products round the other factor, see `QTensor`.
+    """
+
+    format: str | None = None
+    packed: Activations = "a16"
+
+    def __call__(self, values: np.ndarray) -> Parameter:
+        """The parameter of an array, or of rows of blocks [..., N, bytes of a row]."""
+        return values if self.format is None else prepare(from_blocks(values, self.format, self.packed))
+
+
+PLAIN = Form()
+
+Put = Callable[[str, Any, Form], Any]
+"""Makes the parameter of a path from its values and their form: a JAX array, or a QTensor of JAX arrays."""
+
+
+def put_on_default_device(path: str, values: Any, form: Form = PLAIN) -> Any:
     """Where parameters lie unless something else is asked for."""
     del path
-    return jax.device_put(values)
+    return jax.device_put(form(values))
 
 
 @dataclass(frozen=True)
@@ -129,7 +150,7 @@ class RuleTable:
             for path, array in self.parameters(rule, source, None if format else self._kind(rule, dtype)):
                 values = np.ascontiguousarray(array)
                 digest.add(path, values, GGML_TYPES[format] if format else None)
-                flat[path] = put(path, prepare(from_blocks(values, format, packed)) if format and packed else values)
+                flat[path] = put(path, values, Form(format, packed) if format and packed else PLAIN)
             done += sum(source.tensors[name].num_bytes for name in rule.sources)
             if progress is not None:
                 progress(done, total)
@@ -180,6 +201,11 @@ class RuleTable:
         types = {source.tensors[name].type for name in rule.sources}
         fit = rule.keeps_rows and len(types) == 1 and all(is_matrix(path, self.shapes[path]) for path in rule.paths)
         return types.pop() if fit and types <= FORMATS.keys() else None
+
+    def units(self, source: TensorSource) -> dict[str, int]:
+        """How many values a block has, for the paths of the parameters that can stay packed."""
+        formats = ((rule, self._format(rule, source)) for rule in self.rules)
+        return {path: FORMATS[format].values for rule, format in formats if format for path in rule.paths}
 
     def _warn_of_decoding(self, source: TensorSource, where: str, dtype: DTypeLike) -> None:
         decoded = Counter(

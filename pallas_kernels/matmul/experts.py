@@ -26,6 +26,7 @@ def experts(
     *,
     activation: Activation | None = None,
     limit: float = 0.0,
+    elsewhere: bool = False,
     impl: str | None = None,
 ) -> Float[Array, "M D"]:
     """Sum over the k chosen experts of weight * down(activation(gate(x), up(x))), in x's dtype.
@@ -36,6 +37,8 @@ def experts(
         gate, up, down: stacks of matrices [E, F, D], [E, F, D] and [E, D, F], of any kind, see `as_weight`.
         activation: default: `swiglu` with the limit.
         limit: see `swiglu`.
+        elsewhere: whether `expert` has numbers outside of 0 .. E - 1. They stand for experts that are not here: nothing
+            is read for them, and they add nothing.
         impl: name of an implementation; default: the first that fits, see `explain_experts`.
 
     Raises:
@@ -55,7 +58,7 @@ def experts(
     if not expert.shape == weight.shape == (len(x), expert.shape[1]):
         raise ValueError(f"experts: expert and weight are [M, k]; got {expert.shape}, {weight.shape} with x {x.shape}")
     dims = {"M": len(x), "k": expert.shape[1], "E": number, "F": hidden, "D": width}
-    return dispatch.choose(EXPERTS, impl, dims).run(x, expert, weight, *stacks, activation, limit)
+    return dispatch.choose(EXPERTS, impl, dims).run(x, expert, weight, *stacks, activation, limit, elsewhere)
 
 
 def explain_experts(*, M: int, k: int, E: int, F: int, D: int, platform: str | None = None) -> str:
@@ -75,6 +78,7 @@ def _blocks(
     down: Weight,
     activation: Activation | None,
     limit: float,
+    elsewhere: bool,
 ) -> Float[Array, "M D"]:
     """Reading only experts that are used.
 
@@ -87,6 +91,8 @@ def _blocks(
     block = 1 if assignments <= BLOCK_ROWS else BLOCK_ROWS
     num_blocks = -(-assignments // block) + (min(num_experts, assignments) if block > 1 else 0)
 
+    if elsewhere:
+        expert = jnp.where((expert >= 0) & (expert < num_experts), expert, num_experts)
     order = jnp.argsort(expert.reshape(-1), stable=True)
     sorted_expert = expert.reshape(-1)[order]
     counts = jnp.bincount(sorted_expert, length=num_experts)
@@ -95,6 +101,9 @@ def _blocks(
     first_assignment = jnp.cumsum(counts) - counts
     rank = jnp.arange(assignments) - first_assignment[sorted_expert]
     slot = first_block[sorted_expert] * block + rank  # where each sorted assignment stands in the padded blocks
+
+    if elsewhere:
+        slot = jnp.where(sorted_expert < num_experts, slot, num_blocks * block)  # behind the end, where nothing is
 
     padded = jnp.zeros((num_blocks * block, x.shape[1]), x.dtype).at[slot].set(x[order // top_k])
     block_expert = jnp.searchsorted(jnp.cumsum(blocks_of), jnp.arange(num_blocks), side="right")
@@ -105,7 +114,8 @@ def _blocks(
         out = swiglu_products(given, gate, up, down, limit, blocks)
     else:
         out = gated(given, gate, up, down, activation, blocks)
-    out = out.reshape(num_blocks * block, -1)[slot]
+    out = out.reshape(num_blocks * block, -1)
+    out = out.at[slot].get(mode="fill", fill_value=0) if elsewhere else out[slot]
     per_assignment = jnp.zeros((assignments, x.shape[1]), x.dtype).at[order].set(out)
     return jnp.einsum("mkd,mk->md", per_assignment.reshape(rows, top_k, -1), weight.astype(x.dtype))
 
@@ -119,8 +129,10 @@ def _reference(
     down: Weight,
     activation: Activation | None,
     limit: float,
+    elsewhere: bool,
 ) -> Float[Array, "M D"]:
     """Every row through every expert, of which only those that were chosen have a factor."""
+    del elsewhere  # such numbers are those of no expert
     out = jnp.zeros(x.shape, jnp.float32)
     for number in range(gate.shape[0]):
         all_rows = Blocks(jnp.array([number]), jnp.where(jnp.arange(gate.shape[0]) == number, len(x), 0))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from specjax.analysis.profiling import RoundCost, round_cost
-from specjax.decoding.seats import idle_state
+from specjax.decoding.new_state import idle_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.errors import SpecjaxError
 from specjax.runtime.engine import slots_for

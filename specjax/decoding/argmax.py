@@ -1,11 +1,29 @@
 """The index of the largest value of a long axis."""
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
+
+from specjax.mesh.shards import gathered, part_index, parts
 
 
 def argmax(x: Float[Array, "*T V"]) -> Int[Array, "*T"]:
     """The index of the largest value, of equal ones the first, int32; where there are NaNs, that of the first NaN.
+
+    Where a model is split, V are the tokens of a part, and the index is that of all parts.
+    """
+    own = _argmax(x)
+    if parts() == 1:
+        return own
+    values = jnp.take_along_axis(x, own[..., None], axis=-1).astype(jnp.float32)
+    tokens = (own + part_index() * x.shape[-1])[..., None]
+    bits, tokens = gathered(jnp.stack([lax.bitcast_convert_type(values, jnp.int32), tokens]))
+    best = jnp.argmax(lax.bitcast_convert_type(bits, jnp.float32), axis=-1, keepdims=True)
+    return jnp.take_along_axis(tokens, best, axis=-1)[..., 0]
+
+
+def _argmax(x: Float[Array, "*T V"]) -> Int[Array, "*T"]:
+    """See `argmax`, within a part.
 
     `jnp.argmax` compares pairs of value and index one after the other, which XLA's CPU backend does not vectorise.
     Largest values of blocks are vectorised, and leave two short axes to search.

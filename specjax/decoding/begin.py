@@ -12,8 +12,10 @@ from jaxtyping import Array, Int
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
 from specjax.decoding.grammar import Constraint
 from specjax.decoding.loop import ChunkRecord
-from specjax.decoding.seats import Newcomers, feed_rows, idle_state, start_rows
+from specjax.decoding.new_state import constraint_specs, idle_state, specs_of_sequences
+from specjax.decoding.seats import Newcomers, feed_rows, start_rows
 from specjax.decoding.settings import RowSettings
+from specjax.mesh.shards import MODEL, REPLICATED, mesh_of, on_shards
 from specjax.models.protocol import Params
 
 
@@ -47,9 +49,48 @@ def begin(
     Returns:
         The state, and the record of one round without drafts, which has emitted the first tokens.
     """
+    return on_shards(
+        partial(_begin, decoder, slots),
+        params,
+        tokens,
+        n_valid,
+        settings,
+        budget,
+        constraint,
+        out=lambda *_: (_specs(decoder, params, settings, constraint, slots), REPLICATED),
+    )
+
+
+def _specs(
+    decoder: Decoder, params: Params, settings: RowSettings, constraint: Constraint | None, slots: int
+) -> DecodeState:
+    """How the state lies on the mesh of the parameters: every device has all sequences."""
+    mesh = mesh_of(params)
+    assert mesh is not None
+    state = jax.eval_shape(lambda: idle_state(decoder, settings, slots))
+    sequences = specs_of_sequences(decoder, mesh.shape[MODEL], len(settings.seed), slots)
+    grammars = None if constraint is None else constraint_specs(constraint)
+    return replace(jax.tree.map(lambda _: REPLICATED, state), sequences=sequences, constraint=grammars)
+
+
+def _begin(
+    decoder: Decoder,
+    slots: int,
+    parts: int,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    n_valid: Int[Array, "B"],
+    settings: RowSettings,
+    budget: Int[Array, "B"],
+    constraint: Constraint | None,
+) -> tuple[DecodeState, ChunkRecord]:
+    """`begin` on one of so many parts of the model."""
+    decoder = decoder.shard(parts)
     batch, longest = tokens.shape
-    # What runs next consumes the state, and the caller may begin with the same grammars again: hence the copy.
-    state = replace(idle_state(decoder, settings, slots), constraint=jax.tree.map(jnp.copy, constraint))
+    if constraint is not None:
+        # What runs next consumes the state, and the caller may begin with the same grammars again: hence the copy.
+        constraint = jax.tree.map(jnp.copy, replace(constraint, tables=constraint.tables.of_part()))
+    state = replace(idle_state(decoder, settings, slots), constraint=constraint)
     sequences, logits = state.sequences, jnp.zeros((batch, decoder.target.vocab_size))
     for start in range(0, longest, LONGEST_CHUNK):
         piece = tokens[:, start : start + LONGEST_CHUNK]

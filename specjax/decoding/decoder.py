@@ -131,6 +131,13 @@ class Decoder:
         """The decoder with rounds of at most so many drafts, which goes on from states that this one has made."""
         return replace(self, max_drafts=max_drafts)
 
+    def shard(self, parts: int) -> Decoder:
+        """The decoder of one of so many parts of its models, see `Target.shard`."""
+        if parts == 1:
+            return self
+        drafter = None if self.drafter is None else self.drafter.shard(parts)
+        return replace(self, target=self.target.shard(parts), drafter=drafter)
+
     @property
     def rows(self) -> int:
         """R, tokens of a verification window."""

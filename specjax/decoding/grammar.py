@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.decoding.vocabulary import any_token, entries_at, own_part, values_at
 from specjax.models.protocol import Drafted
 
 FORBIDDEN = -1
@@ -75,12 +76,16 @@ class GrammarTables:
     Attributes:
         next: the next state of each entry, or `FORBIDDEN`.
         begin: where the entries of each grammar begin.
-        classes: of each grammar, the class of each token.
+        classes: of each grammar, the class of each token. A part of a split model has those of its own tokens.
     """
 
     next: Int[Array, "entries"]
     begin: Int[Array, "grammars"]
     classes: Int[Array, "grammars V"]
+
+    def of_part(self) -> GrammarTables:
+        """The tables as this part of a split model has them, from those of the whole model."""
+        return replace(self, classes=own_part(self.classes))
 
     @classmethod
     def of(cls, grammars: Sequence[Grammar | None], vocab_size: int, least: tuple[int, int] = (0, 0)) -> GrammarTables:
@@ -149,7 +154,7 @@ class Constraint:
         """Which tokens may come next in states of each row: of the whole vocabulary, or of the tokens named."""
         classes = self.tables.classes[self.rows.which]
         if tokens is not None:
-            classes = jnp.take_along_axis(classes, tokens, axis=1)
+            classes = values_at(classes, tokens)
         begin = self._begin(state) + state
         return self.tables.next[begin[..., None] + classes.reshape(len(classes), *(1,) * (state.ndim - 1), -1)] >= 0
 
@@ -168,7 +173,7 @@ class Constraint:
         refused by every acceptance rule, because its probability under the target is 0: nothing is biased.
         """
         allowed = self.allowed(state, tokens)
-        free = ~self.rows.masks_drafts[:, None] | ~jnp.any(allowed, axis=-1, keepdims=True)
+        free = ~self.rows.masks_drafts[:, None] | ~any_token(allowed)
         return _only(logits, allowed | free)
 
     def after(self, state: Int[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:
@@ -176,7 +181,7 @@ class Constraint:
 
         What follows such a draft means nothing, but must be computed from some state.
         """
-        own = self.tables.classes[self.rows.which, token]
+        own = entries_at(self.tables.classes, self.rows.which, token)
         following = self.tables.next[self._begin(state) + state + own]
         return jnp.where(following == FORBIDDEN, state, following)
 

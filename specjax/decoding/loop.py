@@ -13,6 +13,8 @@ from jaxtyping import Array, Int
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
+from specjax.mesh.rows import Sharing, anywhere
+from specjax.mesh.shards import REPLICATED, lying, on_shards
 from specjax.models.protocol import Features, Params
 
 UNSEEN_BLOCKS = (8, 32, 128)
@@ -45,6 +47,28 @@ def decode_chunk(
     Rounds without drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the
     end.
     """
+    axis = Sharing.of(state).axis
+    return on_shards(
+        partial(_chunk, decoder, rounds),
+        params,
+        state,
+        limit,
+        patience,
+        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, lying(None, axis))),
+    )
+
+
+def _chunk(
+    decoder: Decoder,
+    rounds: int,
+    parts: int,
+    params: Params,
+    state: DecodeState,
+    limit: Int[Array, ""] | int | None,
+    patience: Int[Array, ""] | int | None,
+) -> tuple[DecodeState, ChunkRecord]:
+    """`decode_chunk` on one of so many parts of the model."""
+    decoder = decoder.shard(parts)
     most = rounds if limit is None else jnp.minimum(limit, rounds)
     idle_drafter = None if decoder.drafts else decoder.drafter
     before = state
@@ -65,10 +89,10 @@ def decode_chunk(
 
     def unfinished(carry: tuple) -> Array:
         index, state, _ = carry
-        go_on = (index < most) & jnp.any(state.active)
+        go_on = (index < most) & anywhere(state.active)
         if patience is None:
             return go_on
-        return go_on & ((index < patience) | ~jnp.any(before.active & ~state.active))
+        return go_on & ((index < patience) | ~anywhere(before.active & ~state.active))
 
     def one_round(carry: tuple) -> tuple:
         index, state, outputs = carry

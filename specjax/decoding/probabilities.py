@@ -8,10 +8,11 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.softmax_totals import softmax_totals
 from specjax.decoding.acceptance.verdict import Verdict, row_at
 from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
+from specjax.decoding.vocabulary import totals, values_at
+from specjax.mesh.rows import anywhere
 from specjax.models.protocol import Proposal
 
 
@@ -55,21 +56,21 @@ def probabilities(
         settings: of each row.
     """
     wide = logits.astype(jnp.float32)
-    log_total, entropy = softmax_totals(wide)
+    log_total, entropy = totals(wide)
     drafts = jnp.zeros((len(logits), 0), jnp.int32) if proposal is None else proposal.tokens
     last = jnp.minimum(verdict.n_accepted, n_drafted)
 
     def softmax() -> tuple[Array, Array]:
         # From single logits: a whole softmax would have to be kept for the conditional.
-        chosen = jnp.take_along_axis(wide[:, :-1], drafts[..., None], axis=-1)[..., 0]
-        following = jnp.take_along_axis(row_at(wide, last), verdict.next_token[:, None], axis=-1)[:, 0]
+        chosen = values_at(wide[:, :-1], drafts[..., None])[..., 0]
+        following = values_at(row_at(wide, last), verdict.next_token[:, None])[:, 0]
         return jnp.exp(chosen - log_total[:, :-1]), jnp.exp(following - row_at(log_total, last))
 
     def drawn() -> tuple[Array, Array]:
         found = with_shortlist(logits, settings, lambda each: _probability_of(each, drafts, verdict.next_token, last))
         return jax.tree.map(lambda own, sure: jnp.where(settings.along(own).draws, own, sure), found, softmax())
 
-    p, p_next = lax.cond(jnp.any(settings.draws), drawn, softmax)
+    p, p_next = lax.cond(anywhere(settings.draws), drawn, softmax)
     if proposal is None or proposal.logq is None:
         q, q_next = jnp.full(drafts.shape, jnp.nan), jnp.full(last.shape, jnp.nan)
     else:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.softmax_totals import softmax_totals
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.probabilities import Probabilities
-from specjax.decoding.sampling import top2_margin, top_k
+from specjax.decoding.sampling import top2_margin
+from specjax.decoding.vocabulary import logsumexp, top_k, values_at
 
 
 class TopTokens(NamedTuple):
@@ -46,13 +46,13 @@ def token_scores(
     """What the logits say of chosen tokens; the first `n_valid` places count. `choices` are the logits that grammars
     leave.
     """
-    peak = jnp.take_along_axis(logits, argmax(logits)[..., None], axis=-1)[..., 0]
+    peak = values_at(logits, argmax(logits)[..., None])[..., 0]
     logprob = top = None
     if decoder.logprobs is not None:
         wide = logits.astype(jnp.float32)
-        log_total = softmax_totals(wide).log_total[..., None]
+        log_total = logsumexp(wide)
         chosen = jnp.maximum(tokens, 0)[..., None]  # padding has no logit
-        logprob = (jnp.take_along_axis(wide, chosen, axis=-1) - log_total)[..., 0]
+        logprob = (values_at(wide, chosen) - log_total)[..., 0]
         best, index = top_k(wide, decoder.logprobs)
         top = TopTokens(best - log_total, index)
     return TokenScores(

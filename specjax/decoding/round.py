@@ -12,6 +12,7 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
 from specjax.decoding.probabilities import probabilities
 from specjax.decoding.record import RoundRecord, token_scores
+from specjax.mesh.shards import parts
 from specjax.models.protocol import Choice, Drafted, Features, Params, Proposal
 from specjax.state import SequenceWindow, commit
 
@@ -33,7 +34,7 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
         choice = propose_token(
             logits,
             tokens,
-            vocab_size=decoder.target.vocab_size,
+            vocab_size=decoder.target.vocab_size * parts(),
             rule=decoder.rule,
             settings=settings,
             sequence=state.sequence,

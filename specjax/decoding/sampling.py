@@ -24,6 +24,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, gumbel_at
 from specjax.decoding.settings import RowSettings
+from specjax.decoding.vocabulary import maximum, sum_of_exp, top_k, vocabulary_size, whole_row
+from specjax.mesh.rows import anywhere, everywhere
 
 FIRST_LOOK = 64
 """How many of the most probable tokens are looked at first. It is enough for most settings, and to find more of them
@@ -98,15 +100,6 @@ class _Largest(NamedTuple):
     length: Int[Array, ""]
 
 
-def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
-    """The k largest values and their places, largest first, the lower place first among equals."""
-    # Without the barrier XLA moves later slices into its expansion of top_k, no longer recognises it, and sorts the
-    # whole vocabulary: on a CPU that is more than 50 times slower. One barrier for both results would be enough for
-    # that, but then XLA's partitioner aborts where the vocabulary is sharded.
-    values, index = lax.top_k(x, k)
-    return lax.optimization_barrier(values), lax.optimization_barrier(index)
-
-
 def _limit(row: RowSettings, size: int) -> Array:
     """How many tokens top-k keeps of so many."""
     return jnp.where((row.top_k > 0) & (row.top_k < size), row.top_k, size)
@@ -132,10 +125,10 @@ def _largest(scores: Float[Array, "B *T V"], length: int, width: int) -> _Larges
     return _Largest(jnp.pad(values, padding, constant_values=-jnp.inf), jnp.pad(tokens, padding), jnp.int32(length))
 
 
-def _nucleus_total(scores: Float[Array, "B *T V"], row: RowSettings) -> Float[Array, "B *T 1"]:
+def _nucleus_total(scores: Float[Array, "B *T V"], row: RowSettings, size: int) -> Float[Array, "B *T 1"]:
     """What the nucleus is a share of where top-k keeps all, as the log of a sum; elsewhere it means nothing."""
-    wanted = row.draws & (row.top_p < 1) & (_limit(row, scores.shape[-1]) == scores.shape[-1])
-    return lax.cond(jnp.any(wanted), lambda: _log_total(scores), lambda: jnp.zeros_like(scores[..., :1]))
+    wanted = row.draws & (row.top_p < 1) & (_limit(row, size) == size)
+    return lax.cond(anywhere(wanted), lambda: jnp.log(sum_of_exp(scores)), lambda: jnp.zeros_like(scores[..., :1]))
 
 
 def _is_known(largest: _Largest, total: Float[Array, "B *T 1"], row: RowSettings, size: int) -> Bool[Array, "B *T 1"]:
@@ -172,10 +165,10 @@ def with_shortlist(
     `then` is traced twice: for a list of few tokens, most probable first, and for the vocabulary in order. Scores are
     float32 and their maximum is 0. What it gets for greedy rows is of no use.
     """
-    row, size = settings.along(logits), logits.shape[-1]
+    row, size = settings.along(logits), vocabulary_size(logits)
     scores = logits.astype(jnp.float32)
     # The maximum goes first, so that small temperatures do not overflow and sums with noise keep their precision.
-    scores = (scores - jnp.max(scores, axis=-1, keepdims=True)) * (1 / jnp.where(row.draws, row.temperature, 1))
+    scores = (scores - maximum(scores)) * (1 / jnp.where(row.draws, row.temperature, 1))
     # They are compared for equality below. As operands of conditionals they are computed once: XLA may round them
     # differently (by a fused multiply and add) when it computes them anew for each use.
     beyond = (_limit(row, size) < size) | (row.top_p < 1)
@@ -186,11 +179,11 @@ def with_shortlist(
     def update(edge: _Edge, found: _Edge, which: Array) -> _Edge:
         return jax.tree.map(lambda old, new: jnp.where(which, new, old), edge, found)
 
-    width, total = min(SHORTLIST, size), _nucleus_total(scores, row)
+    width, total = min(SHORTLIST, size), _nucleus_total(scores, row, size)
 
     def look() -> tuple[Array, Array, _Edge]:
         near = _largest(scores, min(FIRST_LOOK, size), width)
-        enough = jnp.all(_is_known(near, total, row, size) | ~filtered)
+        enough = everywhere(_is_known(near, total, row, size) | ~filtered)
         largest = lax.cond(enough, lambda: near, lambda: _largest(scores, width, width))
         found = _edge(largest, total, row, size, _is_known(largest, total, row, size))
         return largest.values, largest.tokens, update(unknown, found, filtered & found.known)
@@ -199,7 +192,7 @@ def with_shortlist(
         nothing = jnp.zeros((*scores.shape[:-1], width))
         return nothing, nothing.astype(jnp.int32), unknown
 
-    values, few, edge = lax.cond(jnp.any(filtered), look, skip)
+    values, few, edge = lax.cond(anywhere(filtered), look, skip)
 
     def short() -> Result:
         return then(Shortlist(few, _keep(values, few, edge, row), edge.log_total))
@@ -211,13 +204,14 @@ def with_shortlist(
         def look_far() -> _Edge:
             return update(edge, _edge(_largest(scores, size, size), total, row, size, far), far)
 
-        last = lax.cond(jnp.any(far), look_far, lambda: edge) if size > SHORTLIST else edge
-        tokens = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), scores.shape)
-        kept = _keep(scores, tokens, last, row)
+        last = lax.cond(anywhere(far), look_far, lambda: edge) if size > SHORTLIST else edge
+        every = whole_row(scores)
+        tokens = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), every.shape)
+        kept = _keep(every, tokens, last, row)
         log_total = jnp.where(edge.known, edge.log_total, _log_total(kept))
         return then(Shortlist(tokens, kept, log_total, in_order=True))
 
-    return lax.cond(jnp.all(edge.known | ~row.draws), short, whole)
+    return lax.cond(everywhere(edge.known | ~row.draws), short, whole)
 
 
 def spread(candidates: Shortlist, vocab_size: int) -> Float[Array, "B *T V"]:
@@ -237,7 +231,7 @@ def warp(logits: Float[Array, "B *T V"], settings: RowSettings) -> Float[Array, 
 
     In greedy rows all of the probability is on the argmax.
     """
-    size = logits.shape[-1]
+    size = vocabulary_size(logits)
     drawn = with_shortlist(logits, settings, lambda candidates: spread(candidates, size))
     certain = jnp.where(jnp.arange(size) == argmax(logits)[..., None], 0.0, -jnp.inf)
     return jnp.where(settings.along(logits).draws, drawn, certain)
@@ -283,7 +277,7 @@ def sample_tokens(
     def drawn() -> Int[Array, "B *T"]:
         return jnp.where(settings.along(best).draws, with_shortlist(logits, settings, draw), best)
 
-    return lax.cond(jnp.any(settings.draws), drawn, lambda: best)
+    return lax.cond(anywhere(settings.draws), drawn, lambda: best)
 
 
 def top2_margin(logits: Float[Array, "*T V"]) -> Float[Array, "*T"]:

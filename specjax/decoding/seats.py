@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.acceptance import choose_token
@@ -18,8 +17,10 @@ from specjax.decoding.grammar import GrammarRows
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.decoding.settings import NO_STOP, RowSettings
+from specjax.mesh.rows import Sharing
+from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
-from specjax.state import SequenceState
+from specjax.state import SequenceState, Shift
 
 
 @struct.dataclass
@@ -60,13 +61,29 @@ def feed_rows(
     Returns:
         The state, and the logits of each row's last token; those of rows without tokens mean nothing.
     """
-    own = state if rows is None else jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), state)
-    request = drafter.request if drafter else FeatureRequest()
-    output, fed = target.extend(params, tokens, n_valid, own, request=request, rows="last")
-    if drafter:
-        fed = replace(fed, drafter=drafter.extend(params, tokens, output.features, n_valid, own.drafter, own.length))
-    assert output.logits is not None
-    return fed if rows is None else state.put(fed, rows), output.logits[:, 0]
+    sharing = Sharing.of(state)
+
+    def run(parts: int, params: Params, state: SequenceState, rows: Any, tokens: Array, n_valid: Array) -> tuple:
+        count = len(state.length)
+        if rows is None:
+            own, tokens, n_valid = state, sharing.own(tokens, count), sharing.own(n_valid, count)
+        else:
+            here = sharing.at(rows, count)
+            own = jax.tree.map(lambda x: jnp.take(x, here, axis=0, mode="clip"), state)
+        reader = drafter.shard(parts) if drafter else None
+        request = reader.request if reader else FeatureRequest()
+        output, fed = target.shard(parts).extend(params, tokens, n_valid, own, request=request, rows="last")
+        if reader:
+            fed = replace(fed, drafter=reader.extend(params, tokens, output.features, n_valid, own.drafter, own.length))
+        assert output.logits is not None
+        logits = output.logits[:, 0]
+        if rows is None:
+            return fed, sharing.whole(logits)
+        return state.put(fed, here), sharing.found(logits, rows, count)
+
+    return on_shards(
+        run, params, state, rows, tokens, n_valid, out=lambda params, state, *_: (state, lying(None, MODEL))
+    )
 
 
 @partial(jax.jit, static_argnames="decoder", donate_argnames="state")
@@ -77,7 +94,17 @@ def start_rows(
 
     The record is that of one round with one token and no drafts, of the P rows.
     """
-    length = jnp.take(state.sequences.length, new.rows, mode="clip")
+    run = partial(_start, decoder, Sharing.of(state))
+    return on_shards(run, state, logits, new, out=lambda state, *_: (state, REPLICATED))
+
+
+def _start(
+    decoder: Decoder, sharing: Sharing, parts: int, state: DecodeState, logits: Float[Array, "P V"], new: Newcomers
+) -> tuple[DecodeState, ChunkRecord]:
+    """`start_rows` on one of so many parts of the model."""
+    decoder = decoder.shard(parts)
+    here = sharing.at(new.rows, len(state.pending))
+    length = jnp.take(sharing.whole(state.sequences.length), new.rows, mode="clip")
     places, grammar = logits[:, None], None
     choices = places
     if state.constraint is not None:
@@ -118,7 +145,7 @@ def start_rows(
     }
 
     def put(old: Array, own: Array) -> Array:
-        return old.at[new.rows].set(own, mode="drop")
+        return old.at[here].set(own, mode="drop")
 
     loop = {name: jax.tree.map(put, getattr(state, name), own) for name, own in started.items()}
     constraint = state.constraint
@@ -132,15 +159,28 @@ def start_rows(
 @partial(jax.jit, donate_argnames="state")
 def set_budgets(state: DecodeState, budget: Int[Array, "B"], given: Bool[Array, "B"]) -> DecodeState:
     """Let the rows that are `given` one emit so many tokens more; 0 stops a row, and the others stay as they are."""
-    return replace(state, budget=jnp.where(given, budget, state.budget))
+    sharing = Sharing.of(state)
+
+    def run(parts: int, state: DecodeState, budget: Array, given: Array) -> DecodeState:
+        del parts
+        budget, given = (sharing.own(x, len(state.budget)) for x in (budget, given))
+        return replace(state, budget=jnp.where(given, budget, state.budget))
+
+    return on_shards(run, state, budget, given, out=lambda state, *_: state)
 
 
-def idle_state(decoder: Decoder, settings: RowSettings, slots: int) -> DecodeState:
-    """Rows with nothing to do. No two arrays share memory, so that the state can be consumed."""
-    batch = len(settings.seed)
-    pending, budget, streak, skip, sequence, dropped = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
-    sequences = decoder.init_state(batch, slots)
-    return DecodeState(sequences, pending, budget, streak, skip > 0, sequence, settings, dropped)
+@partial(jax.jit, donate_argnames="state")
+def drop_tokens(state: DecodeState, keep: Int[Array, "B"], drop: Int[Array, "B"]) -> DecodeState:
+    """Drop tokens from rows of a running state, see `shift_context`."""
+    sharing = Sharing.of(state)
+
+    def run(parts: int, state: DecodeState, keep: Array, drop: Array) -> DecodeState:
+        del parts
+        keep, drop = (sharing.own(x, len(state.budget)) for x in (keep, drop))
+        sequences = state.sequences.shift(Shift(keep, drop, state.sequences.length))
+        return replace(state, sequences=sequences, dropped=state.dropped + drop)
+
+    return on_shards(run, state, keep, drop, out=lambda state, *_: state)
 
 
 def widened(state: DecodeState, stop_width: int) -> DecodeState:
@@ -148,16 +188,3 @@ def widened(state: DecodeState, stop_width: int) -> DecodeState:
     stops = state.settings.stop_tokens
     more = jnp.pad(stops, ((0, 0), (0, stop_width - stops.shape[1])), constant_values=NO_STOP)
     return replace(state, settings=replace(state.settings, stop_tokens=more))
-
-
-_Tree = TypeVar("_Tree")
-
-
-def on_device_of(params: Params, arrays: _Tree) -> _Tree:
-    """Put new arrays on the device that the parameters are committed to, if they are committed to one. Outputs of a
-    program with such parameters are committed too. JAX would compile a second program for arrays that are not.
-    """
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array) and leaf.committed and isinstance(leaf.sharding, SingleDeviceSharding):
-            return jax.device_put(arrays, leaf.device)
-    return arrays

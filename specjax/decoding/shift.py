@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, Int
 
 from specjax.decoding.decoder import Decoder
+from specjax.mesh.shards import on_shards
 from specjax.state import SequenceState, Shift
 
 
@@ -28,4 +29,9 @@ def shift_context(state: SequenceState, keep: Int[Array, "B"], drop: Int[Array, 
         keep: tokens at the start that stay.
         drop: tokens after these that go; 0 in rows that stay as they are.
     """
-    return state.shift(Shift(keep, drop, state.length))
+
+    def run(parts: int, state: SequenceState, keep: Array, drop: Array) -> SequenceState:
+        del parts
+        return state.shift(Shift(keep, drop, state.length))
+
+    return on_shards(run, state, keep, drop, out=lambda state, *_: state)

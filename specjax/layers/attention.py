@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Linear, apply_all
+from specjax.layers.linear import Linear, SummedLinear, apply_all
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
 from specjax.state.kv import KVCache
@@ -53,4 +53,4 @@ class GatedAttention(nn.Module):
         cache = cache.append(k, v.reshape(kv_shape), positions, valid)
         out = cache.attend(q, positions, scale=c.head_width**-0.5)
         out = (out * jax.nn.sigmoid(gate)).reshape(batch, rows, -1)
-        return Linear(width, name="o_proj")(out), cache
+        return SummedLinear(width, name="o_proj")(out), cache

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import causal_conv1d
 from pallas_kernels.rms_norm import l2_norm
-from specjax.layers.linear import Linear, apply_all
+from specjax.layers.linear import Linear, SummedLinear, apply_all
 from specjax.layers.norm import RMSNorm
 from specjax.state.recurrent import DeltaInputs, RecurrentState
 
@@ -90,7 +90,7 @@ class GatedDeltaNet(nn.Module):
         step = state.verify if rollback else state.extend
         out, new_state = step(inputs, conv_inputs, n_valid)
         out = RMSNorm(c.norm_eps, name="norm")(out, gate=z)
-        return Linear(width, name="out_proj")(out.reshape(batch, rows, values).astype(x.dtype)), new_state
+        return SummedLinear(width, name="out_proj")(out.reshape(batch, rows, values).astype(x.dtype)), new_state
 
 
 def init_decay(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:

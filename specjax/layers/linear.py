@@ -5,9 +5,10 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.matmul import Weight, as_weight, products
+from specjax.mesh.shards import gathered, part_index, parts, total
 
 
 def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
@@ -30,9 +31,18 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
 def expert_weights(
     module: nn.Module, prefix: str, count: int, hidden: int, width: int
 ) -> tuple[Weight, Weight, Weight]:
-    """The stacks of gates, ups and downs of E = `count` experts, of hidden width F, in a stream of width D."""
+    """The stacks of gates, ups and downs of E experts, of hidden width F, in a stream of width D.
+
+    `count` is the number of experts of the whole model, of which each part has some.
+    """
+    count //= parts()
     gate, up = (weight_of(module, f"{prefix}{kind}", (count, hidden, width)) for kind in ("gate", "up"))
     return gate, up, weight_of(module, f"{prefix}down", (count, width, hidden))
+
+
+def own_experts(expert: Int[Array, "M k"], count: int) -> Int[Array, "M k"]:
+    """The numbers of chosen experts, of `count` in all, as this part counts its own; others are out of its range."""
+    return expert - part_index() * (count // parts()) if parts() > 1 else expert
 
 
 class Linear(nn.Module):
@@ -55,13 +65,32 @@ class Linear(nn.Module):
         return self.matrix(x.shape[-1]).matmul(x, self.dtype)
 
 
+class SummedLinear(Linear):
+    """A linear layer whose input is split: each part multiplies its own columns, and the products are added up."""
+
+    def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
+        return total(super().__call__(x))
+
+
+class GatheredLinear(Linear):
+    """A linear layer from whole inputs to whole outputs, of which each part computes some."""
+
+    @nn.compact
+    def matrix(self, width: int) -> Weight:
+        """The rows of the weight that this part has, for K = `width`."""
+        return weight_of(self, "weight", (self.features // parts(), width))
+
+    def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
+        return gathered(super().__call__(x))
+
+
 def apply_all(x: Float[Array, "... K"], *layers: Linear) -> list[Float[Array, "... N"]]:
     """layer(x) of each, those with weights of one kind in one call."""
     return products(x, [layer.matrix(x.shape[-1]) for layer in layers], [layer.dtype for layer in layers])
 
 
 class Embedding(nn.Module):
-    """A table of V rows of width D that can also serve as output head.
+    """A table of V rows of width D that can also serve as output head. Where a model is split, V are those of a part.
 
     Attributes:
         vocab_size: V.
@@ -76,8 +105,12 @@ class Embedding(nn.Module):
 
     def __call__(self, tokens: Array) -> Float[Array, "... D"]:
         """Rows of the table; [...] int32 -> [..., D]. Those of a quantized table are float32."""
-        return self.weight.take(tokens)
+        if parts() == 1:
+            return self.weight.take(tokens)
+        own = tokens - part_index() * self.vocab_size
+        here = (own >= 0) & (own < self.vocab_size)
+        return total(jnp.where(here[..., None], self.weight.take(own), 0))
 
     def unembed(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Float32 logits: the products with all rows."""
+        """Float32 logits: the products with the rows of this part."""
         return self.weight.matmul(hidden, jnp.float32)

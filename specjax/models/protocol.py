@@ -104,6 +104,17 @@ class Target(Protocol):
         """The longest sequence that the model was made for, in tokens."""
         ...
 
+    def shard(self, parts: int) -> Target:
+        """The target of one of so many parts of the model, as each device of a mesh runs it.
+
+        Its vocabulary, heads and hidden columns are those of the part. What it says is split: logits are those of its
+        tokens, in order of the parts. All else that goes in and out is whole, but for the state.
+
+        Raises:
+            ValueError: the model cannot be split so; the message lists what does not divide.
+        """
+        ...
+
     def init_layers(
         self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, kv_types: KVTypes
     ) -> tuple[Any, ...]:
@@ -282,6 +293,14 @@ class Drafter(Protocol):
 
     def parameters(self, target: Target) -> Params:
         """The parameters that it brings along, by names that the target's tree does not have; {} for none."""
+        ...
+
+    def shard(self, parts: int) -> Drafter:
+        """The drafter of one of so many parts of the model, see `Target.shard`. Its logits are split as the target's.
+
+        Raises:
+            ValueError: it cannot be split; the message says why.
+        """
         ...
 
     def head_paths(self) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from checkpoints.atomic import write_text
 from checkpoints.errors import CheckpointError
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import on_device_of
+from specjax.decoding.new_state import on_device_of
+from specjax.mesh.shards import devices_of
 from specjax.models.protocol import Params
 from specjax.runtime.compilation_cache import cache_folder
 from specjax.runtime.depth.control import depths_up_to
@@ -78,7 +79,8 @@ def _path(decoder: Decoder, seats: int, params: Params) -> Path | None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     weights = [(jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in leaves]
     (device,) = on_device_of(params, jnp.zeros(())).devices()
-    machine = (device.device_kind, platform.machine(), os.cpu_count())
+    mesh = devices_of(params)
+    machine = (device.device_kind, mesh and dict(mesh.shape), platform.machine(), os.cpu_count())
     about = (repr(decoder), seats, weights, str(jax.tree.structure(params)), machine, jax.__version__)
     return folder / "costs" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -10,17 +10,20 @@ from typing import Any, Protocol
 
 import jax
 from gguf import TokenType
+from jax.sharding import Mesh
 
 import checkpoints
-from checkpoints.mapping.table import Put
+from checkpoints.mapping.table import PLAIN, Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
+from specjax.mesh.plan import Cut
 from specjax.models import registry
 from specjax.models.drafters.first_of import FirstOf, united
 from specjax.models.drafters.ngram import NGram
 from specjax.models.drafters.trimmed import trimmed_paths
 from specjax.models.protocol import Drafter, FileDrafter, Params, Target
+from specjax.runtime.plan import plan_for
 from specjax.state import KVTypes, Part
 
 DrafterSource = str | Path | Drafter
@@ -52,6 +55,10 @@ class Candidate(Protocol):
     @property
     def paths(self) -> list[str]:
         """Paths of the parameters that it adds to the target's."""
+        ...
+
+    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+        """How its parameters are split over a mesh, see `specjax.mesh.plan`; SpecjaxError if they cannot be."""
         ...
 
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
@@ -112,6 +119,9 @@ class _Own:
     def paths(self) -> list[str]:
         return []
 
+    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+        return {}
+
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         return {}
 
@@ -129,6 +139,10 @@ class _Several:
     @property
     def paths(self) -> list[str]:
         return [path for candidate in self.candidates for path in candidate.paths]
+
+    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+        each = (candidate.cuts(mesh, packed=packed) for candidate in self.candidates)
+        return {path: cut for cuts in each for path, cut in cuts.items()}
 
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         try:
@@ -152,13 +166,17 @@ class _Value:
     def paths(self) -> list[str]:
         return list(flatten(self._params))
 
+    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+        """None: what such drafters bring along lies whole on every device."""
+        return {}
+
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         if taken := sorted(self._params.keys() & checkpoint.params.keys()):
             raise SpecjaxError(
                 f"the parameters of {self.drafter!r} are called {', '.join(taken)}, as those of the target are; give"
                 " them another name"
             )
-        placed = {path: settings.put(path, value) for path, value in flatten(self._params).items()}
+        placed = {path: settings.put(path, value, PLAIN) for path, value in flatten(self._params).items()}
         return unflatten(placed)
 
 
@@ -178,13 +196,17 @@ class _File:
     def _path(self, path: str) -> str:
         return path if self.form.under is None else f"{self.form.under}.{path}"
 
+    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+        own = plan_for(mesh, self.opened, packed=packed).cuts
+        return {self._path(path): cut for path, cut in own.items()}
+
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         loaded = self.opened.load(
             settings.dtype,
             need_tokenizer=False,
             progress=settings.progress,
             packed=settings.packed,
-            put=lambda path, values: settings.put(self._path(path), values),
+            put=lambda path, values, form: settings.put(self._path(path), values, form),
         )
         if self.form.own_vocabulary:
             check_vocabulary(loaded, checkpoint)

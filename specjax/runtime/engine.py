@@ -22,17 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.seats import (
-    Newcomers,
-    feed_rows,
-    idle_state,
-    on_device_of,
-    set_budgets,
-    start_rows,
-    widened,
-)
+from specjax.decoding.new_state import new_sequences, new_state, seats_on
+from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows, widened
 from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
-from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params, Target
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.grammars import GrammarShelf
@@ -71,7 +63,7 @@ class Engine:
 
     Attributes:
         decoder, params: the program and its weights.
-        seats: B, how many requests run at once.
+        seats: B, how many requests run at once; on a mesh, a multiple of its rows.
         slots: S, positions that each seat has room for.
         rounds_per_chunk: the most rounds that run before the host reads their tokens, see `Pace`.
         prefixes: texts that are kept for prompts that start like them.
@@ -101,6 +93,7 @@ class Engine:
         if seats < 1 or slots < 1:
             raise ValueError(f"an engine of {seats} seats and {slots} slots; it needs at least 1 of each")
         self.decoder, self.params = decoder, params
+        seats = seats_on(params, seats)
         self.seats, self.slots, self.rounds_per_chunk = seats, slots, rounds_per_chunk
         self.experience = Experience() if experience is None else experience
         self._building = Building(self.experience.compiled)
@@ -209,7 +202,7 @@ class Engine:
     @cached_property
     def _empty(self) -> SequenceState:
         """The state before a text, of one row. It has one slot, because what an empty cache holds is never read."""
-        return self.decoder.init_state(1, 1)
+        return new_sequences(self.decoder, self.params, 1, 1)
 
     def _waiting_near(self) -> list[Job]:
         """The jobs that will be seated soon."""
@@ -363,10 +356,7 @@ class Engine:
             keep[row], drop[row] = cut
             job.cuts += 1
             job.room += cut.drop
-        state = self.state
-        self._state = replace(
-            state, sequences=shift_context(state.sequences, keep, drop), dropped=state.dropped + jnp.asarray(drop)
-        )
+        self._state = drop_tokens(self.state, keep, drop)
         self._set_budgets({row: min(job.limit, job.room) - len(job.tokens) for row, job in full.items()})
 
     # Programs
@@ -380,9 +370,7 @@ class Engine:
             return
         self._stop_width = max(stop_width, self._stop_width)
         if self._state is None:
-            self._state = on_device_of(
-                self.params, idle_state(self.decoder, self._settings([IDLE] * self.seats), self.slots)
-            )
+            self._state = new_state(self.decoder, self.params, self._settings([IDLE] * self.seats), self.slots)
         else:
             self._state = widened(self._state, stop_width)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import on_device_of
+from specjax.decoding.new_state import new_sequences
 from specjax.models.protocol import FeatureRequest
 from specjax.runtime.engine import slots_for
 from specjax.runtime.feeding import read
@@ -74,7 +74,7 @@ def text_features(
         raise ValueError("nothing is asked for; name some layers, or leave final_hidden=True")
     begin, end = span_of(start, stop, len(tokens))
     request = FeatureRequest(final_hidden, wanted)
-    state = on_device_of(model.params, Decoder(model.target, None, max_drafts=0).init_state(1, slots_for(end)))
+    state = new_sequences(Decoder(model.target, None, max_drafts=0), model.params, 1, slots_for(end))
     rows: list[list[np.ndarray]] = []
     position = 0
     for count, output in read(model.target, model.params, state, tokens[:end], request=request, rows="none"):

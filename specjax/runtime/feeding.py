@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.seats import feed_rows
+from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Rows, Target, TargetOutput
 from specjax.runtime.memory import Memory, ReturnPoint
 from specjax.runtime.pieces import piece_size
@@ -101,4 +103,11 @@ def _read_piece(
     request: FeatureRequest,
     rows: Rows,
 ) -> tuple[TargetOutput, SequenceState]:
-    return target.extend(params, tokens, n_valid, state, request=request, rows=rows)
+
+    def run(parts: int, params: Params, state: SequenceState, tokens: Array, n_valid: Array) -> tuple:
+        return target.shard(parts).extend(params, tokens, n_valid, state, request=request, rows=rows)
+
+    logits: Any = None if rows == "none" else lying(None, None, MODEL)
+    return on_shards(
+        run, params, state, tokens, n_valid, out=lambda params, state, *_: (TargetOutput(logits, REPLICATED), state)
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import DecodeState
 from specjax.decoding.grammar import Constraint, Grammar, GrammarRows, GrammarTables
-from specjax.decoding.seats import on_device_of
+from specjax.decoding.new_state import with_constraint
 from specjax.models.protocol import Params
 from specjax.runtime.request import Job
 
@@ -42,7 +41,7 @@ class GrammarShelf:
         tables = GrammarTables.of(self._places, self._vocab_size, least=self.shape)
         self.shape = tables.shape
         rows = GrammarRows.free(len(state.pending)) if state.constraint is None else state.constraint.rows
-        return replace(state, constraint=on_device_of(params, Constraint(tables, rows)))
+        return with_constraint(state, params, Constraint(tables, rows))
 
     def rows(self, jobs: Mapping[int, Job], width: int) -> GrammarRows | None:
         """Where these jobs begin, by their columns among `width`; None as long as there are no grammars."""

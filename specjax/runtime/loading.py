@@ -7,17 +7,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from jax.sharding import Mesh
+
 import checkpoints
+from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
+from specjax.mesh.plan import Plan
+from specjax.mesh.shards import MODEL
 from specjax.models import registry
 from specjax.models.drafters.trimmed import trimmed
-from specjax.models.protocol import ModelConfig
+from specjax.models.protocol import Drafter, ModelConfig
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
-from specjax.runtime.drafters import DrafterSources, LoadSettings, check_head, open_drafters
+from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, check_head, open_drafters
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
+from specjax.runtime.plan import plan_for
 
 
 def bundled_model() -> Path:
@@ -41,6 +47,7 @@ def load(
     dtype: Any = "float32",
     packed: Activations | None = "a16",
     place: Sequence[str] = (),
+    mesh: str | Mesh | None = None,
     need_tokenizer: bool = False,
     progress: Any = None,
 ) -> Model:
@@ -63,13 +70,15 @@ def load(
             bits. "a8" rounds them to 8 bits, as llama.cpp does, and is faster. None decodes the matrices to `dtype`.
         place: rules "REGEX=PLACE" for parameters that shall not be on the default device, such as "mtp=pinned_host".
             The first rule that matches a parameter's path decides. See `specjax.runtime.placement`.
+        mesh: the devices that share the work, as "ROWSxMODEL" or as a `jax.sharding.Mesh` with the axes ("rows",
+            "model"). The model is split into MODEL parts, and sequences over ROWS. Default: one device.
         need_tokenizer: whether a missing or unusable tokenizer is an error. If not, prompts must be token ids.
         progress: called with bytes done and bytes in all.
 
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
         SpecjaxError: the drafter does not fit the model; `draft_vocab` cannot be read, or does not fit one of the two;
-            or a rule of `place` is wrong or matches nothing.
+            or a rule of `place` is wrong or matches nothing; or there is no such mesh, or the model cannot be split so.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
@@ -94,14 +103,20 @@ def load(
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
-    placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
-    settings = LoadSettings(dtype, packed, progress, placement.put)
-    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=placement.put)
+    if mesh is None:
+        put: Put = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)]).put
+    elif place or draft_vocab is not None:
+        given = f"place={list(place)}" if place else f"draft_vocab={draft_vocab!r}"
+        raise SpecjaxError(f"mesh={mesh!r} and {given} do not go together; leave one of them out")
+    else:
+        put = _plan(mesh, opened, chosen, other, packed=packed is not None).put
+    settings = LoadSettings(dtype, packed, progress, put)
+    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
     params = dict(checkpoint.params)
     if other is not None:
         params |= other.load(checkpoint, settings)
     if chosen is not None and tokens is not None:
-        chosen, added = trimmed(chosen, params, tokens, placement.put)
+        chosen, added = trimmed(chosen, params, tokens, put)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),
@@ -112,3 +127,21 @@ def load(
         path=checkpoint.path,
         digest=checkpoint.digest,
     )
+
+
+def _plan(
+    given: str | Mesh,
+    opened: checkpoints.OpenedCheckpoint,
+    drafter: Drafter | None,
+    other: Candidate | None,
+    *,
+    packed: bool,
+) -> Plan:
+    """How the parameters of a file, and those of a drafter that has its own, are split over a mesh."""
+    plan = plan_for(given, opened, packed=packed)
+    try:
+        if drafter is not None:
+            drafter.shard(plan.mesh.shape[MODEL])
+    except ValueError as error:
+        raise SpecjaxError(str(error)) from error
+    return plan if other is None else plan.joined(other.cuts(plan.mesh, packed=packed))

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import on_device_of
+from specjax.decoding.new_state import new_sequences
+from specjax.mesh.shards import MODEL, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.runtime.engine import slots_for
 from specjax.runtime.feeding import feed
@@ -35,16 +36,20 @@ def all_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float[
 def _all_logits(
     target: Target, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"], kv_types: KVTypes
 ) -> Float[Array, "B T V"]:
-    decoder = Decoder(target, None, max_drafts=0, kv_types=kv_types)
-    state = decoder.init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
-    output, _ = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
-    assert output.logits is not None
-    return output.logits
+
+    def run(parts: int, params: Params, tokens: Array, n_valid: Array) -> Array:
+        own, longest = target.shard(parts), tokens.shape[1]
+        state = Decoder(own, None, max_drafts=0, kv_types=kv_types).init_state(tokens.shape[0], longest, chunk=longest)
+        output, _ = own.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
+        assert output.logits is not None
+        return output.logits
+
+    return on_shards(run, params, tokens, n_valid, out=lambda *_: lying(None, None, MODEL))
 
 
 def next_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float[np.ndarray, "V"]:
     """The logits after the last token, see `Model.next_logits`."""
     check_prompts(model.target, [tokens])
     decoder = Decoder(model.target, None, max_drafts=0, kv_types=kv_types)
-    state = on_device_of(model.params, decoder.init_state(1, slots_for(len(tokens))))
+    state = new_sequences(decoder, model.params, 1, slots_for(len(tokens)))
     return np.asarray(feed(decoder, model.params, state, tokens)[1], np.float32)

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.new_state import new_sequences
 from specjax.decoding.shift import shift_context
+from specjax.models.protocol import Params
 from specjax.state import Cut, Ring, SequenceState
 
 
@@ -104,9 +106,9 @@ class Memory:
     points: tuple[ReturnPoint, ...] = field(default=(), repr=False)
 
     @classmethod
-    def empty(cls, decoder: Decoder, slots: int) -> Memory:
+    def empty(cls, decoder: Decoder, params: Params, slots: int) -> Memory:
         """No text, with room for so many tokens."""
-        return cls((), decoder.init_state(1, slots), CutLimits.of(decoder, slots))
+        return cls((), new_sequences(decoder, params, 1, slots), CutLimits.of(decoder, slots))
 
     @property
     def num_bytes(self) -> int:

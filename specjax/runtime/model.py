@@ -17,6 +17,7 @@ from specjax.decoding.grammar import Grammar
 from specjax.decoding.settings import DraftConfig
 from specjax.errors import PromptError, SpecjaxError
 from specjax.grammar.compile import regex_grammar, schema_grammar
+from specjax.mesh.plan import size_of
 from specjax.models.drafters.trimmed import TRIMMED
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
@@ -71,7 +72,7 @@ class Model:
 
     def __repr__(self) -> str:
         read = leaves({branch: params for branch, params in self.params.items() if branch != TRIMMED})
-        size, num_bytes = (sum(getattr(leaf, name) for leaf in read) for name in ("size", "nbytes"))
+        size, num_bytes = sum(map(size_of, read)), sum(leaf.nbytes for leaf in read)
         drafter = (
             f"drafted for by {' and '.join(self.drafter.keeper.class_names)}" if self.drafter else "without drafter"
         )

@@ -13,8 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder
-from specjax.decoding.seats import on_device_of
+from specjax.decoding.new_state import new_sequences
+from specjax.decoding.vocabulary import logsumexp, values_at
+from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.runtime.engine import slots_for
 from specjax.runtime.pieces import piece_size, width_of
@@ -84,7 +87,7 @@ def score_each(
 
 def _score_cluster(model: Model, cluster: Cluster, rows: int) -> Iterator[tuple[int, Score]]:
     decoder = Decoder(model.target, None, max_drafts=0)
-    empty = on_device_of(model.params, decoder.init_state(1, slots_for(cluster.longest)))
+    empty = new_sequences(decoder, model.params, 1, slots_for(cluster.longest))
     trunk = _feed(model, empty, [cluster.trunk])
     for texts, batches in groupby(cluster.batches, key=lambda batch: batch.stems):
         width = width_of(len(texts), rows)
@@ -140,14 +143,23 @@ def _padded(rows: Sequence[int], width: int) -> Int[np.ndarray, "B"]:
 @jax.jit
 def _forked(state: SequenceState, rows: Int[Array, "B"]) -> SequenceState:
     """Copies of rows, some of them more than once."""
-    return jax.tree.map(lambda x: x[rows], state)
+
+    def run(parts: int, state: SequenceState, rows: Array) -> SequenceState:
+        del parts
+        return jax.tree.map(lambda x: x[rows], state)
+
+    return on_shards(run, state, rows, out=lambda state, rows: state)
 
 
 @partial(jax.jit, static_argnames="target", donate_argnames="state")
 def _feed_piece(
     target: Target, params: Params, state: SequenceState, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
 ) -> SequenceState:
-    return target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="none")[1]
+
+    def run(parts: int, params: Params, state: SequenceState, tokens: Array, n_valid: Array) -> SequenceState:
+        return target.shard(parts).extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="none")[1]
+
+    return on_shards(run, params, state, tokens, n_valid, out=lambda params, state, *_: state)
 
 
 @partial(jax.jit, static_argnames="target", donate_argnames="state")
@@ -160,8 +172,16 @@ def _score_piece(
     n_valid: Int[Array, "B"],
 ) -> tuple[SequenceState, Float[Array, "B T"], Bool[Array, "B T"]]:
     """The log-probability of the token after each position, and whether it is the most probable one."""
-    output, state = target.extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
-    assert output.logits is not None
-    logits = output.logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, after[..., None], axis=-1)[..., 0]
-    return state, chosen - jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1) == after
+
+    def run(
+        parts: int, params: Params, state: SequenceState, tokens: Array, after: Array, n_valid: Array
+    ) -> tuple[SequenceState, Array, Array]:
+        output, state = target.shard(parts).extend(params, tokens, n_valid, state, request=FeatureRequest(), rows="all")
+        assert output.logits is not None
+        logits = output.logits.astype(jnp.float32)
+        chosen = values_at(logits, after[..., None])[..., 0]
+        return state, chosen - logsumexp(logits)[..., 0], argmax(logits) == after
+
+    return on_shards(
+        run, params, state, tokens, after, n_valid, out=lambda params, state, *_: (state, REPLICATED, REPLICATED)
+    )

@@ -112,7 +112,7 @@ def resumed(session: Session, memory: Memory | None, ids: tuple[int, ...]) -> Me
     """
     if memory is not None and (point := memory.point_for(ids)) is not None:
         return memory.back_at(point)
-    return Memory.empty(session.decoder, session.slots)
+    return Memory.empty(session.decoder, session.model.params, session.slots)
 
 
 def _without_dropped(session: Session, given: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Dropped, ...]]:

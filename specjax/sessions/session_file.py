@@ -24,6 +24,7 @@ from checkpoints.atomic import replaced
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig
 from specjax.errors import SpecjaxError
+from specjax.mesh.shards import devices_of
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
 from specjax.runtime.options import GenerateOptions
 from specjax.sessions.beginning import Reuse
@@ -45,7 +46,9 @@ def save_session(session: Session, path: str | Path) -> None:
     Raises:
         OSError: the file cannot be written.
         checkpoints.CheckpointError: the disk is full.
+        SpecjaxError: the model is split over devices.
     """
+    _check_one_device(session.model)
     header = {
         "model": _marks(session.model, session.options),
         "options": asdict(session.options),
@@ -73,6 +76,7 @@ def load_session(model: Model, path: str | Path) -> Session:
         SpecjaxError: the file holds none, is damaged, or is of another model; the message says in what they differ.
         OSError: it cannot be read.
     """
+    _check_one_device(model)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -87,6 +91,14 @@ def load_session(model: Model, path: str | Path) -> Session:
     options = _options(header["options"])
     _check_model(model, options, header["model"], path)
     return _read(model, options, header, arrays)
+
+
+def _check_one_device(model: Model) -> None:
+    """Files have states as one device has them; those on a mesh lie in the order of its parts."""
+    if devices_of(model.params) is not None:
+        raise SpecjaxError(
+            f"{model.path} is loaded onto a mesh, whose sessions cannot be saved or read; load it onto one device"
+        )
 
 
 def _sum(text: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -7,6 +7,8 @@ from functools import partial
 import jax
 from jaxtyping import Array, Int
 
+from specjax.mesh.rows import Sharing, unsplit
+from specjax.mesh.shards import on_shards
 from specjax.state.hybrid import SequenceState
 
 
@@ -20,13 +22,23 @@ def take_rows(state: SequenceState, rows: Int[Array, "n"], slots: int) -> Sequen
         slots: of caches that hold every position, only so many slots are copied; at least the sequences' lengths.
             Each number compiles a program of its own, so round it up.
     """
-    return jax.tree.map(lambda x: x[rows], state.used(slots))
+    return _taken(state.used(slots), rows)
 
 
 @jax.jit
 def keep_rows(state: SequenceState, rows: Int[Array, "n"]) -> SequenceState:
     """What n sequences keep in order to come back to this point, see `Part.kept`; a copy."""
-    return jax.tree.map(lambda x: x[rows], state.kept())
+    return _taken(state.kept(), rows)
+
+
+def _taken(state: SequenceState, rows: Int[Array, "n"]) -> SequenceState:
+    sharing = Sharing.of(state)
+
+    def run(parts: int, state: SequenceState, rows: Array) -> SequenceState:
+        del parts
+        return jax.tree.map(lambda x: sharing.taken(x, rows), state)
+
+    return on_shards(run, state, rows, out=lambda state, rows: unsplit(state))
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -41,4 +53,10 @@ def put_rows(state: SequenceState, rows_state: SequenceState, rows: Int[Array, "
         rows_state: n sequences, made for the same models and the same number of drafts. It stays as it is.
         rows: where they go. Rows out of range are left out, so that calls can be padded.
     """
-    return state.put(rows_state, rows)
+    sharing = Sharing.of(state)
+
+    def run(parts: int, state: SequenceState, rows_state: SequenceState, rows: Array) -> SequenceState:
+        del parts
+        return state.put(rows_state, sharing.at(rows, len(state.length)))
+
+    return on_shards(run, state, rows_state, rows, out=lambda state, *_: state)

@@ -76,6 +76,10 @@ class TableTarget:
     vocab_size: int = VOCAB
     context_length: int = 64
 
+    def shard(self, parts: int) -> TableTarget:
+        assert parts == 1
+        return self
+
     def init_layers(
         self, batch: int, capacity: int, *, rows: int, chunk: int, rollback: RollbackStrategy, kv_types: KVTypes
     ) -> tuple[Any, ...]:

@@ -108,6 +108,20 @@ def test_experts_are_summed_with_their_weights(impl: str, rows: int, activation:
     assert relative_rms(got, want) < (1e-6 if kind == "floats" else 1e-3)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 60])
+@pytest.mark.parametrize("impl", EXPERTS.names())
+def test_experts_that_are_elsewhere_add_nothing(impl: str, rows: int) -> None:
+    """Two parts of the experts, each of which numbers its own from 0, add up to all of them."""
+    given = stacks("floats")[0]
+    x, weight = draw(rows, D), np.abs(draw(rows, 2, seed=9))
+    expert = np.random.default_rng(3).permuted(np.tile(np.arange(E), (rows, 1)), axis=1)[:, :2]
+    whole = experts(x, expert, weight, *given, impl=impl)
+    call = jax.jit(partial(experts, elsewhere=True, impl=impl))
+    halves = slice(0, 3), slice(3, E)
+    parts = [call(x, expert - own.start, weight, *(stack[own] for stack in given)) for own in halves]
+    assert relative_rms(sum(parts), whole) < 1e-6
+
+
 def test_experts_that_do_not_fit_together_are_refused() -> None:
     gate, up, down = stacks("floats")[0]
     x, expert, weight = draw(3, D), np.zeros((3, 2), np.int32), draw(3, 2)

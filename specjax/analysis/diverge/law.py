@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import using
 from pallas_kernels.table import TABLE
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.seats import feed_rows, on_device_of
+from specjax.decoding.new_state import new_sequences
+from specjax.decoding.seats import feed_rows
 from specjax.models.protocol import Features, Params
 from specjax.runtime.feeding import feed
 from specjax.state import SequenceState
@@ -88,7 +89,7 @@ class Feeding:
             slots: tokens that the state has room for.
         """
         self.decoder, self.params = decoder, params
-        self.state = on_device_of(params, decoder.init_state(1, slots, chunk=slots))
+        self.state = new_sequences(decoder, params, 1, slots, chunk=slots)
         self.logits = np.zeros(0, np.float32)
 
     def feed_prompt(self, tokens: Sequence[int]) -> None:

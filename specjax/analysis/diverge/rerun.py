@@ -12,7 +12,8 @@ from jaxtyping import Array, Float
 
 from specjax.decoding.decoder import DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.seats import Newcomers, feed_rows, idle_state, on_device_of, start_rows
+from specjax.decoding.new_state import new_state
+from specjax.decoding.seats import Newcomers, feed_rows, start_rows
 from specjax.decoding.settings import stop_width_of
 from specjax.runtime.engine import IDLE, slots_of
 from specjax.runtime.model import Model
@@ -99,8 +100,8 @@ class Rerun:
         rooms = [self.slots - len(prompt) + 1 for prompt in self._prompts]
         job = Job(request, limits[row], room=rooms[row])
         width, seats = stop_width_of([request.settings]), range(len(self._prompts))
-        idle = idle_state(decoder, decoder.settings([IDLE] * len(seats), stop_width=width), self.slots)
-        state, logits = self._fed(on_device_of(model.params, idle))
+        idle = decoder.settings([IDLE] * len(seats), stop_width=width)
+        state, logits = self._fed(new_state(decoder, model.params, idle, self.slots))
         streams = [self.sequence if seat == row else seat for seat in seats]
         budgets = [min(limit, room) - 1 for limit, room in zip(limits, rooms, strict=True)]
         rows, sequences, budget, dropped = (

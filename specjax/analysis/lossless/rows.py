@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.seats import feed_rows, on_device_of
+from specjax.decoding.new_state import new_sequences, on_device_of
+from specjax.decoding.seats import feed_rows
 from specjax.decoding.settings import Settings
 from specjax.models.protocol import Params
 from specjax.runtime.engine import slots_for
@@ -65,7 +66,7 @@ class Fed:
     def state(self) -> SequenceState:
         """The state after all tokens but the last."""
         capacity = slots_for(len(self.prompt) + self.room + self.decoder.rows)
-        state = on_device_of(self.params, self.decoder.init_state(1, capacity, chunk=PIECE))
+        state = new_sequences(self.decoder, self.params, 1, capacity, chunk=PIECE)
         models = self.decoder.target, self.decoder.drafter
         for begin in range(0, len(self.prompt) - 1, PIECE):
             piece = list(self.prompt[begin : min(begin + PIECE, len(self.prompt) - 1)])

@@ -43,7 +43,7 @@ from specjax.decoding.sampling import Shortlist
 def correction(
     candidates: Shortlist,
     drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K V"] | None,
+    draft_logq: Float[Array, "B K Va"] | None,
     n_drafted: Int[Array, "B"],
     u: Float[Array, "B K"],
 ) -> Correction:
@@ -69,7 +69,7 @@ def correction(
 def accept_block(
     target_logits: Float[Array, "B R V"],
     drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K V"] | None,
+    draft_logq: Float[Array, "B K Va"] | None,
     n_drafted: Int[Array, "B"],
     **of_rows: Any,
 ) -> Verdict:

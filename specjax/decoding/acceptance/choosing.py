@@ -16,6 +16,8 @@ from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, of_round
 from specjax.decoding.sampling import Shortlist, sample_shortlist, sample_tokens, spread, with_shortlist
 from specjax.decoding.settings import RowSettings
+from specjax.decoding.vocabulary import maximum, sum_of_exp, vocabulary_size
+from specjax.mesh.rows import anywhere
 from specjax.models.protocol import Choice
 
 
@@ -63,7 +65,7 @@ def propose_token(
     before it, which the block rule needs.
     """
     purpose, drawn_drafts = _purpose(rule, ahead), draws_drafts(rule)
-    size = vocab_size or logits.shape[-1]
+    size = vocab_size or vocabulary_size(logits)
 
     def named(column: Int[Array, "B *M"]) -> Int[Array, "B *M"]:
         flat = column.reshape(column.shape[0], -1)
@@ -76,7 +78,7 @@ def propose_token(
         return token, spread(candidates, size) if drawn_drafts else None
 
     best = named(argmax(logits))
-    confidence = 1 / jnp.sum(jnp.exp(logits.astype(jnp.float32) - jnp.max(logits, axis=-1, keepdims=True)), axis=-1)
+    confidence = 1 / sum_of_exp(logits.astype(jnp.float32) - maximum(logits))[..., 0]
     if rule == "greedy":
         return Choice(best, None, confidence)
 
@@ -87,5 +89,5 @@ def propose_token(
     def sure() -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
         return best, jnp.zeros((logits.shape[0], size), jnp.float32) if drawn_drafts else None
 
-    token, logq = lax.cond(jnp.any(settings.draws), drawn, sure)
+    token, logq = lax.cond(anywhere(settings.draws), drawn, sure)
     return Choice(token, logq, confidence)

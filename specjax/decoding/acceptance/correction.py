@@ -20,6 +20,7 @@ from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, uniform
 from specjax.decoding.sampling import Shortlist, sample_shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
+from specjax.mesh.rows import anywhere
 
 
 class Correction(NamedTuple):
@@ -43,7 +44,7 @@ class Correct(Protocol):
         self,
         candidates: Shortlist,
         drafts: Int[Array, "B K"],
-        draft_logq: Float[Array, "B K V"] | None,
+        draft_logq: Float[Array, "B K Va"] | None,
         n_drafted: Int[Array, "B"],
         u: Float[Array, "B K"],
     ) -> Correction:
@@ -61,7 +62,7 @@ class Correct(Protocol):
 
 
 def draft_probabilities(
-    candidates: Shortlist, drafts: Int[Array, "B K"], draft_logq: Float[Array, "B K V"] | None
+    candidates: Shortlist, drafts: Int[Array, "B K"], draft_logq: Float[Array, "B K Va"] | None
 ) -> tuple[Float[Array, "B K"], Float[Array, "B K"]]:
     """The target's and the drafter's probability of each draft."""
     p = candidates.at_places(slice(0, drafts.shape[1])).probability_of(drafts)
@@ -71,7 +72,7 @@ def draft_probabilities(
 
 
 def drafter_shares(
-    candidates: Shortlist, drafts: Int[Array, "B *T"], draft_logq: Float[Array, "B *T V"] | None
+    candidates: Shortlist, drafts: Int[Array, "B *T"], draft_logq: Float[Array, "B *T Va"] | None
 ) -> Float[Array, "B *T M"]:
     """The drafter's probability of each candidate, at the places of these drafts."""
     if draft_logq is None:
@@ -84,7 +85,7 @@ def drafter_shares(
 def corrected(
     candidates: Shortlist,
     drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K V"] | None,
+    draft_logq: Float[Array, "B K Va"] | None,
     n_drafted: Int[Array, "B"],
     n_accepted: Int[Array, "B"],
     weight: Float[Array, "B"] | float = 1.0,
@@ -110,7 +111,7 @@ def accept_corrected(
     correct: Correct,
     target_logits: Float[Array, "B R V"],
     drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K V"] | None,
+    draft_logq: Float[Array, "B K Va"] | None,
     n_drafted: Int[Array, "B"],
     *,
     settings: RowSettings,
@@ -146,4 +147,4 @@ def accept_corrected(
         judged = with_shortlist(target_logits, settings, judge)
         return jax.tree.map(lambda drawn, sure: jnp.where(settings.draws, drawn, sure), judged, greedy)
 
-    return Verdict.of(drafts, *lax.cond(jnp.any(settings.draws), drawn, lambda: greedy))
+    return Verdict.of(drafts, *lax.cond(anywhere(settings.draws), drawn, lambda: greedy))

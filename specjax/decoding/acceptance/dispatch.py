@@ -19,7 +19,7 @@ from specjax.decoding.settings import RowSettings
 def accept(
     target_logits: Float[Array, "B R V"],
     drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K V"] | None,
+    draft_logq: Float[Array, "B K Va"] | None,
     n_drafted: Int[Array, "B"],
     *,
     rule: Rule | Synthetic,

@@ -15,7 +15,7 @@ from specjax.decoding.sampling import Shortlist
 def correction(
     candidates: Shortlist,
     drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K V"] | None,
+    draft_logq: Float[Array, "B K Va"] | None,
     n_drafted: Int[Array, "B"],
     u: Float[Array, "B K"],
 ) -> Correction:
@@ -27,7 +27,7 @@ def correction(
 def accept_rejection(
     target_logits: Float[Array, "B R V"],
     drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K V"] | None,
+    draft_logq: Float[Array, "B K Va"] | None,
     n_drafted: Int[Array, "B"],
     **of_rows: Any,
 ) -> Verdict:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from checkpoints.mapping.rope_formula import Llama3Rope
 from specjax.models.parts.requirements import require, require_groups
+from specjax.models.parts.split import Divisible
 
 ARCHITECTURES = ("qwen3", "llama")
 
 
 @dataclass(frozen=True)
-class DenseConfig:
+class DenseConfig(Divisible):
     """Full attention and a SwiGLU MLP in every layer.
 
     Attributes:
@@ -53,6 +54,10 @@ class DenseConfig:
         require(self, self.head_width % 2 == 0, f"head_width ({self.head_width}) must be even to rotate")
         formula = self.rope_formula is None or self.rope_factors
         require(self, formula, "rope_formula is given, but rope_factors is False")
+
+    def shard(self, parts: int) -> DenseConfig:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "vocab_size", "mlp_width", "num_heads", shared=["num_kv_heads"])
 
     @property
     def layer_kinds(self) -> tuple[None, ...]:

@@ -109,6 +109,19 @@ class DraftModel(BaseDrafter):
     model: Target
     vocab_size: int
 
+    def shard(self, parts: int) -> DraftModel:
+        """The small model is split as the target is.
+
+        Raises:
+            ValueError: it cannot be, or its vocabulary has another size, so that the parts have other tokens.
+        """
+        if parts > 1 and self.model.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"the small model has {self.model.vocab_size} tokens and the target {self.vocab_size}: the parts of"
+                " the two do not have the same tokens. Use one device for the model (Nx1), or another drafter"
+            )
+        return DraftModel(self.model.shard(parts), self.vocab_size // parts)
+
     def head_paths(self) -> tuple[str, ...]:
         return tuple(f"draft.{path}" for path in self.model.head_paths())
 

@@ -95,6 +95,10 @@ class FirstOf(BaseDrafter):
         """
         return united([drafter.parameters(target) for drafter in self.drafters])
 
+    def shard(self, parts: int) -> FirstOf:
+        """Each of them for one part of the model."""
+        return FirstOf(tuple(drafter.shard(parts) for drafter in self.drafters))
+
     def head_paths(self) -> tuple[str, ...]:
         """Those of all of them, each once."""
         return tuple(dict.fromkeys(path for drafter in self.drafters for path in drafter.head_paths()))

@@ -118,6 +118,11 @@ class NGram(BaseDrafter):
     def head_paths(self) -> tuple[str, ...]:
         return ()
 
+    def shard(self, parts: int) -> NGram:
+        """Itself: it reads tokens only, and every part has all of them."""
+        del parts
+        return self
+
     def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> NGramState:
         """The state of an empty text."""
         del rows, chunk, kv_types

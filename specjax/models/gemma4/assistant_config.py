@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 from specjax.models.gemma4.config import (
     FULL_ATTENTION,
@@ -14,10 +15,11 @@ from specjax.models.gemma4.config import (
     require_attention,
 )
 from specjax.models.parts.requirements import require
+from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
-class CentroidHead:
+class CentroidHead(Divisible):
     """A head that scores only some tokens: those of the centroids that fit the hidden state best.
 
     Attributes:
@@ -30,7 +32,7 @@ class CentroidHead:
 
 
 @dataclass(frozen=True)
-class Gemma4AssistantConfig:
+class Gemma4AssistantConfig(Divisible):
     """A drafter without keys and values: its layers read the caches of one target's last layers.
 
     Attributes:
@@ -66,6 +68,10 @@ class Gemma4AssistantConfig:
                 f"{head.selected} of {head.num_centroids} centroids are selected for {self.vocab_size} tokens; the"
                 " centroids must divide the vocabulary, and no more than there are can be selected",
             )
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "vocab_size", "num_heads", "mlp_width", inner=["sliding", "full", "centroids"])
 
     @property
     def architecture(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float
 
 from specjax.layers.rope import rope_frequencies
 from specjax.models.parts.requirements import require, require_groups, require_kinds, require_pairs
+from specjax.models.parts.split import Divisible
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -16,7 +18,7 @@ KINDS = (SLIDING_ATTENTION, FULL_ATTENTION)
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(Divisible):
     """The settings that all layers of one kind share. They are the same for an assistant and its target.
 
     Attributes:
@@ -44,14 +46,22 @@ class AttentionConfig:
         frequencies[self.rope_width // 2 :] = 0
         return frequencies
 
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, shared=["num_kv_heads"])
+
 
 @dataclass(frozen=True)
-class MoEConfig:
+class MoEConfig(Divisible):
     """The expert branch of the 26B-A4B form; it stands beside the dense MLP."""
 
     num_experts: int
     experts_per_token: int
     expert_width: int
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
+        return self.divided(parts, kept=["num_experts"])
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
-class Gemma4Config:
+class Gemma4Config(Divisible):
     """Sliding and full attention layers, which differ in head width, KV heads and RoPE.
 
     Everything is hashable: a config is a static argument of jitted functions.
@@ -131,6 +141,10 @@ class Gemma4Config:
         )
         missing = sorted(set(self.layer_types) - set(self.layer_types[: self.num_layers - shared]))
         require(self, not missing, f"no layer has keys and values that the {missing} layers could share")
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "vocab_size", "num_heads", "mlp_width", inner=["sliding", "full", "moe"])
 
     @property
     def num_layers(self) -> int:

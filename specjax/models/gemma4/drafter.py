@@ -165,6 +165,12 @@ class Gemma4Assistant(BaseDrafter):
     target_config: Gemma4Config
     config: Gemma4AssistantConfig
 
+    def shard(self, parts: int) -> Gemma4Assistant:
+        """Split as the target is, whose caches it reads."""
+        if parts == 1:
+            return self
+        return Gemma4Assistant(self.target_config.shard(parts), self.config.shard(parts))
+
     @property
     def request(self) -> FeatureRequest:
         """The hidden states after the target's final norm."""

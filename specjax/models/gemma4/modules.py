@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.matmul import experts
 from pallas_kernels.rms_norm import rms_norm
-from specjax.layers.linear import Embedding, Linear, apply_all, expert_weights
+from specjax.layers.linear import Embedding, Linear, SummedLinear, apply_all, expert_weights, own_experts
 from specjax.layers.norm import RMSNorm
+from specjax.mesh.shards import parts, total
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
 from specjax.models.parts.trunk import Call, Trunk
 from specjax.state.kv import KVCache
@@ -65,7 +66,7 @@ class Attention(nn.Module):
             k = apply_rope(RMSNorm(c.norm_eps, name="k_norm")(k), positions, frequencies)
             cache = cache.append(k, rms_norm(v, epsilon=c.norm_eps).astype(x.dtype), positions, valid)
         out = cache.attend(q, seen_from, scale=1.0)
-        return Linear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
+        return SummedLinear(width, name="o_proj")(out.reshape(batch, rows, -1)), cache
 
 
 class GeGLU(nn.Module):
@@ -80,7 +81,7 @@ class GeGLU(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         gate, up = apply_all(x, Linear(self.hidden, name="gate_proj"), Linear(self.hidden, name="up_proj"))
-        return Linear(x.shape[-1], name="down_proj")(geglu(gate, up))
+        return SummedLinear(x.shape[-1], name="down_proj")(geglu(gate, up))
 
 
 class Experts(nn.Module):
@@ -101,8 +102,9 @@ class Experts(nn.Module):
         probabilities = jax.nn.softmax(Linear(c.num_experts, jnp.float32, name="router")(routed_by), axis=-1)
         weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
         weight = weight / jnp.sum(weight, axis=-1, keepdims=True) * expert_scale[expert]
-        out = experts(x.reshape(-1, width), expert, weight, *weights, activation=geglu)
-        return out.reshape(x.shape)
+        own = own_experts(expert, c.num_experts)
+        out = experts(x.reshape(-1, width), own, weight, *weights, activation=geglu, elsewhere=parts() > 1)
+        return total(out.reshape(x.shape))
 
 
 class Layer(nn.Module):

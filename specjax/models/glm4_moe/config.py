@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from specjax.models.parts.moe import MoEConfig
 from specjax.models.parts.requirements import require, require_groups, require_one_head, require_pairs
+from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
-class Glm4MoeConfig:
+class Glm4MoeConfig(Divisible):
     """Full attention in every layer, a dense MLP in the first layers and experts in the others.
 
     Attributes:
@@ -66,6 +68,10 @@ class Glm4MoeConfig:
             f" ({self.moe.expert_width})",
         )
         require_one_head(self, self.mtp_layers)
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "vocab_size", "mlp_width", "num_heads", shared=["num_kv_heads"], inner=["moe"])
 
     @property
     def architecture(self) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from specjax.layers.linear import Linear, apply_all
+from specjax.layers.linear import Linear, SummedLinear, apply_all
 from specjax.layers.norm import RMSNorm
 from specjax.models.parts.trunk import Call
 from specjax.state.kv import KVCache
@@ -53,4 +53,4 @@ class Attention(nn.Module):
         q, k = (apply_rope(rotated, call.positions, frequencies) for rotated in (q, k))
         cache = cache.append(k, v, call.positions, call.valid)
         out = cache.attend(q, call.positions, scale=c.head_width**-0.5)
-        return Linear(c.width, name="o_proj")(out.reshape(batch, rows, -1)), cache
+        return SummedLinear(c.width, name="o_proj")(out.reshape(batch, rows, -1)), cache

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.mesh.rows import anywhere
 from specjax.models.protocol import Choice, Drafted, KeepGoing
 
 
@@ -44,7 +45,7 @@ def draft_chain(first: First, step: Step, caches: Any, *, num_drafts: int, keep_
 
     def unfinished(loop: tuple) -> Array:
         index, going = loop[:2]
-        return (index < num_drafts) & jnp.any(going)
+        return (index < num_drafts) & anywhere(going)
 
     def one_step(loop: tuple) -> tuple:
         index, going, choices, memory, caches = loop
@@ -72,4 +73,4 @@ def _first_choice(first: First, caches: Any, keep_going: KeepGoing) -> tuple[Cho
 
     shapes = jax.eval_shape(run, caches)[:2]
     wanted = keep_going(jnp.ones(shapes[0].token.shape, jnp.float32), 0)
-    return *jax.lax.cond(jnp.any(wanted), run, nothing, caches), wanted
+    return *jax.lax.cond(anywhere(wanted), run, nothing, caches), wanted

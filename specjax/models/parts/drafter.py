@@ -43,6 +43,12 @@ class BaseDrafter:
         del target
         return {}
 
+    def shard(self, parts: int) -> Self:
+        """The drafter itself on one device, else refused; replace this if it can be split, or needs not be."""
+        if parts == 1:
+            return self
+        raise ValueError(f"{' and '.join(self.class_names)} cannot draft for a model that is split into {parts} parts")
+
     def head_paths(self) -> tuple[str, ...]:
         """Refused, because the drafter does not say where its output head is; replace this if it has one."""
         raise ValueError(f"{type(self).__name__} does not say where its output head is")

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Embedding, Linear
+from specjax.layers.linear import Embedding, GatheredLinear, Linear
 from specjax.layers.norm import RMSNorm
 from specjax.models.parts.apply import apply
 from specjax.models.parts.trunk import Call
@@ -45,7 +45,7 @@ class MTPBlock(nn.Module):
         c = self.config
         self.enorm = RMSNorm(c.norm_eps)
         self.hnorm = RMSNorm(c.norm_eps)
-        self.eh_proj = Linear(c.width)
+        self.eh_proj = GatheredLinear(c.width)
         if self.own.norm:
             self.norm = RMSNorm(c.norm_eps)
         if self.own.embedding:

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.matmul import experts
-from specjax.layers.linear import Linear, expert_weights
+from specjax.layers.linear import Linear, expert_weights, own_experts
 from specjax.layers.mlp import SwiGLU
+from specjax.mesh.shards import parts, total
+from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
-class MoEConfig:
+class MoEConfig(Divisible):
     """The expert branch.
 
     Attributes:
@@ -39,6 +41,10 @@ class MoEConfig:
     scale: float = 1.0
     groups: int = 1
     groups_per_token: int = 1
+
+    def shard(self, parts: int) -> MoEConfig:
+        """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
+        return self.divided(parts, kept=["num_experts", "shared_expert_width"])
 
     def __post_init__(self) -> None:
         if self.groups == 1:
@@ -82,8 +88,10 @@ class SigmoidMoE(nn.Module):
         weight = jnp.take_along_axis(scores, expert, axis=-1)
         if c.normalize:
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
-        routed = experts(flat, expert, weight * c.scale, *weights, limit=self.expert_limit)
-        return routed.reshape(x.shape) + SwiGLU(c.shared_expert_width, self.shared_limit, name="shared")(x)
+        own = own_experts(expert, c.num_experts)
+        routed = experts(flat, own, weight * c.scale, *weights, limit=self.expert_limit, elsewhere=parts() > 1)
+        shared = SwiGLU(c.shared_expert_width // parts(), self.shared_limit, summed=False, name="shared")(x)
+        return total(routed.reshape(x.shape) + shared)
 
 
 def _in_best_groups(scores: Float[Array, "N E"], groups: int, used: int) -> Float[Array, "N E"]:

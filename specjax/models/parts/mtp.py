@@ -5,8 +5,8 @@ The hidden state before the first token is zero, as in llama.cpp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -29,6 +29,10 @@ class MTPDrafter(PairedDrafter):
 
     config: Any
     target_type: ClassVar[type[TrunkTarget]]
+
+    def shard(self, parts: int) -> Self:
+        """The heads of one part of the model."""
+        return self if parts == 1 else replace(self, config=self.config.shard(parts))
 
     @property
     def target(self) -> TrunkTarget:

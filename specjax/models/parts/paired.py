@@ -21,6 +21,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.mesh.rows import anywhere
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
@@ -186,7 +187,7 @@ class PairedDrafter(BaseDrafter):
             pairs = state.pairs(none[:, None], state.hidden[:, :0], none, length)
             return replace(state, kv=self.feed(params, pairs, state.kv), count=jnp.minimum(state.count, 1))
 
-        return jax.lax.cond(jnp.any(state.count > rows), fed, lambda: state)
+        return jax.lax.cond(anywhere(state.count > rows), fed, lambda: state)
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: PairedState) -> PairedWindow:
         """The verified rows will wait for the next round's first pass."""

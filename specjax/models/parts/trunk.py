@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -157,6 +157,10 @@ class TrunkTarget:
         """The states of all layers that have one."""
         room = Room(batch, capacity, max(rows, chunk), kv_types, rows, rollback)
         return tuple(self.init_state(kind, room) for kind in self.state_kinds)
+
+    def shard(self, parts: int) -> Self:
+        """See `Target.shard`. The config says how it is divided."""
+        return self if parts == 1 else replace(self, config=self.config.shard(parts))
 
     @property
     def state_kinds(self) -> Sequence[Any]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from pallas_kernels.gated_delta import HeadMap
 from specjax.models.parts.requirements import require, require_groups, require_kinds, require_one_head, require_pairs
+from specjax.models.parts.split import Divisible
 
 FULL_ATTENTION = "full_attention"
 LINEAR_ATTENTION = "linear_attention"
 
 
 @dataclass(frozen=True)
-class MoEConfig:
+class MoEConfig(Divisible):
     """The expert branch of `qwen35moe`; a dense model has none."""
 
     num_experts: int
@@ -20,9 +23,13 @@ class MoEConfig:
     expert_width: int
     shared_expert_width: int
 
+    def shard(self, parts: int) -> MoEConfig:
+        """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
+        return self.divided(parts, kept=["num_experts", "shared_expert_width"])
+
 
 @dataclass(frozen=True)
-class Qwen35Config:
+class Qwen35Config(Divisible):
     """A hybrid of gated delta nets and gated full attention, with at most one MTP block.
 
     Everything is hashable: a config is a static argument of jitted functions.
@@ -83,6 +90,26 @@ class Qwen35Config:
         )
         require_pairs(self, self.rope_width, self.head_width)
         require_one_head(self, self.mtp_layers)
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts, but not fewer heads of delta nets."""
+        names = ["vocab_size", "num_heads", "linear_key_heads", "linear_value_heads"]
+        mlp = ["mlp_width"] if self.moe is None else []
+        return self.divided(parts, *names, *mlp, shared=["num_kv_heads"], inner=["moe"])
+
+    @property
+    def segments(self) -> Mapping[str, Sequence[int]]:
+        """Queries, keys and values of delta nets side by side. A part has the value heads that read its key heads."""
+        blocks = 1 if self.head_map == "grouped" else self.linear_value_heads // self.linear_key_heads
+        heads = (self.linear_value_heads // blocks,) * blocks
+        values = tuple(count * self.linear_value_width for count in heads)
+        keys = self.linear_key_heads * self.linear_key_width
+        inputs = (keys, keys, *values)
+        return {
+            **dict.fromkeys(("qkv_proj", "conv"), inputs),
+            **dict.fromkeys(("z_proj", "out_proj"), values),
+            **dict.fromkeys(("beta_proj", "alpha_proj", "a", "dt_bias"), heads),
+        }
 
     @property
     def num_layers(self) -> int:

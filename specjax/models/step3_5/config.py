@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from checkpoints.mapping.rope_formula import Llama3Rope
 from specjax.models.parts.moe import MoEConfig
 from specjax.models.parts.requirements import require, require_groups, require_kinds, require_pairs
+from specjax.models.parts.split import Divisible
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(Divisible):
     """What the layers of one kind of attention share.
 
     Attributes:
@@ -26,6 +28,10 @@ class AttentionConfig:
     num_kv_heads: int
     rope_width: int
     rope_theta: float
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "num_heads", shared=["num_kv_heads"])
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class HeadConfig:
 
 
 @dataclass(frozen=True)
-class Step35Config:
+class Step35Config(Divisible):
     """Layers of full and of sliding attention, dense first and sparse later, and any number of chained MTP heads.
 
     Everything is hashable: a config is a static argument of jitted functions.
@@ -107,6 +113,10 @@ class Step35Config:
         require(self, self.window > 0, f"window is {self.window}")
         formula = self.rope_formula is None or self.rope_factors
         require(self, formula, "rope_formula is given, but rope_factors is False")
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "vocab_size", "mlp_width", inner=["full", "sliding", "moe"])
 
     @property
     def layer_kinds(self) -> tuple[LayerConfig, ...]:

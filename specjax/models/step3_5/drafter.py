@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.mesh.rows import anywhere
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.head import Head, MTPBlock, Own
 from specjax.models.parts.mtp import MTPDrafter
@@ -125,7 +126,7 @@ class Step35MTP(MTPDrafter):
                 continue
             hidden = out[:, -1]
             before = choices[-1].drafted if choices else None
-            choice = self._choice(params, index, hidden, length + index + 1, before, choose, jnp.any(going))
+            choice = self._choice(params, index, hidden, length + index + 1, before, choose, anywhere(going))
             choices.append(choice)
             going = going & keep_going(choice.confidence, index + 1)
             pairs = _with_draft(pairs, choice.token, hidden, length + index + 1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Linear, apply_all
+from specjax.layers.linear import Linear, SummedLinear, apply_all
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         cache = cache.append(k, v, call.positions, call.valid)
         out = cache.attend(q, call.positions, scale=c.head_width**-0.5)
         gated = out * jax.nn.sigmoid(gate)[..., None]
-        return Linear(width, name="o_proj")(gated.reshape(batch, rows, -1)), cache
+        return SummedLinear(width, name="o_proj")(gated.reshape(batch, rows, -1)), cache
 
 
 class DecoderLayer(nn.Module):

@@ -11,6 +11,7 @@ from specjax.models.parts.requirements import (
     require_pairs,
     require_target_layers,
 )
+from specjax.models.parts.split import Divisible
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 WINDOW_FROM = ("slot", "block")
@@ -57,7 +58,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class DFlashConfig:
+class DFlashConfig(Divisible):
     """Layers that fill a block of masks in one pass, with the target's features among their keys and values.
 
     Attributes:

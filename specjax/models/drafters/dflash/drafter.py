@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.mesh.rows import anywhere
 from specjax.models.drafters.dflash.config import DFlashConfig
 from specjax.models.drafters.dflash.modules import DFlash, make_caches
 from specjax.models.drafters.dflash.state import FeatureState, FeatureWindow, Rows
@@ -87,7 +88,7 @@ class DFlashDrafter(FusedDrafter):
             kv = self.inject(params, state.waiting(length), state.kv)
             return replace(state, kv=kv, count=jnp.zeros_like(state.count))
 
-        return jax.lax.cond(jnp.any(state.count > rows), injected, lambda: state)
+        return jax.lax.cond(anywhere(state.count > rows), injected, lambda: state)
 
     def observe(self, tokens: Int[Array, "B T"], features: Features, state: FeatureState) -> FeatureWindow:
         """The features of verified tokens will wait for the next round."""

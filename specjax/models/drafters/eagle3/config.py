@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from checkpoints.mapping.rope_formula import Llama3Rope
 from specjax.models.parts.requirements import require, require_draft_vocabulary, require_groups, require_target_layers
+from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
-class Eagle3Config:
+class Eagle3Config(Divisible):
     """Layers over pairs of a token and a feature that is fused from several layers of the target.
 
     Attributes:

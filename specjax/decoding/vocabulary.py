@@ -1,0 +1,98 @@
+"""What a program asks of a row over the vocabulary, of which a part of the model may have a part.
+
+Where a model is split, each part has the logits of its own tokens, in order of the parts. What comes out is the same in
+all of them.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import xlogy
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from pallas_kernels.softmax_totals import Totals, softmax_totals
+from specjax.mesh.shards import gathered, largest, part_index, parts, total
+
+
+def vocabulary_size(x: Float[Array, "*T V"]) -> int:
+    """How many tokens all parts have together."""
+    return x.shape[-1] * parts()
+
+
+def whole_row(x: Float[Array, "*T V"]) -> Float[Array, "*T Va"]:
+    """The row over the whole vocabulary."""
+    return gathered(x)
+
+
+def maximum(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:
+    """The largest value of all parts."""
+    return largest(jnp.max(x, axis=-1, keepdims=True))
+
+
+def sum_of_exp(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:
+    """The sum of exp(x) over all parts."""
+    return total(jnp.sum(jnp.exp(x), axis=-1, keepdims=True))
+
+
+def totals(x: Float[Array, "*T V"]) -> Totals:
+    """The log of the sum of exp(x), of numbers of any size, and the entropy of the softmax; see `softmax_totals`."""
+    own = softmax_totals(x)
+    if parts() == 1:
+        return own
+    most = largest(own.log_total)
+    share = jnp.exp(own.log_total - most)  # of the part with the largest total
+    log_sum = jnp.log(total(share))
+    share = share * jnp.exp(-log_sum)
+    return Totals(most + log_sum, total(share * own.entropy - xlogy(share, share)))
+
+
+def logsumexp(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:
+    """The log of the sum of exp(x), of numbers of any size."""
+    return totals(x).log_total[..., None]
+
+
+def values_at(x: Shaped[Array, "*T V"], tokens: Int[Array, "*T n"]) -> Shaped[Array, "*T n"]:
+    """The values of some tokens."""
+    if parts() == 1:
+        return jnp.take_along_axis(x, tokens, axis=-1)
+    own = tokens - part_index() * x.shape[-1]
+    here = (own >= 0) & (own < x.shape[-1])
+    found = jnp.take_along_axis(x, jnp.clip(own, 0, x.shape[-1] - 1), axis=-1)
+    return total(jnp.where(here, found, 0))
+
+
+def entries_at(table: Shaped[Array, "n V"], rows: Int[Array, "B"], tokens: Int[Array, "B"]) -> Shaped[Array, "B"]:
+    """Of each given row of a table the entry of a token."""
+    if parts() == 1:
+        return table[rows, tokens]
+    return values_at(table[rows], tokens[:, None])[:, 0]
+
+
+def any_token(x: Bool[Array, "*T V"]) -> Bool[Array, "*T 1"]:
+    """Whether it is true of any token."""
+    return largest(jnp.any(x, axis=-1, keepdims=True).astype(jnp.int32)) > 0
+
+
+def own_part(x: Shaped[Array, "*T Va"]) -> Shaped[Array, "*T V"]:
+    """Of a row over the whole vocabulary, what is about the tokens of this part."""
+    size = x.shape[-1] // parts()
+    return lax.dynamic_slice_in_dim(x, part_index() * size, size, axis=-1) if parts() > 1 else x
+
+
+def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
+    """The k largest values and their tokens, largest first, the lower token first among equals."""
+    if parts() == 1 or k == 0:
+        return _top_k(x, k)
+    values, tokens = _top_k(x, min(k, x.shape[-1]))
+    values, tokens = gathered(values), gathered(tokens + part_index() * x.shape[-1])
+    best, index = _top_k(values, k)  # the parts are in order, and so are equals
+    return best, jnp.take_along_axis(tokens, index, axis=-1)
+
+
+def _top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
+    # Without the barrier XLA moves later slices into its expansion of top_k, no longer recognises it, and sorts the
+    # whole vocabulary: on a CPU that is more than 50 times slower. One barrier for both results would be enough for
+    # that, but then XLA's partitioner aborts where the vocabulary is sharded.
+    values, index = lax.top_k(x, k)
+    return lax.optimization_barrier(values), lax.optimization_barrier(index)

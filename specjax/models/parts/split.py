@@ -1,0 +1,80 @@
+"""The config of one part of a model that is split over the devices of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+
+class Indivisible(ValueError):
+    """Some numbers of a model cannot be divided by the number of parts.
+
+    Attributes:
+        wrong: the names of the numbers, with their values.
+    """
+
+    def __init__(self, parts: int, wrong: Sequence[str]) -> None:
+        super().__init__(
+            f"the model cannot be split into {parts} parts, because these numbers cannot be divided by it:"
+            f" {', '.join(wrong)}; choose another number of parts"
+        )
+        self.wrong = tuple(wrong)
+
+
+class Divisible:
+    """What configs say of splitting their models; a family whose models can be split replaces `shard`."""
+
+    def shard(self, parts: int) -> Self:
+        """The config of one of so many equal parts: with its heads, hidden columns and tokens, and of the same width.
+
+        Raises:
+            ValueError: the model cannot be split so; the message lists what does not divide.
+        """
+        raise ValueError(
+            f"a model with a {type(self).__name__} cannot be split into {parts} parts: this family runs on one device"
+        )
+
+    @property
+    def segments(self) -> Mapping[str, Sequence[int]]:
+        """What stands side by side on an axis that is split, see `specjax.mesh.plan.Segments`."""
+        return {}
+
+    def divided(
+        self,
+        parts: int,
+        *names: str,
+        shared: Sequence[str] = (),
+        kept: Sequence[str] = (),
+        inner: Sequence[str] = (),
+    ) -> Self:
+        """The config with some of its numbers divided by the number of parts.
+
+        Args:
+            parts: into how many the model is split.
+            names: the numbers that are divided.
+            shared: those that may also be fewer than the parts, so that several parts have the same one.
+            kept: those that must divide too, but which a part is told whole.
+            inner: fields that are such configs themselves, or None.
+
+        Raises:
+            Indivisible: some numbers cannot be divided; all are listed.
+        """
+        changes: dict[str, Any] = {}
+        wrong = [f"{name} ({getattr(self, name)})" for name in kept if getattr(self, name) % parts]
+        for name in (*names, *shared):
+            number = getattr(self, name)
+            if number % parts == 0:
+                changes[name] = number // parts
+            elif name in shared and parts % number == 0:
+                changes[name] = 1
+            else:
+                wrong.append(f"{name} ({number})")
+        for name in inner:
+            try:
+                changes[name] = None if getattr(self, name) is None else getattr(self, name).shard(parts)
+            except Indivisible as error:
+                wrong += [f"{name}.{each}" for each in error.wrong]
+        if wrong:
+            raise Indivisible(parts, wrong)
+        return replace(self, **changes)  # type: ignore[type-var]

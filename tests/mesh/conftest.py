@@ -1,0 +1,36 @@
+"""Tests on four devices, in a process of their own: XLA_FLAGS=--xla_force_host_platform_device_count=4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import jax
+import pytest
+from made_models import write
+
+import specjax
+
+DEVICES = 4
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _devices() -> None:
+    assert len(jax.devices()) >= DEVICES, f"set XLA_FLAGS=--xla_force_host_platform_device_count={DEVICES}"
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., specjax.Model]:
+    """(name, type of matrices, mesh, drafter) -> a model of `made_models`; each is made and loaded once.
+
+    The drafter is "ngram", or the name of a model of a file of its own.
+    """
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def made(name: str, weights: str = "F32", mesh: str | None = None, drafter: str | None = None) -> specjax.Model:
+        source = drafter if drafter in (None, "ngram") else write(Path(folder), drafter, "F32")
+        return specjax.load(write(Path(folder), name, weights), mesh=mesh, drafter=source)
+
+    return made

@@ -1,0 +1,97 @@
+"""What programs of several devices say to each other, and that they are compiled once and keep no second state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax.decoding.loop import decode_chunk
+from specjax.decoding.new_state import new_state
+from specjax.decoding.seats import feed_rows
+from specjax.decoding.settings import DraftConfig, Settings
+
+pytestmark = pytest.mark.mesh
+
+Load = Callable[..., specjax.Model]
+BATCH, ROUNDS, SLOTS = 2, 4, 64
+COLLECTIVE = re.compile(r"= (\S+) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+
+
+def chunk_of(model: specjax.Model, **options: Any) -> tuple[Any, Any]:
+    """The compiled program of a chunk, and a state for it."""
+    decoder = model.decoder(specjax.GenerateOptions(**options))
+    settings = decoder.settings([Settings(draft=DraftConfig(n_max=decoder.max_drafts))] * BATCH)
+    state = new_state(decoder, model.params, settings, SLOTS)
+    return decode_chunk.lower(decoder, model.params, state, ROUNDS, np.int32(2), np.int32(2)).compile(), state
+
+
+def collectives(program: Any) -> dict[str, list[int]]:
+    """The kinds of collectives in a program, and how many numbers each result has."""
+    found: dict[str, list[int]] = {}
+    for shape, kind in COLLECTIVE.findall(program.as_text()):
+        sizes = re.findall(r"\w+\[([\d,]*)\]", shape)
+        found.setdefault(kind, []).append(max(int(np.prod([int(n) for n in each.split(",") if n])) for each in sizes))
+    return found
+
+
+def test_a_round_of_a_dense_model_adds_up_twice_a_layer(load: Load) -> None:
+    """Besides, once for the embedding and once to see whether logits are finite; the argmax is gathered."""
+    model = load("qwen3", "F32", "1x2")
+    found = collectives(chunk_of(model, draft=0)[0])
+    assert found.keys() == {"all-reduce", "all-gather"}
+    assert len(found["all-reduce"]) <= 2 * model.config.num_layers + 2
+    assert len(found["all-gather"]) <= 1
+
+
+@pytest.mark.parametrize("weights", ["F32", pytest.param("Q8_0", marks=pytest.mark.slow)])
+def test_a_round_with_drafts_keeps_to_its_budget(load: Load, weights: str) -> None:
+    """The head runs twice, over waiting rows and for a further draft: an embedding, a pair and two sums each. Two sums
+    go into the confidence of either draft.
+    """
+    model = load("hybrid", weights, "1x4")
+    found = collectives(chunk_of(model, draft=3)[0])
+    assert found.keys() == {"all-reduce", "all-gather"}
+    assert len(found["all-reduce"]) <= 2 * model.config.num_layers + 2 + 2 * 3 + 2 * 2
+    assert len(found["all-gather"]) <= 1 + 2 + 2
+
+
+def test_no_weight_and_no_cache_travels(load: Load) -> None:
+    """The largest thing that is sent is the residual stream of the rows of a round."""
+    model = load("hybrid", "F32", "1x4")
+    sizes = [size for each in collectives(chunk_of(model, draft=3)[0]).values() for size in each]
+    assert max(sizes) == BATCH * 4 * model.config.width
+
+
+def test_each_device_holds_its_part(load: Load) -> None:
+    one, split = load("hybrid", "F32"), load("hybrid", "F32", "1x4")
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(one.params))
+    own = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split.params))
+    assert own < total / 3  # norms are whole everywhere, and KV heads are fewer than devices
+
+
+def test_a_state_on_a_mesh_is_consumed(load: Load) -> None:
+    model = load("hybrid", "F32", "1x2")
+    program, state = chunk_of(model, draft=3)
+    leaves = jax.tree.leaves(state)
+    after, _ = program(model.params, state, np.int32(2), np.int32(2))
+    assert all(leaf.is_deleted() for leaf in leaves)
+    own = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(after))
+    assert program.memory_analysis().alias_size_in_bytes >= own
+    assert [leaf.sharding for leaf in jax.tree.leaves(after)] == [leaf.sharding for leaf in leaves]
+
+
+def test_a_second_call_compiles_nothing(load: Load) -> None:
+    model = load("qwen3", "F32", "1x2")
+
+    def generate() -> tuple[int, int]:
+        model.generate([5, 6, 7], max_tokens=20, draft=0)
+        return decode_chunk._cache_size(), feed_rows._cache_size()
+
+    first = generate()
+    assert generate() == first

@@ -1,0 +1,71 @@
+"""What does not run on several devices is refused, and the message says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from made_models import write
+
+import specjax
+
+pytestmark = pytest.mark.mesh
+
+Load = Callable[..., specjax.Model]
+
+
+@dataclass(frozen=True)
+class Own(specjax.BaseDrafter):
+    """A drafter that does not say how it is split."""
+
+    def propose(self, params: Any, pending: Any, state: Any, **options: Any) -> Any:
+        raise AssertionError("it is refused before it drafts")
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("files"), "hybrid", "F32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mesh": "1x3"}, r"3 parts.*: vocab_size \(272\), num_heads \(8\), .*mlp_width \(128\), num_kv_heads \(2\);"),
+        ({"mesh": "2x4"}, "takes 8 devices; there are 4"),
+        ({"mesh": "4"}, "give ROWSxMODEL"),
+        ({"mesh": jax.make_mesh((2, 2), ("data", "model"))}, r"the axes \('data', 'model'\)"),
+        ({"mesh": "1x2", "place": ["mtp=pinned_host"]}, "do not go together"),
+        ({"mesh": "1x2", "draft_vocab": 100}, "do not go together"),
+        ({"mesh": "1x2", "drafter": Own()}, "Own cannot draft for a model that is split into 2 parts"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_split_is_refused(hybrid: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(specjax.SpecjaxError, match=message):
+        specjax.load(hybrid, **settings)
+
+
+def test_blocks_that_would_be_cut_are_listed(tmp_path: Path) -> None:
+    """A quarter of 128 columns is a block of Q8_0, and no block of Q4_K has as few."""
+    path = write(tmp_path, "qwen3", "Q8_0")
+    specjax.load(path, mesh="1x4")
+    narrow = write(tmp_path, "narrow", "Q8_0")
+    with pytest.raises(
+        specjax.SpecjaxError, match=r"layers_0.mlp.down_proj.weight \(blocks of 32\).*layers_1.*packed=None"
+    ):
+        specjax.load(narrow, mesh="1x4")
+    specjax.load(narrow, mesh="1x4", packed=None)
+
+
+def test_programs_of_one_device_say_so(load: Load, tmp_path: Path) -> None:
+    model = load("hybrid", mesh="1x2")
+    session = model.session(draft=0)
+    with pytest.raises(specjax.SpecjaxError, match="load it onto one device"):
+        session.save(tmp_path / "session")
+    with pytest.raises(ValueError, match="load it onto one device"):
+        jax.jit(model.target.norm)(model.params, np.zeros((1, model.config.width), np.float32))

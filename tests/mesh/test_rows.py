@@ -1,0 +1,79 @@
+"""Sequences that are split over the rows of a mesh: batches, requests that come and go, and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from test_tokens import LENGTH, PROMPTS, SAMPLERS
+
+import specjax
+
+pytestmark = pytest.mark.mesh
+
+Load = Callable[..., specjax.Model]
+
+
+def test_rows_of_a_batch_say_what_they_want(load: Load) -> None:
+    """Three prompts with settings of their own take four seats, two on each row of devices."""
+    wanted, got = (
+        load("hybrid", mesh=mesh).generate_batch(PROMPTS, draft=3, accept="coupled", **LENGTH, **SAMPLERS)
+        for mesh in (None, "2x2")
+    )
+    assert [each.tokens for each in got] == [each.tokens for each in wanted]
+
+
+def test_a_state_is_split_over_rows(load: Load) -> None:
+    model = load("qwen3", mesh="2x2")
+    options = specjax.GenerateOptions(max_tokens=4, draft=0)
+    engine = model.engine([options], seats=3, slots=32)
+    engine.submit(model.request(PROMPTS[1], options))
+    next(engine.run())
+    assert engine.seats == 4
+    for leaf in jax.tree.leaves(engine.state):
+        assert leaf.addressable_shards[0].data.shape[0] == 2
+
+
+@pytest.mark.parametrize("mesh", ["2x2", pytest.param("4x1", marks=pytest.mark.slow)])
+def test_requests_come_and_go(load: Load, mesh: str) -> None:
+    """More requests than seats, of which two start alike, so that one goes on from what the other has computed."""
+    long = [*PROMPTS[2], *PROMPTS[0], *PROMPTS[1]]
+    prompts = [PROMPTS[0], long, PROMPTS[1], [*long, 7, 8], PROMPTS[0][:5]]
+
+    def run(model: specjax.Model) -> list[list[int]]:
+        options = specjax.GenerateOptions(draft=0, **LENGTH)
+        engine = model.engine([options], seats=2, slots=96, prefix_bytes=2**24)
+        jobs = [engine.submit(model.request(each, options, sequence=i)) for i, each in enumerate(prompts)]
+        list(engine.run())
+        assert any(job.reused for job in jobs)
+        return [job.tokens for job in jobs]
+
+    assert run(load("qwen3", mesh=mesh)) == run(load("qwen3"))
+
+
+def test_sessions_fork_and_forget(load: Load) -> None:
+    """Turns, a fork, and a conversation that drops its oldest tokens when its slots are full."""
+    turns = [np.random.default_rng(seed).integers(5, 250, 9).tolist() for seed in range(3)]
+
+    def talk(model: specjax.Model) -> list[list[int]]:
+        first, begun = model.session(draft=2, max_tokens=10, ignore_eos=True).generate(turns[0])
+        one, _ = begun.generate(turns[1])
+        other, _ = begun.generate(turns[2])
+        forgetful = model.session(draft=2, max_tokens=60, ignore_eos=True, slots=48, when_full="shift", keep=2)
+        long, forgetful = forgetful.generate(turns[0])
+        return [each.tokens for each in (first, one, other, long, forgetful.generate(turns[1])[0])]
+
+    assert talk(load("qwen3", mesh="2x2", drafter="ngram")) == talk(load("qwen3", drafter="ngram"))
+
+
+@pytest.mark.slow
+def test_a_session_with_recurrent_state_goes_back(load: Load) -> None:
+    def talk(model: specjax.Model) -> list[list[int]]:
+        first, begun = model.session(draft=3, max_tokens=10, ignore_eos=True).generate(PROMPTS[0])
+        one, _ = begun.generate(PROMPTS[1])
+        other, _ = begun.generate(PROMPTS[2])
+        return [each.tokens for each in (first, one, other)]
+
+    assert talk(load("hybrid", mesh="1x2")) == talk(load("hybrid"))
