@@ -386,3 +386,8 @@ def test_files_without_tokens_and_missing_prompts_are_refused(hybrid: specjax.Mo
             diverge(hybrid, path)
     with pytest.raises(SpecjaxError, match="there is no prompt"):
         diverge(hybrid, {"draft": 0}, [1, 2], prompt=None)
+
+
+def test_texts_with_a_grammar_are_refused(hybrid: specjax.Model) -> None:
+    with pytest.raises(SpecjaxError, match="runs are repeated here without a grammar"):
+        diverge(hybrid, {"draft": 2, "regex": "[0-9]+"})

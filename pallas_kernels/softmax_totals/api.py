@@ -35,7 +35,7 @@ def softmax_totals(x: Float[Array, "... V"], *, impl: str | None = None) -> Tota
         impl: name of an implementation; default: the first that fits, see `explain`.
 
     Raises:
-        ValueError: x is no array of floats with a last axis of at least one value.
+        ValueError: x is no array of floats, or one of its axes is empty.
     """
     expect_array("softmax_totals", "x", x, "... V")
     run = dispatch.choose(SOFTMAX_TOTALS, impl, {"V": x.shape[-1]}).run

@@ -10,5 +10,5 @@ def totals(x: Array) -> tuple[Array, Array]:
     peak = jnp.where(peak == -jnp.inf, 0, peak)
     total = jnp.sum(jnp.exp(x - peak), axis=-1, keepdims=True)
     p = jnp.where(total == 0, 0, jnp.exp(x - peak) / total)
-    entropy = -jnp.sum(jnp.where(p == 0, 0, p * jnp.log(p)), axis=-1)
+    entropy = -jnp.sum(p * jnp.log(jnp.where(p == 0, 1, p)), axis=-1)
     return (jnp.log(total) + peak)[..., 0], entropy

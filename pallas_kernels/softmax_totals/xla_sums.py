@@ -12,5 +12,5 @@ def totals(x: Array) -> tuple[Array, Array]:
     share = jnp.exp(below)
     total = jnp.sum(share, axis=-1)
     log_total = jnp.log(total)
-    mean = jnp.sum(jnp.where(share == 0, 0, share * below), axis=-1) / total
+    mean = jnp.sum(share * jnp.where(share == 0, 0, below), axis=-1) / total
     return log_total + peak[..., 0], jnp.where(total == 0, 0, log_total - mean)

@@ -225,7 +225,7 @@ def plan(
         raise ValueError(f"others are called {list(others)}, and the model's own drafter {name!r}; give other names")
     models = {name: model, **others}
     numbers = {name: _numbers(each, drafts) for name, each in models.items()}
-    if min(min(ks, default=0) for ks in numbers.values()) < 1 or min(*batches, *contexts) < 1:
+    if min(min(each, default=0) for each in (*numbers.values(), batches, contexts)) < 1:
         raise ValueError(
             f"drafts are {drafts}, batches {list(batches)} and contexts {list(contexts)}; give numbers that are at"
             " least 1"

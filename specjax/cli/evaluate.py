@@ -36,7 +36,8 @@ Lines of the prompt file are JSON objects:
   {"id": "third", "tokens": [1, 2, 3]}
   {"prompt": "def f(", "temperature": 0.8, "seed": 3, "stop": ["\\n\\n"], "draft": 2, "samples": 4}
 "id" is the line's number among the prompts, from 0, unless it is given. max_tokens, draft, temperature, top_k, top_p,
-min_p, seed, stop, ignore_eos and samples of a line hold for it instead of the command's.
+min_p, seed, stop, ignore_eos, json_schema, regex, grammar_after and samples of a line hold for it instead of the
+command's.
 
 With --samples N each prompt is continued N times. Sample k, from 0, is drawn with the prompt's seed plus k, and its
 result has both, "sample" and "seed". A prompt that is decoded greedily is continued once.
@@ -160,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _counted(args: argparse.Namespace, prompts: list[PromptLine]) -> str:
-    return f"{len(prompts)} {'prompts' if args.samples == 1 else 'texts'}"
+    return f"{len(prompts)} {'prompts' if len({prompt.id for prompt in prompts}) == len(prompts) else 'texts'}"
 
 
 def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: bytes) -> dict[str, Any]:
@@ -218,8 +219,9 @@ def _summarize(results: list[dict[str, Any]], evaluation: Evaluation | None, arg
     summary = summarize(results)
     document = summary.as_document()
     reasons = ", ".join(f"{count} {reason}" for reason, count in summary.finish_reasons.most_common())
+    prompts = f"{summary.prompts} ({reasons})" if reasons else "none"
     rows = [
-        ("prompts", f"{summary.prompts} ({reasons})" + (f", and {summary.bad} with an error" if summary.bad else "")),
+        ("prompts", prompts + (f", and {summary.bad} with an error" if summary.bad else "")),
         *([("texts", str(summary.texts))] if summary.texts > summary.prompts else ()),
         (
             "tokens",

@@ -155,7 +155,7 @@ def sift(
 def _options(line: PromptLine, options: GenerateOptions) -> GenerateOptions:
     try:
         own = options_of(options, line.options)
-        return replace(own, seed=own.seed + line.sample)
+        return replace(own, seed=(own.seed + line.sample) % 2**32)
     except (TypeError, ValueError) as error:
         raise PromptError(f"{line.place}: {error}") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -140,9 +140,16 @@ def parse_prompts(data: bytes, name: str, bad: list[BadPrompt] | None = None) ->
             if bad is None:
                 raise
             bad.append(BadPrompt(index, f"line {place.rpartition(':')[2]}", str(error)))
+    if bad is not None:
+        bad[:] = [replace(line, id=_free(str(line.id), places)) for line in bad]
     if not prompts and not bad:
         raise PromptError(f"{name} has no prompts; give one JSON object a line, such as {EXAMPLE}")
     return prompts
+
+
+def _free(name: str, taken: Collection[str | int]) -> str:
+    """A name that no prompt has."""
+    return name if name not in taken else _free(f"{name}, bad", taken)
 
 
 def prompt_of(entry: Mapping[str, Any], index: int, place: str) -> PromptLine:

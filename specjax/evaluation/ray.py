@@ -5,14 +5,14 @@ Ray makes one object of the class in each of its workers, and gives it batch aft
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import specjax
 from specjax.errors import PromptError
 from specjax.evaluation.evaluate import Evaluation, sift
-from specjax.evaluation.prompts import Key, prompt_of, samples_of
+from specjax.evaluation.prompts import PromptLine, prompt_of, samples_of
 from specjax.runtime.options import GenerateOptions
 
 if TYPE_CHECKING:
@@ -87,43 +87,53 @@ class Continue:
         """
         import pyarrow as pa
 
-        taken = {*RESULTS, *LOGPROBS} & {*batch.column_names}
-        if taken or not {"prompt", "id"} <= {*batch.column_names}:
-            raise PromptError(
-                f"the columns are {', '.join(batch.column_names)}; there must be prompt and id"
-                + (
-                    f", and {', '.join(sorted(taken))} must have other names, because results have them"
-                    if taken
-                    else ""
-                )
-            )
-        lines = [_line(entry, row) for row, entry in enumerate(batch.to_pylist())]
+        columns = [name for name in batch.column_names if name != "seed"]  # that of the result takes its place
+        if not {"prompt", "id"} <= {*columns}:
+            raise PromptError(f"the columns are {', '.join(batch.column_names)}; there must be prompt and id")
+        if taken := {*RESULTS, *LOGPROBS} & {*columns}:
+            raise PromptError(f"{', '.join(sorted(taken))} must have other names, because results have such columns")
+        results: dict[tuple[int, int], Mapping[str, Any]] = {}  # by the row of the batch, and the sample
+        lines = self._lines(batch.to_pylist(), results)
         texts = samples_of(lines, self._options, self._samples)
-        results: dict[Key, Mapping[str, Any]] = {}
-        fit = texts
         if self._keep_going:
-            fit, unfit = sift(self.model, texts, self._options)
-            results |= {line.key: {"error": line.error} for line in unfit}
-        if fit:
-            run = Evaluation(self.model, fit, self._options, self._rows).run()
-            results |= {(result.id, result.sample): result.as_line() for result in run}
-        told = [text for text in texts if text.key in results]
-        table = batch.take([text.index for text in told])
+            texts, unfit = sift(self.model, texts, self._options)
+            results |= {(line.index, 0): {"error": line.error} for line in unfit}
+        if texts:
+            run = Evaluation(self.model, texts, self._options, self._rows).run()
+            results |= {(result.index, result.sample): result.as_line() for result in run}
+        places = sorted(results)
+        table = batch.select(columns).take(pa.array([row for row, _ in places], pa.int64()))
         for name, kind in (RESULTS | (LOGPROBS if self._options.logprobs is not None else {})).items():
-            values = [_cell(name, results[text.key].get(name)) for text in told]
+            values = [_cell(name, results[place].get(name)) for place in places]
             table = table.append_column(name, [pa.array(values, _arrow_type(kind))])
         return table
 
+    def _lines(
+        self, entries: Sequence[Mapping[str, Any]], results: dict[tuple[int, int], Mapping[str, Any]]
+    ) -> list[PromptLine]:
+        """The rows of a batch as lines of a prompt file; `results` gets those that are none."""
+        lines: list[PromptLine] = []
+        names = set()
+        for row, entry in enumerate(entries):
+            if entry["id"] is None or entry["id"] in names:
+                said = "has no id" if entry["id"] is None else f"has the id {entry['id']!r}, as one before it"
+                raise PromptError(f"row {row} of a batch {said}; give each row one of its own")
+            names.add(entry["id"])
+            try:
+                lines.append(_line(entry, row))
+            except PromptError as error:
+                if not self._keep_going:
+                    raise
+                results[row, 0] = {"error": str(error)}
+        return lines
 
-def _line(entry: Mapping[str, Any], row: int) -> Any:
+
+def _line(entry: Mapping[str, Any], row: int) -> PromptLine:
     """A row of a batch as a line of a prompt file."""
     given = {key: value for key, value in entry.items() if value is not None}
-    place = f"the row with the id {given.get('id')!r}"
-    if "id" not in given:
-        raise PromptError(f"row {row} of a batch has no id; give each row one of its own")
     if isinstance(given.get("prompt"), list):
         given["tokens"] = given.pop("prompt")
-    return prompt_of(given, row, place)
+    return prompt_of(given, row, f"the row with the id {given['id']!r}")
 
 
 def _cell(name: str, value: Any) -> Any:

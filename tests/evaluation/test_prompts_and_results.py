@@ -7,7 +7,7 @@ import pytest
 from full_disk import full_disk
 
 from specjax.errors import PromptError, SpecjaxError
-from specjax.evaluation import ResultFile, read_prompts
+from specjax.evaluation import BadPrompt, ResultFile, parse_prompts, read_prompts
 from specjax.evaluation.results import fingerprint_of_model
 from specjax.evaluation.summary import summarize
 
@@ -44,6 +44,14 @@ def test_other_keys_and_a_byte_order_mark_are_no_hindrance(tmp_path: Path) -> No
     first, second = read_prompts(path)
     assert (first.prompt, first.others) == ("a", {"answer": [1], "n": None})
     assert (second.prompt, second.others) == ("b", {})
+
+
+def test_a_line_that_is_no_prompt_takes_the_name_of_none() -> None:
+    bad: list[BadPrompt] = []
+    lines = b'{"id": "line 2", "prompt": "a"}\nno JSON\n{"id": "line 2, bad", "prompt": "b"}\n'
+    prompts = parse_prompts(lines, "p", bad)
+    assert [line.id for line in prompts] == ["line 2", "line 2, bad"]
+    assert [line.id for line in bad] == ["line 2, bad, bad"]
 
 
 @pytest.mark.parametrize(

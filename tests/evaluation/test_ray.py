@@ -123,17 +123,21 @@ def test_batches_that_are_no_prompts_are_refused() -> None:
     ours = Continue(options=specjax.GenerateOptions(max_tokens=2), keep_going=True)
     with pytest.raises(PromptError, match="the columns are prompt; there must be prompt and id"):
         ours(pa.table({"prompt": ["a"]}))
-    with pytest.raises(PromptError, match="text must have other names, because results have them"):
+    with pytest.raises(PromptError, match="text must have other names, because results have such columns"):
         ours(pa.table({"id": [1], "prompt": ["a"], "text": ["b"]}))
     with pytest.raises(PromptError, match=r"unknown key 'max_token'; is 'max_tokens' meant\?"):
         ours(pa.table({"id": [1], "prompt": ["a"], "max_token": [3]}))
     with pytest.raises(PromptError, match="row 1 of a batch has no id"):
         ours(pa.table({"id": [1, None], "prompt": ["a", "b"]}))
+    with pytest.raises(PromptError, match="row 1 of a batch has the id 1, as one before it"):
+        ours(pa.table({"id": [1, 1], "prompt": ["a", "b"]}))
+    assert ours(pa.table({"id": pa.array([], pa.int64()), "prompt": pa.array([], pa.string())})).num_rows == 0
 
-    done = ours(pa.table({"id": ["a", "b", "c"], "prompt": [[7], [], [10**6]]})).to_pylist()
-    assert [len(row["tokens"] or ()) for row in done] == [2, 0, 0]
-    assert done[0]["error"] is None
-    assert "row with the id 'b'" in done[1]["error"]
-    assert "row with the id 'c'" in done[2]["error"]
+    names, seeds = ["a", "b", "c", "d"], [5, None, 6, 7]
+    done = ours(pa.table({"id": names, "prompt": [[7], [], [10**6], None], "seed": seeds})).to_pylist()
+    assert [len(row["tokens"] or ()) for row in done] == [2, 0, 0, 0]
+    assert (done[0]["error"], done[0]["seed"]) == (None, 5)
+    for row in done[1:]:
+        assert f"row with the id {row['id']!r}" in row["error"]
     with pytest.raises(PromptError, match="row with the id 'b'"):
         Continue(options=specjax.GenerateOptions(max_tokens=2))(pa.table({"id": ["b"], "prompt": [[1] * 9999]}))

@@ -68,6 +68,7 @@ def diverge(
     """
     common = options_of(options, changes)
     sides = side_of(a, common, {}, "tokens A"), side_of(b, common, {"draft": 0}, "tokens B")
+    _refuse_grammars([common, *(side.options for side in sides if side.options is not None)])
     prompts = [side.prompt for side in sides if side.prompt is not None]
     if prompt is not None:
         prompts.insert(0, tuple(model.encode(prompt)))
@@ -140,6 +141,14 @@ class _Runs:
             state = check_states(run) if run is not None and not why_not else None
             found.append(Looked(side.name, count, state, why_not))
         return found[0], found[1]
+
+
+def _refuse_grammars(asked: Sequence[GenerateOptions]) -> None:
+    if any(own.json_schema is not None or own.regex is not None for own in asked):
+        raise SpecjaxError(
+            "json_schema and regex: runs are repeated here without a grammar; leave them out, or compare texts that"
+            " have one with specjax.analysis.divergence.find_divergence"
+        )
 
 
 def _of_other_prompts(

@@ -59,7 +59,7 @@ def check_lossless(
     * "tokens": greedy decoding and the coupled rule. The tokens must be the same with drafts and without.
     * "texts": rejection and block verification. Every token of many texts is held against the target's probabilities.
 
-    What has no drafter's fault, such as a bad draft, costs speed alone and is not looked for.
+    A bad draft costs speed only. It is not looked for.
 
     Args:
         model: with its drafter, see `specjax.load`.

@@ -1,5 +1,5 @@
-// Norms, totals of a softmax and short convolutions, as loops that compilers make vectors of. Their results have the same bits on every
-// processor, and for a row whatever the others are.
+// Norms, totals of a softmax and short convolutions, as loops that compilers make vectors of. Their results have the
+// same bits on every processor, and for a row whatever the others are.
 // Included by translation units of one instruction set each, hence the anonymous namespace.
 #ifndef SPECJAX_ROWWISE_ROWS_H_
 #define SPECJAX_ROWWISE_ROWS_H_
