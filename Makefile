@@ -56,7 +56,7 @@ test-slow: $(VENV)/.dev
 	$(ON_MESH) -m mesh tests/mesh
 
 # In a process of their own: how many devices a CPU is can be said only before JAX starts.
-ON_MESH = XLA_FLAGS=--xla_force_host_platform_device_count=4 $(BIN)/python -m pytest
+ON_MESH = XLA_FLAGS=--xla_force_host_platform_device_count=4 $(BIN)/python -m pytest -n $(WORKERS)
 
 test-mesh: $(VENV)/.dev
 	$(ON_MESH) -m mesh tests/mesh

@@ -58,7 +58,8 @@ class ResultFile:
             SpecjaxError: there is none, or it is damaged.
             OSError: it cannot be read.
         """
-        if not path.is_file():  # the settings alone are no result file
+        path.stat()  # the settings alone are no result file
+        if not path.is_file():
             raise SpecjaxError(f"{path} is not a file; give the result file of an evaluation")
         return cls(path, _settings_beside(path, "give the result file of an evaluation"))
 

@@ -80,6 +80,7 @@ def test_results_do_not_depend_on_the_batch(
         assert len(result["tokens"]) == 1 + result["rounds"] + result["accepted"] or result["finish_reason"] == "eos"
 
 
+@pytest.mark.slow
 def test_a_file_can_be_split_over_machines(evaluated: Path, cli: Cli, gguf: Path, tmp_path: Path) -> None:
     """Draws follow ids, so that the parts give what the whole gave."""
     whole, parts = results_of(evaluated), {}

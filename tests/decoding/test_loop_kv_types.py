@@ -129,7 +129,7 @@ def test_greedy_speculation_equals_plain_greedy(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [gemma4, step3_5, *(pytest.param(each, marks=pytest.mark.slow) for each in (dense, eagle3, dflash))]
+    "family", [gemma4, *(pytest.param(each, marks=pytest.mark.slow) for each in (step3_5, dense, eagle3, dflash))]
 )
 def test_greedy_speculation_equals_plain_greedy_in_every_family(family: Callable[[], Pair]) -> None:
     assert_speculation_is_lossless(family, KVTypes("q8_0", "turbo3"), 3)

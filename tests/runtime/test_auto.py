@@ -27,7 +27,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, choices: Iterator[Choice]) -> None
     monkeypatch.setattr(DepthControl, "choose", lambda self, wants, ready, *, may_build: next(choices))
 
 
-@pytest.mark.parametrize("n_seats", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_seats", [1, 3])
 def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged prompts, greedy and coupled rows, stop tokens; with few seats requests join while others run."""
     wanted = [alone(index) for index in range(len(PROMPTS))]  # with a fixed depth
