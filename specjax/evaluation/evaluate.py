@@ -10,7 +10,7 @@ from typing import Any
 
 from specjax.errors import PromptError
 from specjax.evaluation.prompts import BadPrompt, PromptLine
-from specjax.grammar.automaton import GrammarError
+from specjax.grammar.expression import GrammarError
 from specjax.runtime.engine import slots_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions, options_of

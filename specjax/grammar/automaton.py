@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.errors import SpecjaxError
+from specjax.grammar.expression import END_MARK, START_MARK, GrammarError, without_anchors, without_marks
 
 END, SHOWN = 256, 80
 """The token that ends a text for outlines-core, behind the 256 bytes; and characters that messages quote."""
@@ -16,12 +16,8 @@ END, SHOWN = 256, 80
 DEAD = -1
 """In place of a state: no text goes on from here."""
 
-END_MARK = "\U0010ffff"
-"""A code point that never stands for a character. It cannot occur in a text that an expression matches here."""
-
-
-class GrammarError(SpecjaxError):
-    """A JSON schema or a regular expression that no text can be held to."""
+MOST_WORK = 500_000
+"""States times bytes by which they are told apart, before an automaton stays as large as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +38,13 @@ def byte_automaton(regex: str) -> ByteAutomaton:
 
     outlines-core compiles the expression. Its automata follow the preferences of a search: after `a|ab` has matched
     "a", no "b" may follow. A mark behind the expression makes all matches count: a text matches as a whole if the mark
-    may follow it.
+    may follow it. A mark before it keeps the automaton small, which looks for matches that begin later too.
 
     Raises:
         GrammarError: outlines-core is not installed, or it does not take the expression.
     """
-    index = _index(f"(?:{without_anchors(regex)}){END_MARK}", regex)
+    index = _index(f"{START_MARK}(?:{without_marks(without_anchors(regex))}){END_MARK}", regex)
     return _marked(index.get_transitions(), index.get_initial_state(), set(index.get_final_states()))
-
-
-def check_regex(regex: str) -> None:
-    """Raise `GrammarError` for an expression of a user's that is sound only with something around it, such as a)(b."""
-    _index(without_anchors(regex), regex)
 
 
 def _index(regex: str, given: str) -> Any:
@@ -72,15 +63,10 @@ def _index(regex: str, given: str) -> Any:
         raise GrammarError(f"the regular expression {shown!r} cannot be compiled: {error}") from error
 
 
-def without_anchors(regex: str) -> str:
-    """Without ^ at the start and $ at the end, which say what is so anyway."""
-    bare = regex.removeprefix("^")
-    escaped = len(bare) - 1 - len(bare[:-1].rstrip("\\"))
-    return bare[:-1] if bare.endswith("$") and escaped % 2 == 0 else bare
-
-
 def _marked(transitions: dict[int, dict[int, int]], first: int, final: set[int]) -> ByteAutomaton:
-    """The automaton without the mark, from one in which the mark ends every text."""
+    """The automaton without the marks, from one in which they begin and end every text."""
+    for byte in START_MARK.encode():
+        first = transitions.get(first, {}).get(byte, first)
     states = [first, *(state for state in transitions if state != first)]
     number = {state: place for place, state in enumerate(states)}
     following = np.full((len(states), 256), DEAD, np.int32)
@@ -102,16 +88,19 @@ def _marked(transitions: dict[int, dict[int, int]], first: int, final: set[int])
 def _smallest(following: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
     """The automaton with states put together that no text tells apart.
 
-    States are told apart by one more byte each time, until nothing changes.
+    States are told apart by one more byte each time, until nothing changes. Where that takes too long, as it does for
+    texts of hundreds of characters, all of them stay.
     """
     columns = np.unique(following, axis=1)
     block = accepting.astype(np.int64)
-    while True:
+    for _ in range(MOST_WORK // len(following)):
         after = np.where(columns == DEAD, DEAD, block[columns])
         _, first, finer = np.unique(np.column_stack([block, after]), axis=0, return_index=True, return_inverse=True)
         if len(first) == block.max() + 1:
             break
         block = np.ravel(finer)
+    else:
+        return ByteAutomaton(following, accepting)
     number = np.empty(len(first), np.int32)
     order = np.argsort(np.where(block[first] == block[0], -1, block[first]))  # the first state stays the first
     number[block[first[order]]] = np.arange(len(first))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from checkpoints import TextTokenizer
 from specjax.decoding.grammar import Grammar
-from specjax.grammar.automaton import GrammarError, byte_automaton, check_regex
+from specjax.grammar.automaton import byte_automaton
+from specjax.grammar.expression import GrammarError
 from specjax.grammar.schema import schema_regex
 from specjax.grammar.tokens import begun_by, over_tokens
 from specjax.runtime.notices import announced
@@ -24,7 +27,7 @@ class _Spelling:
     """A tokenizer's tokens as bytes, and the grammars that have been compiled for them."""
 
     pieces: list[bytes]
-    grammars: dict[tuple[str, int, str | None], Grammar] = field(default_factory=dict)
+    grammars: dict[tuple[str, str, int, str | None], Grammar] = field(default_factory=dict)
 
 
 _KNOWN: WeakKeyDictionary[TextTokenizer, _Spelling] = WeakKeyDictionary()
@@ -46,8 +49,7 @@ def regex_grammar(regex: str, tokenizer: TextTokenizer, vocab_size: int, after: 
         GrammarError: the expression does not compile, no text of it can be spelled, the tokenizer has no token that
             ends a text, or `after` is not one token.
     """
-    check_regex(regex)
-    return _compiled(regex, tokenizer, vocab_size, after)
+    return _compiled("regex", regex, lambda: regex, tokenizer, vocab_size, after)
 
 
 def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after: str | None = None) -> Grammar:
@@ -56,27 +58,37 @@ def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after
     Raises:
         GrammarError: as `regex_grammar`; or the schema is no JSON, or has something that cannot be held.
     """
+    return _compiled("schema", schema, lambda: schema_regex(_parsed(schema)), tokenizer, vocab_size, after)
+
+
+def _parsed(schema: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise GrammarError(f"the JSON schema has {constant}, which is no value of JSON")
+
     try:
-        parsed = json.loads(schema)
+        return json.loads(schema, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
-    return _compiled(schema_regex(parsed), tokenizer, vocab_size, after)
 
 
-def _compiled(regex: str, tokenizer: TextTokenizer, vocab_size: int, after: str | None) -> Grammar:
+def _compiled(
+    kind: str, text: str, regex: Callable[[], str], tokenizer: TextTokenizer, vocab_size: int, after: str | None
+) -> Grammar:
+    """The grammar of an expression, made anew only if nothing of this kind and text is remembered."""
     if not tokenizer.eos_ids:
         raise GrammarError("the tokenizer names no token that ends a text, so that no structure could be complete")
-    known, key = _KNOWN.get(tokenizer), (regex, vocab_size, after)
+    known, key = _KNOWN.get(tokenizer), (kind, text, vocab_size, after)
     if known is None:
         every = range(tokenizer.vocab_size)
         known = _KNOWN[tokenizer] = _Spelling([tokenizer.decode_bytes([token], special=False) for token in every])
     if key not in known.grammars:
         with announced("compiling a grammar; this is done once for a model and its text"):
-            grammar = over_tokens(byte_automaton(regex), known.pieces, sorted(tokenizer.eos_ids), vocab_size)
+            grammar = over_tokens(byte_automaton(regex()), known.pieces, sorted(tokenizer.eos_ids), vocab_size)
             known.grammars[key] = grammar if after is None else _begun_by(grammar, after, tokenizer)
         while len(known.grammars) > MOST_KNOWN:
             del known.grammars[next(iter(known.grammars))]
-    return known.grammars[key]
+    known.grammars[key] = grammar = known.grammars.pop(key)  # the one that was used last is given up last
+    return grammar
 
 
 def _begun_by(grammar: Grammar, after: str, tokenizer: TextTokenizer) -> Grammar:

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specjax.grammar.automaton import GrammarError, byte_automaton, check_regex, without_anchors
+from specjax.grammar.automaton import byte_automaton
+from specjax.grammar.expression import GrammarError, without_anchors, without_marks
 
 SPACE = " ?"
 CHARACTER = r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])'
@@ -72,6 +73,7 @@ class _Schema:
             return _anything(DEPTH)
         if not isinstance(schema, dict):
             raise GrammarError(f"the schema at {place} is {json.dumps(schema)}; give an object that allows something")
+        _check_shapes(schema, place)
         for keyword, translate in self._keywords().items():
             if keyword in schema:
                 return translate(schema, place, within)
@@ -117,7 +119,7 @@ class _Schema:
         kinds = [kinds] if isinstance(kinds, str) else kinds
         fitting = [value for value in values if any(type(value) in _PYTHON.get(kind, ()) for kind in kinds)]
         if "const" in schema:
-            fitting = [value for value in fitting if value == schema["const"]]
+            fitting = [value for value in fitting if json.dumps(value) == json.dumps(schema["const"])]  # true is not 1
         if not fitting:
             raise GrammarError(f"the schema at {place} allows no value")
         return _either([_literal(value) for value in fitting])
@@ -225,7 +227,7 @@ def _plain_pattern(pattern: str, place: str) -> str:
     Raises:
         GrammarError: it allows characters that JSON must escape.
     """
-    check_regex(pattern)
+    without_marks(pattern)  # refuses one that is sound only with something around it
     bare = without_anchors(pattern)
     automaton = byte_automaton(bare)
     special = [chr(byte) for byte in (*range(0x20), *b'"\\') if (automaton.next[:, byte] >= 0).any()]
@@ -282,6 +284,29 @@ def _bounds(schema: dict, least: str, most: str, place: str) -> tuple[int, int |
     if type(low) is not int or low < 0 or (high is not None and (type(high) is not int or high < low)):
         raise GrammarError(f"the schema at {place} has {least} {low} and {most} {high}; give whole numbers in order")
     return low, high
+
+
+_SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "type": ("the name of a type, or a list of such", lambda x: isinstance(x, str) or _is_list(x, str)),
+    **{name: ("a list with something in it", lambda x: _is_list(x, object)) for name in ("enum", "anyOf", "allOf")},
+    "prefixItems": ("a list", lambda x: isinstance(x, list)),
+    "required": ("a list of names", lambda x: x == [] or _is_list(x, str)),
+    "properties": ("an object", lambda x: isinstance(x, dict)),
+    **{name: ("a text", lambda x: isinstance(x, str)) for name in ("pattern", "format")},
+}
+"""What stands behind a keyword, in words and as a check."""
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(each, kind) for each in value)
+
+
+def _check_shapes(schema: dict, place: str) -> None:
+    for keyword, (wanted, fits) in _SHAPES.items():
+        if keyword in schema and not fits(schema[keyword]):
+            raise GrammarError(
+                f"the schema at {place} has {keyword!r}: {json.dumps(schema[keyword])}; it must be {wanted}"
+            )
 
 
 def _check(schema: dict, place: str, known: set[str]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specjax.decoding.grammar import FORBIDDEN, Grammar
-from specjax.grammar.automaton import DEAD, ByteAutomaton, GrammarError, reached
+from specjax.grammar.automaton import DEAD, ByteAutomaton, reached
+from specjax.grammar.expression import GrammarError
 
 
 def over_tokens(automaton: ByteAutomaton, pieces: Sequence[bytes], ends: Sequence[int], size: int) -> Grammar:
@@ -22,7 +23,8 @@ def over_tokens(automaton: ByteAutomaton, pieces: Sequence[bytes], ends: Sequenc
     Raises:
         GrammarError: no text of the automaton can be spelled with these tokens.
     """
-    spelled = [b"" if token in set(ends) else piece for token, piece in enumerate(pieces)]
+    ends = [token for token in ends if token < size]
+    spelled = [b"" if token in ends else piece for token, piece in enumerate(pieces[:size])]
     maps, classes = token_maps(automaton.next, spelled)
     classes = np.pad(classes, (0, size - len(classes)))
     # One more state, in which the text has ended, and one more class, of the tokens that end it.

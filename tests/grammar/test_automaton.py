@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding.grammar import FORBIDDEN, Grammar
-from specjax.grammar.automaton import GrammarError, byte_automaton, check_regex
+from specjax.grammar.automaton import byte_automaton
+from specjax.grammar.expression import GrammarError
 from specjax.grammar.tokens import over_tokens
 
 PIECES = (b"a", b"b", b"ab", b"aba", b"\xc3", b"\xa9", "é".encode(), b"\xa9a", b'"', b"1", b"\n", b"")
@@ -115,7 +116,7 @@ def test_tokens_that_do_the_same_are_one_class() -> None:
 @pytest.mark.parametrize(
     ("regex", "message"),
     [
-        ("a)(b", "cannot be compiled"),
+        ("a)(b", "closes a bracket that is not open"),
         ("(?=a)a", "cannot be compiled"),
         ("a[^\\s\\S]", "cannot be compiled"),
         ("xyz", "no text that the grammar allows can be spelled"),
@@ -123,7 +124,7 @@ def test_tokens_that_do_the_same_are_one_class() -> None:
 )
 def test_what_cannot_be_held_is_refused(regex: str, message: str) -> None:
     def compiled() -> Grammar:
-        check_regex(regex)
+        byte_automaton(regex)
         return made(regex)
 
     with pytest.raises(GrammarError, match=message):
@@ -135,3 +136,25 @@ def test_ways_that_cannot_be_spelled_to_the_end_are_not_begun() -> None:
     grammar = made("a(?:b|1c)|bc")
     assert np.flatnonzero(grammar.allowed(0)).tolist() == [0, 2]
     assert np.flatnonzero(grammar.allowed(grammar.after([0]))).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "[a-z_][a-z0-9_]{0,60}",
+        r"- [^\n]{1,40}(\n- [^\n]{1,40}){0,3}",
+        ".{1,60}x",
+        r"[^]-]{1,40}",
+        r"\W{1,8}b",
+        r"[^-\]]{1,40}",
+    ],
+)
+def test_counted_repetitions_stay_small(regex: str) -> None:
+    """Without a mark at the start, automata that look for later matches too would double with each count."""
+    automaton = byte_automaton(regex)
+    assert len(automaton.next) < 4000
+    for text in ("ab_", "- one\n- two", "ax", "a]b", "!b", "-", "]", "a\nx"):
+        state = 0
+        for byte in text.encode():
+            state = int(automaton.next[state, byte]) if state >= 0 else -1
+        assert (state >= 0 and bool(automaton.accepting[state])) == bool(re.fullmatch(regex, text)), text

@@ -11,7 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from specjax.grammar.automaton import ByteAutomaton, GrammarError, byte_automaton
+from specjax.grammar.automaton import ByteAutomaton, byte_automaton
+from specjax.grammar.expression import GrammarError
 from specjax.grammar.schema import schema_regex
 
 PERSON: dict[str, Any] = {
@@ -149,7 +150,7 @@ def test_what_a_schema_matches_and_what_not(name: str, text: str, wanted: bool) 
         ({"$ref": "other.json"}, "only references within"),
         ({"$ref": "#/$defs/y"}, "not in it"),
         ({"type": "string", "pattern": "a.*"}, "leave them out"),
-        ({"type": "string", "pattern": "a)(b"}, "cannot be compiled"),
+        ({"type": "string", "pattern": "a)(b"}, "closes a bracket that is not open"),
         ({"type": "string", "format": "email"}, "format 'email'"),
         ({"type": "string", "format": "date", "maxLength": 3}, "several of"),
         ({"type": "string", "minLength": 4, "maxLength": 3}, "whole numbers in order"),
@@ -163,3 +164,20 @@ def test_what_a_schema_matches_and_what_not(name: str, text: str, wanted: bool) 
 def test_what_cannot_be_held_is_refused(schema: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         schema_regex(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 5}, {"type": []}, {"enum": 5}, {"enum": "abc"}, {"enum": []}, {"anyOf": []}, {"allOf": 5},
+        {"type": "object", "required": "a"}, {"type": "object", "properties": ["a"]}, {"type": "string", "pattern": 5},
+        {"type": "string", "format": ["date"]}, {"type": "array", "prefixItems": 5},
+    ],
+)  # fmt: skip
+def test_keywords_of_another_shape_are_refused(schema: Any) -> None:
+    with pytest.raises(GrammarError, match="; it must be "):
+        schema_regex(schema)
+
+
+def test_a_constant_is_compared_as_json() -> None:
+    assert schema_regex({"enum": [True, 1], "const": 1}) == schema_regex({"const": 1})

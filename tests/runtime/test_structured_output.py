@@ -19,7 +19,7 @@ import specjax
 from specjax.decoding import begin
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.seats import feed_rows, start_rows
-from specjax.grammar.automaton import GrammarError
+from specjax.grammar.expression import GrammarError
 from specjax.runtime.options import PER_REQUEST
 
 SCHEMAS: list[dict[str, Any]] = [
