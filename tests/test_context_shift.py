@@ -74,7 +74,7 @@ def plain(drafter: str) -> tuple[specjax.Generation, Session]:
         ("ngram", 4),
         ("itself", 1),
         pytest.param("assistant", 2, marks=pytest.mark.slow),
-        ("heads", 3),
+        pytest.param("heads", 3, marks=pytest.mark.slow),
         ("several", 5),  # more than the heads can make
     ],
 )

@@ -209,9 +209,10 @@ def test_a_drafter_that_scores_some_tokens_passes_all_checks(path: Path) -> None
     specjax.assert_lossless(specjax.load(path, draft_vocab=140), PROMPTS[:1], WARM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "fits"),
-    [pytest.param(Certain(CONFIG), True, marks=pytest.mark.slow), (Flattened(CONFIG), False)],
+    [(Certain(CONFIG), True), (Flattened(CONFIG), False)],
     ids=["certain", "lies"],
 )
 def test_texts_show_whether_a_drafter_lies_under_both_rules(path: Path, drafter: Any, fits: bool) -> None:

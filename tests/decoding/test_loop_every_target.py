@@ -105,7 +105,7 @@ def slow(family: str, make: Callable) -> Any:
     return pytest.param(family, make, marks=pytest.mark.slow)
 
 
-USUAL = ("qwen3_5 dense", "gemma4", "step3_5")
+USUAL = ("qwen3_5 dense", "gemma4")
 """Families that are not left to the slow tests: those whose layers differ most."""
 
 OF_EACH = {family: (random_eagle3, random_dflash)[:: 1 if index % 2 else -1] for index, family in enumerate(TARGETS)}

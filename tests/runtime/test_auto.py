@@ -129,6 +129,7 @@ def test_without_a_drafter_or_with_a_short_one_auto_does_what_it_can() -> None:
         DraftConfig(n_min=1, auto=True)
 
 
+@pytest.mark.slow
 def test_turns_of_a_session_go_on_from_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a session keeps after a turn has all that was said in it, in the drafter's state too."""
     model = specjax.load()

@@ -71,7 +71,7 @@ def cold(kind: str, prompt: tuple[int, ...]) -> Job:
     return job
 
 
-SLOW = ("several", "assistant")
+SLOW = ("several", "assistant", "rings-with-heads")
 """What the texts that go on from their end show as well."""
 
 

@@ -83,7 +83,7 @@ def places(chat: Session, ends: tuple[int, ...]) -> Iterator[int]:
     [
         ("hybrid", 3, GREEDY),
         ("hybrid", 0, COUPLED),
-        ("rings", 3, COUPLED),
+        pytest.param("rings", 3, COUPLED, marks=pytest.mark.slow),
         ("rings", 0, GREEDY),
         ("plain", 3, GREEDY),
         ("plain", 0, GREEDY),
