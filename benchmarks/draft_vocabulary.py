@@ -18,13 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from machine import description
 from random_model import SCALES, write_random_model
 from verify_cost import shape_of_0_8b
 
 import specjax
+from checkpoints.mapping.table import put_on_default_device
 from pallas_kernels.matmul import leaves
 from specjax.analysis.profiling import RoundCost, round_cost
 from specjax.decoding.decoder import Decoder
@@ -52,9 +52,7 @@ def case(model: Model, size: int, drafts: int) -> Case:
     drafter, params = model.drafter, model.params
     heads = model.params["target"]["embed"]
     if size < model.target.vocab_size:
-        drafter, added = trimmed(
-            drafter, params, np.arange(size, dtype=np.int32), lambda path, values: jax.device_put(values)
-        )
+        drafter, added = trimmed(drafter, params, np.arange(size, dtype=np.int32), put_on_default_device)
         params, heads = params | added, added["trimmed"]["rows"]
     decoder = Decoder(model.target, drafter, rule="greedy", max_drafts=drafts)
     return Case(decoder, params, sum(leaf.nbytes for leaf in leaves(heads)))

@@ -24,6 +24,7 @@ from test_loop_drafters import with_draft_model
 from tiny_models import DENSE, MOE, make_params
 
 import checkpoints
+from checkpoints.mapping.table import put_on_default_device
 from specjax.decoding import begin, decode_chunk
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
@@ -71,7 +72,7 @@ def beside_target(folder: str) -> Case:
 def trimmed_head() -> tuple[Target, Drafter, Params]:
     """An MTP head that knows a third of the tokens, and in some states none that may come next."""
     tokens = np.arange(0, DENSE.vocab_size, 3)
-    drafter, more = trimmed(Qwen35MTP(DENSE), make_params(DENSE), tokens, lambda path, values: jnp.asarray(values))
+    drafter, more = trimmed(Qwen35MTP(DENSE), make_params(DENSE), tokens, put_on_default_device)
     return Qwen35Target(DENSE), drafter, {**make_params(DENSE), **more}
 
 

@@ -38,7 +38,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"mesh": "1x3"}, r"3 parts.*: vocab_size \(272\), num_heads \(8\), .*mlp_width \(128\), num_kv_heads \(2\);"),
         ({"mesh": "2x4"}, "takes 8 devices; there are 4"),
         ({"mesh": "4"}, "give ROWSxMODEL"),
-        ({"mesh": jax.make_mesh((2, 2), ("data", "model"))}, r"the axes \('data', 'model'\)"),
         ({"mesh": "1x2", "place": ["mtp=pinned_host"]}, "do not go together"),
         ({"mesh": "1x2", "draft_vocab": 100}, "do not go together"),
         ({"mesh": "1x2", "drafter": Own()}, "Own cannot draft for a model that is split into 2 parts"),
@@ -48,6 +47,12 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_cannot_be_split_is_refused(hybrid: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(specjax.SpecjaxError, match=message):
         specjax.load(hybrid, **settings)
+
+
+def test_a_mesh_with_other_axes_is_refused(hybrid: Path) -> None:
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    with pytest.raises(specjax.SpecjaxError, match=r"the axes \('data', 'model'\)"):
+        specjax.load(hybrid, mesh=mesh)
 
 
 def test_blocks_that_would_be_cut_are_listed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from scripted import feed, ragged_prompts
 from tiny_models import DENSE, make_config, make_params
 
 import specjax
+from checkpoints.mapping.table import put_on_default_device
 from specjax.decoding.acceptance import propose_token
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import RowSettings, SamplerConfig, Settings
@@ -79,7 +80,7 @@ def propose(drafter: Drafter, vocab_size: int, params: Params, state: SequenceSt
 
 def assert_drafts_of(whole: Drafter, target: Target, params: Params, tokens: np.ndarray) -> None:
     """The trimmed drafter drafts as by definition, and with the probabilities that it has then."""
-    drafter, added = trimmed(whole, params, tokens, lambda path, values: jax.device_put(values))
+    drafter, added = trimmed(whole, params, tokens, put_on_default_device)
     params, size = params | added, target.vocab_size
     state, _ = feed(Decoder(target, drafter, max_drafts=DRAFTS), params, ragged_prompts(target.config, LENGTHS))  # type: ignore[attr-defined]
     among = np.isin(np.arange(size), tokens)
@@ -118,6 +119,6 @@ def test_what_a_smaller_draft_model_does_not_know_is_left_out() -> None:
     config = make_config(vocab_size=96)
     params = make_params(config) | {"draft": {"target": make_params(DENSE)["target"]}}
     tokens = np.arange(1, 96, 2, dtype=np.int32)
-    drafter, added = trimmed(DraftModel(Qwen35Target(DENSE), 96), params, tokens, lambda path, values: values)
+    drafter, added = trimmed(DraftModel(Qwen35Target(DENSE), 96), params, tokens, put_on_default_device)
     np.testing.assert_array_equal(added["trimmed"]["tokens"], tokens[tokens < 64])
     assert_drafts_of(drafter.drafter, Qwen35Target(config), params, tokens)

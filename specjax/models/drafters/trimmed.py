@@ -129,7 +129,7 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
         params: all parameters.
         tokens: of the target's, in ascending order, so that of equal logits the first one wins, as among all tokens.
             What the drafter itself does not have, such as a draft model with a smaller vocabulary, is left out.
-        put: (path, values) -> the parameter where it shall lie; rows lie where their head lies.
+        put: makes a parameter where it shall lie; rows lie where their head lies.
 
     Raises:
         ValueError: the drafter's head cannot be trimmed; the message says why.
