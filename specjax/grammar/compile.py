@@ -58,7 +58,8 @@ def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after
     Raises:
         GrammarError: as `regex_grammar`; or the schema is no JSON, or has something that cannot be held.
     """
-    return _compiled("schema", schema, lambda: schema_regex(_parsed(schema)), tokenizer, vocab_size, after)
+    parsed = _parsed(schema)
+    return _compiled("schema", json.dumps(parsed), lambda: schema_regex(parsed), tokenizer, vocab_size, after)
 
 
 def _parsed(schema: str) -> Any:
