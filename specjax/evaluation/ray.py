@@ -92,6 +92,7 @@ class Continue:
             raise PromptError(f"the columns are {', '.join(batch.column_names)}; there must be prompt and id")
         if taken := {*RESULTS, *LOGPROBS} & {*columns}:
             raise PromptError(f"{', '.join(sorted(taken))} must have other names, because results have such columns")
+        prompt_of(dict.fromkeys(columns) | {"id": 0, "prompt": ""}, 0, "the columns")  # refuses mistyped names
         results: dict[tuple[int, int], Mapping[str, Any]] = {}  # by the row of the batch, and the sample
         lines = self._lines(batch.to_pylist(), results)
         texts = samples_of(lines, self._options, self._samples)
