@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from specjax.analysis.profiling import RoundCost, round_cost
-from specjax.decoding.new_state import idle_state
+from specjax.decoding.new_state import new_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.errors import SpecjaxError
 from specjax.runtime.engine import slots_for
@@ -272,7 +272,7 @@ def _cost(model: Model, options: GenerateOptions, batch: int, context: int, k: i
     """The halves of a round at a length of the texts."""
     decoder = model.decoder(replace(options, draft=k, trace=False))
     settings = decoder.settings([Settings(options.sampler, DraftConfig(n_max=k))] * batch)
-    state = idle_state(decoder, settings, slots_for(context + 2 * decoder.rows))
+    state = new_state(decoder, model.params, settings, slots_for(context + 2 * decoder.rows))
     length = jnp.full((batch,), context, jnp.int32)
     return round_cost(decoder, model.params, replace(state, sequences=replace(state.sequences, length=length)))
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Int
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.round import draft
+from specjax.mesh.shards import on_shards
 from specjax.models.protocol import Params
 from specjax.state import commit
 
@@ -22,6 +23,9 @@ SAMPLES = 5
 SAMPLE_SECONDS = 0.1
 BUDGET_SECONDS = 3.0
 """A sample repeats a half for about `SAMPLE_SECONDS`; sampling stops early when the budget is used up."""
+
+Half = Callable[[Decoder, Params, DecodeState], DecodeState]
+"""A half of a round, after which it can be run again."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ def round_cost(decoder: Decoder, params: Params, state: DecodeState) -> RoundCos
     )
     drafting = 0.0
     if decoder.drafts:
-        drafting, state = _median_seconds(partial(_draft_only, decoder, params), state)
-    verifying, _ = _median_seconds(partial(_verify_only, decoder, params), state)
+        drafting, state = _median_seconds(partial(_repeated, _draft_once, decoder, params), state)
+    verifying, _ = _median_seconds(partial(_repeated, _verify_once, decoder, params), state)
     return RoundCost(draft=drafting, verify=verifying)
 
 
@@ -87,8 +91,18 @@ def _median_seconds(run: Callable[[DecodeState, Array], DecodeState], state: Dec
     return statistics.median(seconds_of(repeats) for _ in range(count)), state
 
 
-@partial(jax.jit, static_argnames="decoder", donate_argnames="state")
-def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
+@partial(jax.jit, static_argnames=("half", "decoder"), donate_argnames="state")
+def _repeated(half: Half, decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
+    """The state after so many repetitions of a half of a round, on one device or on the mesh of the parameters."""
+
+    def run(parts: int, params: Params, state: DecodeState, repeats: Array) -> DecodeState:
+        step = partial(half, decoder.shard(parts), params)
+        return jax.lax.fori_loop(0, repeats, lambda _, state: step(state), state)
+
+    return on_shards(run, params, state, repeats, out=lambda params, state, *_: state)
+
+
+def _draft_once(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     drafter = decoder.drafter
     assert drafter is not None
     none = jnp.zeros_like(state.pending)
@@ -97,31 +111,21 @@ def _draft_only(decoder: Decoder, params: Params, state: DecodeState, repeats: I
         partial(decoder.target.verify, request=decoder.request), params, tokens, none, state.sequences
     )
     features = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes[0].features)
-
-    def once(_: Array, state: DecodeState) -> DecodeState:
-        proposal, _n_drafted = draft(decoder, params, state)
-        assert proposal is not None
-        window = drafter.observe(tokens, features, proposal.state)
-        taken_back = None if window is None else window.commit(none)
-        # The next repetition starts from another token: nothing of it can be moved out of the loop.
-        sequences = replace(state.sequences, drafter=taken_back)
-        return replace(state, sequences=sequences, pending=proposal.tokens[:, -1])
-
-    return jax.lax.fori_loop(0, repeats, once, state)
+    proposal, _n_drafted = draft(decoder, params, state)
+    assert proposal is not None
+    window = drafter.observe(tokens, features, proposal.state)
+    taken_back = None if window is None else window.commit(none)
+    # The next repetition starts from another token: nothing of it can be moved out of the loop.
+    sequences = replace(state.sequences, drafter=taken_back)
+    return replace(state, sequences=sequences, pending=proposal.tokens[:, -1])
 
 
-@partial(jax.jit, static_argnames="decoder", donate_argnames="state")
-def _verify_only(decoder: Decoder, params: Params, state: DecodeState, repeats: Int[Array, ""]) -> DecodeState:
-    k, vocab_size = decoder.max_drafts, decoder.target.vocab_size
-
-    def once(_: Array, state: DecodeState) -> DecodeState:
-        tokens = (state.pending[:, None] + jnp.arange(k + 1)) % vocab_size
-        n_valid = jnp.full_like(state.pending, k + 1)
-        output, window = decoder.target.verify(params, tokens, n_valid, state.sequences, request=decoder.request)
-        assert output.logits is not None
-        kept = commit(window, n_valid)
-        sequences = replace(kept, drafter=state.sequences.drafter, length=state.sequences.length)
-        pending = argmax(output.logits[:, -1])
-        return replace(state, sequences=sequences, pending=pending)
-
-    return jax.lax.fori_loop(0, repeats, once, state)
+def _verify_once(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
+    k = decoder.max_drafts
+    tokens = (state.pending[:, None] + jnp.arange(k + 1)) % decoder.target.vocab_size
+    n_valid = jnp.full_like(state.pending, k + 1)
+    output, window = decoder.target.verify(params, tokens, n_valid, state.sequences, request=decoder.request)
+    assert output.logits is not None
+    kept = commit(window, n_valid)
+    sequences = replace(kept, drafter=state.sequences.drafter, length=state.sequences.length)
+    return replace(state, sequences=sequences, pending=argmax(output.logits[:, -1]))

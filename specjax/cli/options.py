@@ -35,8 +35,8 @@ def add_command(
     return parser
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
-    """--model (or MODEL by its position), --dtype, --packed, --place, --mesh, --kernels."""
+def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False, mesh: bool = True) -> None:
+    """--model (or MODEL by its position), --dtype, --packed, --place, --kernels; --mesh for programs that run there."""
     name: dict[str, Any] = {"dest": "model", "nargs": "?"} if positional else {}
     parser.add_argument(
         *(() if positional else ("--model",)),
@@ -68,12 +68,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         " draft model's begin with draft.): a device such as cpu:0 or gpu:1, a memory such as pinned_host, which is"
         " host memory, or gpu:1/pinned_host; can be repeated, the first rule that matches decides",
     )
-    parser.add_argument(
-        "--mesh",
-        metavar="ROWSxMODEL",
-        help="devices that share the work, such as 1x4: the model is split into MODEL parts, and the texts of a batch"
-        " over ROWS (default: one device)",
-    )
+    if mesh:
+        parser.add_argument(
+            "--mesh",
+            metavar="ROWSxMODEL",
+            help="devices that share the work, such as 1x4: the model is split into MODEL parts, and the texts of a"
+            " batch over ROWS (default: one device)",
+        )
     parser.add_argument(
         "--kernels",
         metavar="SPEC",
@@ -275,7 +276,7 @@ def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
         dtype=args.dtype,
         packed=None if args.packed == "off" else args.packed,
         place=args.place,
-        mesh=args.mesh,
+        mesh=getattr(args, "mesh", None),
         need_tokenizer=need_tokenizer,
     )
     if not getattr(args, "quiet", False):
