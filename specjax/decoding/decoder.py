@@ -30,7 +30,7 @@ class Decoder:
 
     Attributes:
         target: the model whose output must not change.
-        drafter: what proposes tokens; must be given when `max_drafts` > 0. Its state is kept up even without drafts.
+        drafter: what proposes tokens; must be given when `max_drafts` > 0.
         rule: how drafts are accepted, see `specjax.decoding.acceptance`; in greedy rows they are all one.
         max_drafts: K, the most drafts that a row can have; with 0 there is no drafting in the program. The state of a
             decoder serves the same decoder with a smaller K too: `at_most`.

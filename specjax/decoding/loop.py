@@ -13,21 +13,24 @@ from jaxtyping import Array, Int
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
+from specjax.decoding.unseen import Unseen
 from specjax.mesh.rows import Sharing, anywhere
 from specjax.mesh.shards import REPLICATED, lying, on_shards
 from specjax.models.protocol import Features, Params
 
-UNSEEN_BLOCKS = (8, 32, 128)
-"""Rounds without drafts whose tokens a drafter is given at once: the smallest block in which they have room. The
-longest is no longer than the chunks that states are made for, see `Decoder.init_state`."""
-
 
 @struct.dataclass
 class ChunkRecord:
-    """The records of up to `rounds` rounds, stacked; only the first `n_rounds` were run."""
+    """The records of up to `rounds` rounds, stacked; only the first `n_rounds` were run.
+
+    Attributes:
+        n_rounds, rounds: see there.
+        unseen: what the drafter has not seen; None if it has seen all, or there is none.
+    """
 
     n_rounds: Int[Array, ""]
     rounds: RoundRecord
+    unseen: Unseen | None = None
 
 
 @partial(jax.jit, static_argnames=("decoder", "rounds"), donate_argnames="state")
@@ -44,17 +47,19 @@ def decode_chunk(
     A `limit` below `rounds` ends the chunk earlier. After `patience` rounds it also ends as soon as a row has finished
     in it, so that a request that comes meanwhile can have the row. Both are data: other numbers compile nothing.
 
-    Rounds without drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the
-    end.
+    Rounds without drafts leave the drafter's part of the state alone. What it has not seen is in the record, and must
+    be given to it before anything is drafted from this state: see `give_unseen`.
     """
     axis = Sharing.of(state).axis
+    every = lying(None, axis)
+    unseen = Unseen(REPLICATED, lying(axis), every, every, every) if _leaves_behind(decoder, state) else None
     return on_shards(
         partial(_chunk, decoder, rounds),
         params,
         state,
         limit,
         patience,
-        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, lying(None, axis))),
+        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, every, unseen)),
     )
 
 
@@ -70,11 +75,10 @@ def _chunk(
     """`decode_chunk` on one of so many parts of the model."""
     decoder = decoder.shard(parts)
     most = rounds if limit is None else jnp.minimum(limit, rounds)
-    idle_drafter = None if decoder.drafts else decoder.drafter
-    before = state
-    if idle_drafter:
+    before, behind = state, _leaves_behind(decoder, state)
+    if behind:
         state = _with_drafter(state, None)
-    elif decoder.drafter:
+    elif decoder.drafter and decoder.drafts:
         sequences = state.sequences
         own = decoder.drafter.narrowed(params, sequences.drafter, sequences.length, decoder.rows)
         state = _with_drafter(state, own)
@@ -82,7 +86,7 @@ def _chunk(
     @partial(jax.jit, inline=True)  # so that it is traced once, for shapes and loop
     def run_round(params: Params, state: DecodeState) -> tuple[DecodeState, tuple[RoundRecord, Features | None]]:
         after, record, features = decode_round(decoder, params, state)
-        return after, (record, features if idle_drafter else None)
+        return after, (record, features if behind else None)
 
     _, shapes = jax.eval_shape(run_round, params, state)
     outputs = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
@@ -101,57 +105,17 @@ def _chunk(
         return index + 1, state, outputs
 
     n_rounds, state, (records, features) = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, outputs))
-    if idle_drafter:
-        state = _with_drafter(state, _shown(decoder, params, before, records, features, n_rounds))
-    return state, ChunkRecord(n_rounds, records)
+    if features is None:
+        return state, ChunkRecord(n_rounds, records)
+    fed = jnp.concatenate([before.pending[None], records.tokens[:-1, :, 0]])  # what the round before has chosen
+    unseen = Unseen(n_rounds, before.sequences.length, fed, records.n_emitted, features)
+    return _with_drafter(state, before.sequences.drafter), ChunkRecord(n_rounds, records, unseen)
+
+
+def _leaves_behind(decoder: Decoder, state: DecodeState) -> bool:
+    """Whether there is a drafter that rounds do not ask, but that has a state."""
+    return not decoder.drafts and state.sequences.drafter is not None
 
 
 def _with_drafter(state: DecodeState, part: object) -> DecodeState:
     return replace(state, sequences=replace(state.sequences, drafter=part))
-
-
-def _shown(
-    decoder: Decoder,
-    params: Params,
-    before: DecodeState,
-    records: RoundRecord,
-    features: Features | None,
-    n_rounds: Int[Array, ""],
-) -> object:
-    """The drafter's part of the state that it had `before`, after it has been given what it has not seen.
-
-    Only as many blocks of rounds as were run are looked at, so that a short chunk costs little.
-
-    Args:
-        decoder, params: of the chunk, whose rounds have not drafted.
-        before: the state at its beginning.
-        records, features: of its rounds, stacked.
-        n_rounds: how many of them were run.
-    """
-    drafter, own = decoder.drafter, before.sequences.drafter
-    assert drafter is not None
-    if own is None:
-        return None
-    rounds = records.n_emitted.shape[0]
-    sizes = [*(size for size in UNSEEN_BLOCKS[:-1] if size < rounds), min(rounds, UNSEEN_BLOCKS[-1])]
-    chosen = records.tokens[:, :, 0]
-    fed = jnp.concatenate([before.pending[None], chosen[:-1]])  # a round is fed what the one before it has chosen
-    unseen = jax.tree.map(
-        lambda x: jnp.pad(x, ((0, -rounds % sizes[-1]), *((0, 0),) * (x.ndim - 1))), (fed, records.n_emitted, features)
-    )
-
-    def give(size: int, start: Array, length: Array, own: object) -> tuple:
-        block = jax.tree.map(lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, start, size), 0, 1), unseen)
-        tokens, n_emitted, features = block
-        features = jax.tree.map(lambda x: x[:, :, 0], features)
-        n_valid = jnp.sum(n_emitted, axis=1)  # 1 of each round, until the row has finished
-        return length + n_valid, drafter.extend(params, tokens, features, n_valid, own, length)
-
-    def give_next(carry: tuple) -> tuple:
-        start, length, own = carry
-        smallest = jnp.searchsorted(jnp.asarray(sizes[:-1]), n_rounds - start)
-        length, own = jax.lax.switch(smallest, [partial(give, size) for size in sizes], start, length, own)
-        return start + jnp.asarray(sizes)[smallest], length, own
-
-    carry = (jnp.int32(0), before.sequences.length, own)
-    return jax.lax.while_loop(lambda carry: carry[0] < n_rounds, give_next, carry)[2]

@@ -153,6 +153,12 @@ class Engine:
         Raises:
             RuntimeError: nothing has run yet.
         """
+        self._state = self._rounds.caught_up(self.decoder, self.params, self._running)
+        return self._state
+
+    @property
+    def _running(self) -> DecodeState:
+        """The running state, in which the drafter's part may be behind."""
         if self._state is None:
             raise RuntimeError("this engine has run nothing yet, and has no state")
         return self._state
@@ -221,13 +227,13 @@ class Engine:
         """Put the state that a request starts from into its row."""
         request = job.request
         self._prepare_state(stop_width_of([request.settings]))
-        self._state = self._grammars.brought(self.state, tuple(self._seated().values()), self.params)
+        self._state = self._grammars.brought(self._running, tuple(self._seated().values()), self.params)
         job.begin(self._building.clock())
         job.stops = self.prefixes.stops(request.prompt, [each.request.prompt for each in self._waiting_near()])
         if request.start is not None:
             job.held = job.reused = request.start.length
             if self.seats == 1:
-                self._state = replace(self.state, sequences=request.start.state)
+                self._state = replace(self._running, sequences=request.start.state)
                 return
             begin = request.start.state
         elif (found := self.prefixes.find(request.prompt)) is not None:
@@ -239,8 +245,8 @@ class Engine:
         else:
             self._used.add(row)
             return
-        sequences = put_rows(self.state.sequences, begin, jnp.asarray([row], jnp.int32))
-        self._state = replace(self.state, sequences=sequences)
+        sequences = put_rows(self._running.sequences, begin, jnp.asarray([row], jnp.int32))
+        self._state = replace(self._running, sequences=sequences)
         self._used.add(row)
 
     # Prompts
@@ -257,7 +263,7 @@ class Engine:
         piece = Piece.next_of(feeding, self.seats)
         self._prepare_feeding(piece)
         sequences, logits = self._feed_rows(piece)
-        self._state = replace(self.state, sequences=sequences)
+        self._state = replace(self._running, sequences=sequences)
         self._keep_points(feeding)
         if complete := piece.complete:
             for row, job in complete.values():
@@ -266,7 +272,7 @@ class Engine:
                     start.prefilled(self.state.sequences)
                 self._remember(row, job, job.request.prompt)
             new = self._newcomers(complete, len(piece.n_valid))
-            self._state, record = start_rows(self.decoder, self.state, logits, new)
+            self._state, record = start_rows(self.decoder, self._running, logits, new)
             self._unread.append(Reading(record, {column: job for column, (_, job) in complete.items()}))
         return True
 
@@ -274,7 +280,7 @@ class Engine:
         """Keep what is needed to come back to the pauses that prompts have reached."""
         for row, job in feeding.items():
             if job.held in job.stops:
-                job.points.append(ReturnPoint(job.held, keep_rows(self.state.sequences, jnp.asarray([row]))))
+                job.points.append(ReturnPoint(job.held, keep_rows(self._running.sequences, jnp.asarray([row]))))
 
     def _remember(self, row: int, job: Job, tokens: tuple[int, ...]) -> None:
         """Keep a text for prompts that start like it; the row holds these tokens and no others."""
@@ -300,7 +306,7 @@ class Engine:
         return Newcomers(rows, self._settings(settings), sequence, budget, dropped, grammars)
 
     def _feed_rows(self, piece: Piece) -> tuple[SequenceState, jax.Array]:
-        models, state = (self.decoder.target, self.decoder.drafter), self.state.sequences
+        models, state = (self.decoder.target, self.decoder.drafter), self._running.sequences
         return feed_rows(*models, self.params, state, piece.rows, piece.tokens, piece.n_valid)
 
     # Rounds
@@ -317,7 +323,7 @@ class Engine:
         self._state, reading = self._rounds.start(
             self.decoder,
             self.params,
-            self.state,
+            self._running,
             decoding,
             key=self._key(),
             others_wait=bool(self._waiting),
@@ -345,7 +351,7 @@ class Engine:
         values, given = np.zeros(self.seats, np.int32), np.zeros(self.seats, bool)
         for row, budget in budgets.items():
             values[row], given[row] = budget, True
-        self._state = set_budgets(self.state, values, given)
+        self._state = set_budgets(self._running, values, given)
 
     def _shift(self, full: dict[int, Job]) -> None:
         """Let rows drop tokens, so that they go on in the slots that they have."""
@@ -380,7 +386,7 @@ class Engine:
         if self._building.first_time(*self._key("feed", width, size)):
             with self._building.building("prompts", self._seated().values()):
                 sequences, logits = self._feed_rows(Piece.empty(self.seats, width, size))
-                state = replace(self.state, sequences=sequences)
+                state = replace(self._running, sequences=sequences)
                 self._state, record = start_rows(self.decoder, state, logits, self._newcomers({}, width))
                 jax.block_until_ready(record)
 

@@ -34,26 +34,29 @@ class Pace:
         self._latest: float | None = None  # of any depth
         self._last_look = 0.0
 
-    def rounds(self, depth: int, *, others_wait: bool, unhurried: bool = False) -> int:
+    def rounds(self, depth: int, *, others_wait: bool) -> int:
         """The rounds of the next chunk, at least 1.
 
         Args:
             depth: drafts of a round.
             others_wait: whether requests wait for a seat. A row that is done idles until its chunk ends, so chunks are
                 then no longer than usual.
-            unhurried: whether chunks may last as long as users have patience, because each has a cost of its own.
         """
         chosen = USUAL
         if seconds := self._round_seconds.get(depth, self._latest):
             patient = int(PATIENCE / seconds)
             chosen = min(USUAL, patient)
             if not others_wait:
-                chosen = max(chosen, patient if unhurried else int(BRIEF / seconds))
+                chosen = max(chosen, int(BRIEF / seconds))
         return max(1, min(chosen, self.most))
 
     def since(self, now: float) -> float:
         """Seconds since the last look."""
         return now - self._last_look
+
+    def left_out(self, seconds: float) -> None:
+        """So many seconds since the last look have gone to something else; they are not counted."""
+        self._last_look += seconds
 
     def looked(self, now: float, rounds: int = 0, depth: int = 0) -> float:
         """Note that the host has read so many rounds at this time, in seconds. Reads of 0 rounds only tell the time.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
+from specjax.decoding.unseen import Unseen, give_unseen
 from specjax.models.protocol import Params
+from specjax.runtime.backlog import MOST_BYTES, Backlog
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import DepthControl
@@ -21,11 +24,6 @@ from specjax.runtime.request import Job
 PAUSE, PAUSE_SHARE = 0.01, 0.2
 """A pause of the caller that is longer than so many seconds, and than this share of a chunk's time, makes that time
 meaningless."""
-
-
-UNSEEN_BYTES = 2**26
-"""The most memory for what a drafter has not seen of a chunk. If a round needs much of it, chunks without drafts have
-fewer rounds."""
 
 
 class Rounds:
@@ -46,6 +44,7 @@ class Rounds:
         self.most, self._seats = most, seats
         self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
         self._pace = Pace(most)
+        self._backlog = Backlog()
         self._control = DepthControl(decoder.max_drafts, seats)
         self._memory: CostMemory | None = None
         self._key: tuple = ()
@@ -55,6 +54,21 @@ class Rounds:
     def seat(self, row: int) -> None:
         """A new request has the row."""
         self._control.seat(row)
+        self._backlog.forget(row)
+
+    def caught_up(self, decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
+        """The state, which is consumed, after its drafter has been given what it has not seen of earlier chunks."""
+        if not self._backlog:
+            return state
+        assert decoder.drafter is not None
+        jax.block_until_ready(state)
+        begin = self._building.clock()
+        state = replace(state, sequences=self._backlog.given(decoder.drafter, params, state.sequences))
+        jax.block_until_ready(state)
+        seconds = self._building.clock() - begin
+        self._pace.left_out(seconds)
+        self._control.lost(seconds)
+        return state
 
     def start(
         self,
@@ -85,15 +99,18 @@ class Rounds:
         if self._memory is None and any(want.auto for want in wants.values()):
             self._recall(params)
         choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced)
-        if choice.depth not in self._ready:
+        if choice.depth or self._backlog.full:
+            state = self.caught_up(decoder, params, state)
+        if new := choice.depth not in self._ready:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
-            return state, Reading(record, jobs, choice=choice, built=True)
-        unseen = decoder.drafter is not None and choice.depth == 0  # a chunk ends with what the drafter has not seen
-        rounds = self._pace.rounds(choice.depth, others_wait=others_wait, unhurried=unseen)
-        limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
-        program = decoder.at_most(choice.depth)
-        state, record = decode_chunk(program, params, state, self._most(program), limit, np.int32(USUAL))
-        return state, Reading(record, jobs, choice=choice, alone=alone)
+        else:
+            rounds = self._pace.rounds(choice.depth, others_wait=others_wait)
+            rounds = rounds if choice.rounds is None else min(rounds, choice.rounds)
+            state, record = self._run(decoder.at_most(choice.depth), params, state, rounds)
+        if record.unseen is not None:
+            self._backlog.add(record.unseen)
+            record = replace(record, unseen=None)  # the host does not read it
+        return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new)
 
     def _recall(self, params: Params) -> None:
         """Begin with the costs that engines before this one have measured, in this process or in others."""
@@ -116,13 +133,25 @@ class Rounds:
         jax.block_until_ready(state)
         before = self._building.seconds
         with self._building.building(f"rounds of {depth} drafts", jobs.values()):
-            program = decoder.at_most(depth)
-            result = decode_chunk(program, params, state, self._most(program), np.int32(1), np.int32(USUAL))
-            jax.block_until_ready(result)
+            state, record = self._run(decoder.at_most(depth), params, state, 1)
+            if record.unseen is not None:
+                state = self._give_nothing(decoder, params, state, record.unseen)
+            jax.block_until_ready((state, record))
         self._experience.effort.building += self._building.seconds - before
         self._building.first_time(*self._program(depth))
         self._ready.add(depth)
-        return result
+        return state, record
+
+    def _give_nothing(self, decoder: Decoder, params: Params, state: DecodeState, unseen: Unseen) -> DecodeState:
+        """Build the program that gives the drafter what it has not seen: it will be needed without warning."""
+        assert decoder.drafter is not None
+        nobody = np.zeros(self._seats, bool)
+        return replace(state, sequences=give_unseen(decoder.drafter, params, state.sequences, unseen, nobody))
+
+    def _run(
+        self, program: Decoder, params: Params, state: DecodeState, rounds: int
+    ) -> tuple[DecodeState, ChunkRecord]:
+        return decode_chunk(program, params, state, self._most(program), np.int32(rounds), np.int32(USUAL))
 
     def learn(self, reading: Reading, jobs: Sequence[Job | None]) -> None:
         """Take in what was accepted and how long it took.
@@ -141,12 +170,12 @@ class Rounds:
             self._experience.costs[self._costs_key] = self._control.costs.known()
 
     def _most(self, decoder: Decoder) -> int:
-        """The most rounds of a program's chunks."""
+        """The most rounds of a program's chunks. What a drafter has not seen of them takes memory."""
         if decoder.drafts or not decoder.drafter:
             return self.most
         request = decoder.request
         values = (request.final_hidden + len(request.layer_inputs)) * decoder.target.width * self._seats
-        return min(self.most, max(USUAL, UNSEEN_BYTES // (4 * values) // USUAL * USUAL)) if values else self.most
+        return min(self.most, max(USUAL, MOST_BYTES // (4 * values) // USUAL * USUAL)) if values else self.most
 
     def _program(self, depth: int) -> tuple:
         return (*self._key, "rounds", depth, self.most)

@@ -31,13 +31,14 @@ from specjax.models.protocol import Params, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35MTP, Step35Target
+from specjax.runtime.backlog import Backlog
 from specjax.state import SequenceState
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTHS = (1, 17, 65)
 BUDGETS = (44, 29, 44)
 SAMPLERS = (SamplerConfig(), SamplerConfig(temperature=0.8), SamplerConfig())
-CHANGES = ((3, 2), (0, 11), (1, 2), (0, 1), (3, 3), (0, 3), (1, 1))
+CHANGES = ((3, 2), (0, 11), (1, 2), (0, 1), (0, 2), (3, 3), (0, 3), (1, 1))
 """Depths of chunks, and their rounds."""
 
 Drafts = dict[tuple[int, int], list[int]]
@@ -46,7 +47,7 @@ Drafts = dict[tuple[int, int], list[int]]
 @pytest.fixture(autouse=True)
 def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 11 rounds then have blocks of both sizes, and one that is not full."""
-    monkeypatch.setattr("specjax.decoding.loop.UNSEEN_BLOCKS", (8, 2))
+    monkeypatch.setattr("specjax.decoding.unseen.BLOCKS", (8, 2))
 
 
 def qwen(rollback: str) -> tuple[Decoder, Params]:
@@ -114,11 +115,15 @@ def decode(
     state, first = start(decoder, sequences, logits, jnp.asarray(BUDGETS), settings, jnp.arange(len(LENGTHS)))
     tokens = [[int(token)] for token in first.tokens[:, 0]]
     drafts: Drafts = {}
-    chunk = 0
+    chunk, backlog = 0, Backlog()
     while bool(jnp.any(state.active)):
         depth, rounds = changes[chunk % len(changes)]
+        if depth and decoder.drafter:
+            state = replace(state, sequences=backlog.given(decoder.drafter, params, state.sequences))
         state, record = decode_chunk(decoder.at_most(depth), params, state, 11, np.int32(rounds))
         chunk += 1
+        if record.unseen is not None:
+            backlog.add(record.unseen)
         done = cut(jax.device_get(record))
         for index, (row, said) in product(range(int(record.n_rounds)), enumerate(tokens)):
             if count := int(done.n_emitted[index, row]):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import count, cycle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_engine import DRAFTING, PROMPTS, WANTS, alone, assert_as_alone, engine, finish
 from tiny_models import DENSE
@@ -17,6 +18,7 @@ from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import Choice, DepthControl
 from specjax.runtime.engine import Engine
+from specjax.runtime.feeding import feed
 from specjax.runtime.request import Request
 
 AUTO = DraftConfig(n_max=3, auto=True)
@@ -42,6 +44,23 @@ def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, mo
     finish(running)
     for job, want in zip(jobs, wanted, strict=True):
         assert (job.tokens, job.finish_reason) == (want.tokens, want.finish_reason)
+
+
+def test_rounds_without_drafts_leave_nothing_out_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter is given what it has not seen when somebody looks, of the text that has the seat and of no other."""
+    scripted(monkeypatch, cycle([Choice(0), Choice(0, 1)]))
+    running = engine(DRAFTING, 2, 512, rounds=4)
+    greedy = Settings(SamplerConfig(), AUTO)
+    for index, max_tokens in ((0, 24), (2, 7), (4, 5), (1, 9)):
+        running.submit(Request(tuple(PROMPTS[index]), max_tokens, greedy, index))
+    seats = {update.row: update.job for update in running.run() if update.record is not None}
+    state = running.state.sequences
+    for row, job in seats.items():
+        text = (*job.request.prompt, *job.tokens[:-1])
+        fed, _ = feed(DRAFTING, running.params, DRAFTING.init_state(1, 512), text)
+        for got, want in zip(state.drafter.contents(row, len(text)), fed.drafter.contents(0, len(text)), strict=True):
+            np.testing.assert_array_equal(got.positions, want.positions)
+            np.testing.assert_allclose(got.rows, want.rows, rtol=1e-3, atol=1e-4)
 
 
 def test_stop_tokens_inside_drafts_end_texts_at_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:

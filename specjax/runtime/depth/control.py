@@ -12,7 +12,6 @@ from jaxtyping import Int
 from specjax.decoding.settings import DraftConfig
 from specjax.runtime.depth.costs import KEPT, SETTLED, Costs
 from specjax.runtime.depth.rates import Rates
-from specjax.runtime.pace import USUAL
 
 DEPTHS = (0, 1, 2, 3, 5, 8, 12)
 """The numbers of drafts among which is chosen; each is a program of its own."""
@@ -130,6 +129,10 @@ class DepthControl:
             self._rounds = rounds
             self._credit += VISIT_SHARE * rounds * self.costs.of(choice.depth)
 
+    def lost(self, seconds: float) -> None:
+        """Take seconds from the credit that visits cost besides their rounds."""
+        self._credit -= self.costs.in_units(seconds)
+
     def _charge(self, visit: Choice, rounds: int, accepted: int, seconds: float | None) -> None:
         """Take from the credit what the visit took longer than usual rounds would have taken for as many tokens."""
         expected = rounds * self.costs.of(visit.depth)
@@ -191,9 +194,8 @@ class DepthControl:
         return visit if self._credit > max(time * (1 - speed[visit.depth] / speed[usual]), 0.0) else None
 
     def _measuring(self, depth: int) -> Choice:
-        """A visit that says what rounds cost. Chunks without drafts have a cost of their own, so they are not short."""
-        rounds = math.ceil(MEASURED_SECONDS / self.costs.seconds(depth))
-        return Choice(depth, rounds if depth else max(rounds, USUAL), visit=True)
+        """A visit that says what rounds cost."""
+        return Choice(depth, math.ceil(MEASURED_SECONDS / self.costs.seconds(depth)), visit=True)
 
     def _next_visit(self, usual: int, tried: list[int]) -> Choice:
         """The visit for which credit is saved.
