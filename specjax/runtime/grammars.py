@@ -22,7 +22,7 @@ class GrammarShelf:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self.shape = (0, 0)
+        self.shape = (0, 0, 0)
         self._vocab_size = vocab_size
         self._places: list[Grammar | None] = []
 
