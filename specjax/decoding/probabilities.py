@@ -69,4 +69,3 @@ def probabilities(
         q_next = jnp.where(settings.draws & (last < n_drafted), q_next, jnp.nan)
     confidence = jnp.zeros(drafts.shape, jnp.float32) if proposal is None else proposal.confidence
     return Probabilities(confidence, p, q, p_next, q_next, entropy)
-

@@ -66,6 +66,7 @@ class Rounds:
         key: tuple,
         others_wait: bool,
         alone: bool,
+        most: int | None = None,
     ) -> tuple[DecodeState, Reading]:
         """Start a chunk.
 
@@ -75,6 +76,7 @@ class Rounds:
             key: what the programs depend on, but for their depth.
             others_wait: see `Pace.rounds`.
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
+            most: the most rounds of the chunk; None: as many as are good for speed.
         """
         self._pause = self._pace.since(self._building.clock())
         if key != self._key:
@@ -90,7 +92,7 @@ class Rounds:
             return state, Reading(record, jobs, choice=choice, built=True)
         unseen = decoder.drafter is not None and choice.depth == 0  # a chunk ends with what the drafter has not seen
         rounds = self._pace.rounds(choice.depth, others_wait=others_wait, unhurried=unseen)
-        limit = np.int32(rounds if choice.rounds is None else min(rounds, choice.rounds))
+        limit = np.int32(min(each for each in (rounds, choice.rounds, most) if each is not None))
         program = decoder.at_most(choice.depth)
         state, record = decode_chunk(program, params, state, self._most(program), limit, np.int32(USUAL))
         return state, Reading(record, jobs, choice=choice, alone=alone)
