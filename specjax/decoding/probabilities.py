@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.acceptance.verdict import Verdict, row_at
-from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.decoding.vocabulary import totals, values_at
-from specjax.mesh.rows import anywhere
 from specjax.models.protocol import Proposal
 
 
@@ -59,35 +55,17 @@ def probabilities(
     log_total, entropy = totals(wide)
     drafts = jnp.zeros((len(logits), 0), jnp.int32) if proposal is None else proposal.tokens
     last = jnp.minimum(verdict.n_accepted, n_drafted)
-
-    def softmax() -> tuple[Array, Array]:
-        # From single logits: a whole softmax would have to be kept for the conditional.
-        chosen = values_at(wide[:, :-1], drafts[..., None])[..., 0]
-        following = values_at(row_at(wide, last), verdict.next_token[:, None])[:, 0]
-        return jnp.exp(chosen - log_total[:, :-1]), jnp.exp(following - row_at(log_total, last))
-
-    def drawn() -> tuple[Array, Array]:
-        found = with_shortlist(logits, settings, lambda each: _probability_of(each, drafts, verdict.next_token, last))
-        return jax.tree.map(lambda own, sure: jnp.where(settings.along(own).draws, own, sure), found, softmax())
-
-    p, p_next = lax.cond(anywhere(settings.draws), drawn, softmax)
+    chosen = values_at(wide[:, :-1], drafts[..., None])[..., 0]
+    following = values_at(row_at(wide, last), verdict.next_token[:, None])[:, 0]
+    p = jnp.where(settings.along(chosen).draws, verdict.p, jnp.exp(chosen - log_total[:, :-1]))
+    p_next = jnp.where(settings.draws, verdict.p_next, jnp.exp(following - row_at(log_total, last)))
     if proposal is None or proposal.logq is None:
         q, q_next = jnp.full(drafts.shape, jnp.nan), jnp.full(last.shape, jnp.nan)
     else:
         q = jnp.exp(jnp.take_along_axis(proposal.logq, drafts[..., None], axis=-1)[..., 0])
         place = jnp.minimum(last, drafts.shape[1] - 1)
-        q_next = jnp.exp(jnp.take_along_axis(row_at(proposal.logq, place), verdict.next_token[:, None], axis=-1)[:, 0])
+        q_next = jnp.exp(proposal.logq[jnp.arange(len(place)), place, verdict.next_token])
         q = jnp.where(settings.along(q).draws, q, jnp.nan)
         q_next = jnp.where(settings.draws & (last < n_drafted), q_next, jnp.nan)
     confidence = jnp.zeros(drafts.shape, jnp.float32) if proposal is None else proposal.confidence
     return Probabilities(confidence, p, q, p_next, q_next, entropy)
-
-
-def _probability_of(
-    candidates: Shortlist, drafts: Int[Array, "B K"], following: Int[Array, "B"], place: Int[Array, "B"]
-) -> tuple[Float[Array, "B K"], Float[Array, "B"]]:
-    """The probability of each draft at its place, and of the following token at the place that is given."""
-    return (
-        candidates.at_places(slice(0, drafts.shape[1])).probability_of(drafts),
-        jax.tree.map(lambda each: row_at(each, place), candidates).probability_of(following),
-    )

@@ -63,8 +63,12 @@ class Shortlist:
 
     def probability_of(self, tokens: Int[Array, "B *T"]) -> Float[Array, "B *T"]:
         """The probability of one token at each place; 0 if it is excluded."""
-        named = self.tokens == tokens[..., None]
-        return jnp.exp(jnp.max(jnp.where(named, self.log_probs, -jnp.inf), axis=-1))
+        if self.in_order:
+            score = jnp.take_along_axis(self.scores, tokens[..., None], axis=-1)
+        else:
+            named = self.tokens == tokens[..., None]
+            score = jnp.max(jnp.where(named, self.scores, -jnp.inf), axis=-1, keepdims=True)
+        return jnp.exp(score - self.log_total)[..., 0]
 
     def at_places(self, places: slice) -> Shortlist:
         """The lists of some of the places T."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Int, Shaped
 
 from specjax.grammar.expression import END_MARK, START_MARK, GrammarError, without_anchors, without_marks
 
@@ -71,9 +73,10 @@ def _marked(transitions: dict[int, dict[int, int]], first: int, final: set[int])
     number = {state: place for place, state in enumerate(states)}
     following = np.full((len(states), 256), DEAD, np.int32)
     for state, edges in transitions.items():
-        for byte, after in edges.items():
-            if byte != END and after in number:
-                following[number[state], byte] = number[after]
+        targets = [number.get(after, DEAD) for after in edges.values()]
+        letters = np.fromiter(edges, np.int64, len(edges))
+        kept = letters != END
+        following[number[state], letters[kept]] = np.asarray(targets, np.int32)[kept]
     mark = np.arange(len(states))
     *before, end = tuple(END_MARK.encode())
     for each in before:
@@ -81,31 +84,76 @@ def _marked(transitions: dict[int, dict[int, int]], first: int, final: set[int])
     marked = np.where(mark == DEAD, DEAD, following[mark, end])
     accepting = (marked != DEAD) & np.isin(states, list(final))[marked]
     following[mark[accepting], end] = DEAD
-    useful = reached(np.flatnonzero(accepting), following, backward=True)
+    useful = reached(np.flatnonzero(accepting), distinct_columns(following)[0], backward=True)
     return _smallest(np.where((following != DEAD) & useful[following], following, DEAD), accepting)
+
+
+def distinct_columns(table: Shaped[np.ndarray, "n m"]) -> tuple[Shaped[np.ndarray, "n k"], Int[np.ndarray, "m"]]:
+    """The columns of a table that differ, in the order in which they first come, and which of them each column is."""
+    turned = np.ascontiguousarray(table.T)
+    known: dict[bytes, int] = {}
+    which = np.array([known.setdefault(column.tobytes(), len(known)) for column in turned], np.int64)
+    _, first = np.unique(which, return_index=True)
+    return np.ascontiguousarray(turned[first].T), which
 
 
 def _smallest(following: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
     """The automaton with states put together that no text tells apart.
 
-    States are told apart by one more byte each time, until nothing changes. Where that takes too long, as it does for
-    texts of hundreds of characters, all of them stay.
+    States from which only finitely many texts go on, as in counted repetitions, are looked at from the end of the texts
+    on: two are the same if the same letters lead to the same states. The others are told apart by one more byte each
+    time, until nothing changes. Where that takes too long all of these stay.
     """
-    columns = np.unique(following, axis=1)
-    block = accepting.astype(np.int64)
-    for _ in range(MOST_WORK // len(following)):
-        after = np.where(columns == DEAD, DEAD, block[columns])
-        _, first, finer = np.unique(np.column_stack([block, after]), axis=0, return_index=True, return_inverse=True)
-        if len(first) == block.max() + 1:
+    columns, _ = distinct_columns(following)
+    block = _finite_blocks(columns, accepting)
+    finite, count = block >= 0, int(block.max(initial=-1)) + 1
+    endless = np.flatnonzero(~finite)
+    block[endless] = count + accepting[endless]
+    for _ in range(MOST_WORK // max(len(endless), 1)):
+        rows = columns[endless]
+        finer = block[endless]
+        for column in (*rows.T, None):
+            _, finer = np.unique(finer, return_inverse=True)
+            if column is not None:
+                finer = finer * (len(following) + 2) + np.where(column == DEAD, 0, block[column] + 1)
+        if finer.max(initial=-1) + 1 == len(np.unique(block[endless])):
             break
-        block = np.ravel(finer)
+        block[endless] = count + finer
     else:
-        return ByteAutomaton(following, accepting)
-    number = np.empty(len(first), np.int32)
-    order = np.argsort(np.where(block[first] == block[0], -1, block[first]))  # the first state stays the first
-    number[block[first[order]]] = np.arange(len(first))
+        block[endless] = count + np.arange(len(endless))
+    _, first, number = np.unique(block, return_index=True, return_inverse=True)
+    order = np.argsort(np.where(first == first[number[0]], -1, first))  # the first state stays the first
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
     kept = following[first[order]]
-    return ByteAutomaton(np.where(kept == DEAD, DEAD, number[block[kept]]), accepting[first[order]])
+    return ByteAutomaton(np.where(kept == DEAD, DEAD, place[number[kept]]).astype(np.int32), accepting[first[order]])
+
+
+def _finite_blocks(columns: Int[np.ndarray, "n k"], accepting: Bool[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """Numbers of the states from which finitely many texts go on, equal where these are the same; -1 for the others."""
+    block = np.full(len(columns), -1, np.int64)
+    targets = [set(row) - {DEAD} for row in columns.tolist()]
+    left, before = [len(each) for each in targets], _before(columns)
+    known: dict[tuple, int] = {}
+    waiting = [state for state, count in enumerate(left) if count == 0]
+    while waiting:
+        state = waiting.pop()
+        row = np.where(columns[state] == DEAD, DEAD, block[columns[state]])
+        block[state] = known.setdefault((bool(accepting[state]), row.tobytes()), len(known))
+        for other in before[state]:
+            left[other] -= 1
+            if left[other] == 0:
+                waiting.append(other)
+    return block
+
+
+def _before(table: Int[np.ndarray, "n k"]) -> list[list[int]]:
+    """For each state those that a letter leads from to it, each of them once."""
+    state, letter = np.nonzero(table != DEAD)
+    pairs = np.unique(table[state, letter].astype(np.int64) * len(table) + state)
+    after, state = pairs // len(table), pairs % len(table)
+    ends = np.searchsorted(after, np.arange(len(table) + 1))
+    return [state[begin:end].tolist() for begin, end in pairwise(ends.tolist())]
 
 
 def reached(starts: Iterable[int], table: np.ndarray, *, backward: bool) -> np.ndarray:
@@ -116,15 +164,13 @@ def reached(starts: Iterable[int], table: np.ndarray, *, backward: bool) -> np.n
         table: [states, letters], the state after each letter, or `DEAD`.
         backward: see there.
     """
-    edges = {(state, after) for state, row in enumerate(table) for after in set(row.tolist()) if after != DEAD}
-    neighbours: dict[int, list[int]] = {}
-    for state, after in edges:
-        one, other = (after, state) if backward else (state, after)
-        neighbours.setdefault(one, []).append(other)
+    before = _before(table) if backward else None
     found, waiting = np.zeros(len(table), bool), list(starts)
     found[waiting] = True
     while waiting:
-        for other in neighbours.get(waiting.pop(), ()):
+        state = waiting.pop()
+        others = before[state] if before is not None else set(table[state].tolist()) - {DEAD}
+        for other in others:
             if not found[other]:
                 found[other] = True
                 waiting.append(other)

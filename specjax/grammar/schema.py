@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from specjax.grammar.automaton import byte_automaton
 from specjax.grammar.expression import GrammarError, without_anchors, without_marks
@@ -105,7 +106,7 @@ class _Schema:
         found = self._root
         if not isinstance(ref, str) or not ref.startswith("#"):
             raise GrammarError(f"the schema at {place} refers to {ref!r}; only references within the schema are known")
-        for name in filter(None, ref[1:].split("/")):
+        for name in filter(None, unquote(ref[1:]).split("/")):  # a fragment of a URI, with % before codes of bytes
             name = name.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or name not in found:
                 raise GrammarError(f"the schema at {place} refers to {ref!r}, which is not in it")

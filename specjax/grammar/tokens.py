@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specjax.decoding.grammar import FORBIDDEN, Grammar
-from specjax.grammar.automaton import DEAD, ByteAutomaton, reached
+from specjax.grammar.automaton import DEAD, ByteAutomaton, distinct_columns, reached
 from specjax.grammar.expression import GrammarError
 
 
@@ -69,8 +69,8 @@ def token_maps(following: np.ndarray, pieces: Sequence[bytes]) -> tuple[np.ndarr
     dead = len(following)
     table = np.where(following == DEAD, dead, following)
     table = np.concatenate([table, np.full((1, 256), dead)]).astype(np.min_scalar_type(dead))
-    columns, byte_class = np.unique(table, axis=1, return_inverse=True)
-    byte_class, width = np.ravel(byte_class), columns.shape[1]
+    columns, byte_class = distinct_columns(table)
+    width = columns.shape[1]
     lengths = np.array([len(piece) for piece in pieces])
     text = np.frombuffer(b"".join(pieces), np.uint8)
     starts = np.cumsum(lengths) - lengths
@@ -112,5 +112,5 @@ def _trimmed(table: np.ndarray, classes: np.ndarray, last: int) -> Grammar:
     kept = np.flatnonzero(reached([0], table, backward=False))
     number = np.full(len(table) + 1, DEAD)
     number[kept] = np.arange(len(kept))
-    columns, which = np.unique(number[table[kept]], axis=1, return_inverse=True)
-    return Grammar(columns.astype(np.int32), np.ravel(which)[classes].astype(np.int32))
+    columns, which = distinct_columns(number[table[kept]])
+    return Grammar(columns.astype(np.int32), which[classes].astype(np.int32))

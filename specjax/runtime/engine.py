@@ -105,7 +105,7 @@ class Engine:
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
         self._stop_width = 0
-        self._grammars = GrammarShelf(decoder.target.vocab_size)
+        self._grammars = GrammarShelf(decoder.target.vocab_size, seats)
 
     # What callers do
 
@@ -168,11 +168,15 @@ class Engine:
         while not self.idle:
             yield from self.step()
 
-    def step(self) -> Iterator[Update]:
-        """Seat newcomers, feed a piece of prompts, start a chunk of rounds, and read what was started before it."""
+    def step(self, rounds: int | None = None) -> Iterator[Update]:
+        """Seat newcomers, feed a piece of prompts, start a chunk of rounds, and read what was started before it.
+
+        The chunk has at most so many `rounds`; with 0 there is none, and all that was started is read. None leaves it
+        to the engine.
+        """
         self._admit()
         fed = self._feed()
-        running = self._decode(alone=not fed)
+        running = 0 if rounds == 0 else self._decode(alone=not fed, most=rounds)
         while len(self._unread) > running:
             reading = self._unread.popleft()
             yield from reading.updates(self._building.clock)
@@ -201,7 +205,7 @@ class Engine:
             job = self._next()
             if job is None:
                 return
-            self._jobs[row] = job
+            self._jobs[row], job.row = job, row
             self._rounds.seat(row)
             self._seat(row, job)
 
@@ -311,11 +315,12 @@ class Engine:
 
     # Rounds
 
-    def _decode(self, *, alone: bool) -> int:
+    def _decode(self, *, alone: bool, most: int | None) -> int:
         """Start a chunk of rounds if anybody decodes; whether one was started, as a number.
 
         Args:
             alone: whether nothing else has been started since the last chunk.
+            most: the most rounds of the chunk, if that was said.
         """
         decoding = {row: job for row, job in self._seated().items() if job.fed}
         if not decoding:
@@ -328,6 +333,7 @@ class Engine:
             key=self._key(),
             others_wait=bool(self._waiting),
             alone=alone,
+            most=most,
         )
         self._unread.append(reading)
         return 1

@@ -13,6 +13,9 @@ from specjax.decoding.new_state import with_constraint
 from specjax.models.protocol import Params
 from specjax.runtime.request import Job
 
+ROOM = 7
+"""There is room for so many grammars from the start, or for one of each seat, so that further ones compile nothing."""
+
 
 class GrammarShelf:
     """The grammars that rows of an engine use, by number. A number keeps its grammar as long as a row uses it.
@@ -21,8 +24,9 @@ class GrammarShelf:
         shape: what programs depend on, see `GrammarTables.shape`; zeros as long as there are none.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        self.shape = (0, 0)
+    def __init__(self, vocab_size: int, seats: int) -> None:
+        self.shape = (0, 0, 0)
+        self._least = (0, 1 << min(seats, ROOM).bit_length(), 0)
         self._vocab_size = vocab_size
         self._places: list[Grammar | None] = []
 
@@ -38,8 +42,8 @@ class GrammarShelf:
                 self._places[self._places.index(None)] = grammar
             else:
                 self._places.append(grammar)
-        tables = GrammarTables.of(self._places, self._vocab_size, least=self.shape)
-        self.shape = tables.shape
+        tables = GrammarTables.of(self._places, self._vocab_size, least=self._least)
+        self.shape = self._least = tables.shape
         rows = GrammarRows.free(len(state.pending)) if state.constraint is None else state.constraint.rows
         return with_constraint(state, params, Constraint(tables, rows))
 

@@ -110,6 +110,7 @@ class Job:
         logprobs: at each token, if recorded.
         stats: how many tokens were drafted and accepted.
         finish_reason: None while it goes on.
+        row: its seat, a row of the running state; None as long as it waits for one.
         timings: seconds spent.
         held: tokens of the prompt that the state holds.
         reused: tokens of the prompt that were not fed, because a state that holds them was at hand.
@@ -128,6 +129,7 @@ class Job:
     logprobs: list[TokenLogprobs] = field(default_factory=list, repr=False)
     stats: DecodeStats = field(default_factory=DecodeStats)
     finish_reason: FinishReason | None = None
+    row: int | None = None
     timings: Timings = field(default_factory=Timings)
     held: int = 0
     reused: int = 0

@@ -80,6 +80,7 @@ class Rounds:
         key: tuple,
         others_wait: bool,
         alone: bool,
+        most: int | None = None,
     ) -> tuple[DecodeState, Reading]:
         """Start a chunk.
 
@@ -89,6 +90,7 @@ class Rounds:
             key: what the programs depend on, but for their depth.
             others_wait: see `Pace.rounds`.
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
+            most: the most rounds of the chunk; None: as many as are good for speed.
         """
         self._pause = self._pace.since(self._building.clock())
         if key != self._key:
@@ -105,7 +107,7 @@ class Rounds:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
         else:
             rounds = self._pace.rounds(choice.depth, others_wait=others_wait)
-            rounds = rounds if choice.rounds is None else min(rounds, choice.rounds)
+            rounds = min(each for each in (rounds, choice.rounds, most) if each is not None)
             state, record = self._run(decoder.at_most(choice.depth), params, state, rounds)
         if record.unseen is not None:
             self._backlog.add(record.unseen)

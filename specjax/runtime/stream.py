@@ -13,7 +13,7 @@ from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.recording import trace_of
-from specjax.runtime.request import Job, Update
+from specjax.runtime.request import Job, Request, Update
 from specjax.runtime.stop_strings import StopStrings, cut_at
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ class TextStream:
             model.request(prompt, each, sequence=index)
             for index, (prompt, each) in enumerate(zip(prompts, options, strict=True))
         ]
-        slots = slots_of(requests, model.target)
-        seats, shared = min(len(prompts), MOST_SEATS), DEFAULT_PREFIX_BYTES if worth_sharing(prompts) else 0
-        self.engine = model.engine(options, seats=seats, slots=slots, prefix_bytes=shared)
-        self.jobs = [self.engine.submit(request) for request in requests]
+        self.engine, self.jobs = started(model, requests, options)
         self.observers: list[Callable[[Update], None]] = []
         self._model = model
         self._options = options
@@ -82,6 +79,14 @@ class TextStream:
         if not self.engine.idle:
             raise SpecjaxError("the stream is not exhausted yet; iterate over it before asking for its result")
         return [generation_of(self._model, job, each) for job, each in zip(self.jobs, self._options, strict=True)]
+
+
+def started(model: Model, requests: Sequence[Request], options: Sequence[GenerateOptions]) -> tuple[Engine, list[Job]]:
+    """The engine of a call, with its requests in the queue. Prompts that start alike are computed once."""
+    shared = DEFAULT_PREFIX_BYTES if worth_sharing([request.prompt for request in requests]) else 0
+    seats, slots = min(len(requests), MOST_SEATS), slots_of(requests, model.target)
+    engine = model.engine(options, seats=seats, slots=slots, prefix_bytes=shared)
+    return engine, [engine.submit(request) for request in requests]
 
 
 def _observed(engine: Engine, observers: Sequence[Callable[[Update], None]]) -> Iterator[Update]:

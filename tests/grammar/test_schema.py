@@ -179,5 +179,11 @@ def test_keywords_of_another_shape_are_refused(schema: Any) -> None:
         schema_regex(schema)
 
 
+def test_a_reference_may_have_codes_of_bytes() -> None:
+    """RFC 6901, section 6: in the fragment of a URI, %25 stands for a percent sign and %C3%A9 for é."""
+    schema = {"$defs": {"a b/é%": {"type": "boolean"}}, "$ref": "#/%24defs/a%20b~1%C3%A9%25"}
+    assert schema_regex(schema) == schema_regex({"type": "boolean"})
+
+
 def test_a_constant_is_compared_as_json() -> None:
     assert schema_regex({"enum": [True, 1], "const": 1}) == schema_regex({"const": 1})

@@ -103,6 +103,23 @@ def test_another_grammar_compiles_nothing(model: specjax.Model) -> None:
     assert [program._cache_size() for program in programs] == before
 
 
+def test_a_grammar_that_joins_a_running_one_compiles_nothing(model: specjax.Model) -> None:
+    base = specjax.GenerateOptions(draft=3, max_tokens=40)
+    first, second = replace(base, regex="[a-c]{40}"), replace(base, regex="[x-z]{9}")
+    engine, programs = model.engine([first, second], seats=2, slots=128), (decode_chunk, start_rows, feed_rows)
+    one = engine.submit(model.request(model.encode("def f("), first))
+    while len(one.tokens) < 2:
+        list(engine.step(rounds=1))
+    before = [program._cache_size() for program in programs]
+    other = engine.submit(model.request(model.encode("class A"), second))
+    for _ in engine.run():
+        pass
+    assert [program._cache_size() for program in programs] == before
+    assert other.timings.compile == 0
+    assert re.fullmatch("[a-c]{40}", model.decode(one.tokens))
+    assert re.fullmatch("[x-z]{9}", model.decode(other.tokens))
+
+
 def test_requests_with_grammars_come_to_a_running_engine(model: specjax.Model) -> None:
     """One comes when nobody had a grammar yet, others take its place, and the first goes on."""
     base = specjax.GenerateOptions(draft=3, max_tokens=24, ignore_eos=False)

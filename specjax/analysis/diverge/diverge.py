@@ -10,7 +10,7 @@ from specjax.analysis.diverge.judging import Difference, is_fixed, judge
 from specjax.analysis.diverge.report import DivergenceReport, Looked, Verdict
 from specjax.analysis.diverge.rerun import Rerun
 from specjax.analysis.diverge.sides import Side, Source, side_of
-from specjax.analysis.diverge.states import check_states
+from specjax.analysis.diverge.states import GRAMMAR, check_states
 from specjax.errors import SpecjaxError
 from specjax.runtime.memory import common_prefix
 from specjax.runtime.model import Model
@@ -55,7 +55,7 @@ def diverge(
         states: whether to compare states. It takes several times as long as the runs themselves.
         sequence: the random stream: a prompt's index in its batch.
         beside: the other prompts of this batch. Runs are then made beside them, with the same settings, so that a fault
-            can show that needs neighbours.
+            can show that needs neighbours. What prompts share at their start is computed once, as in a batch.
 
     Returns:
         The report. Print it, or look at `verdict`, `difference` and `sides`.
@@ -68,7 +68,6 @@ def diverge(
     """
     common = options_of(options, changes)
     sides = side_of(a, common, {}, "tokens A"), side_of(b, common, {"draft": 0}, "tokens B")
-    _refuse_grammars([common, *(side.options for side in sides if side.options is not None)])
     prompts = [side.prompt for side in sides if side.prompt is not None]
     if prompt is not None:
         prompts.insert(0, tuple(model.encode(prompt)))
@@ -143,14 +142,6 @@ class _Runs:
         return found[0], found[1]
 
 
-def _refuse_grammars(asked: Sequence[GenerateOptions]) -> None:
-    if any(own.json_schema is not None or own.regex is not None for own in asked):
-        raise SpecjaxError(
-            "json_schema and regex: runs are repeated here without a grammar; leave them out, or compare texts that"
-            " have one with specjax.analysis.divergence.find_divergence"
-        )
-
-
 def _of_other_prompts(
     model: Model, here: Sequence[int], there: Sequence[int], sides: tuple[Side, Side]
 ) -> DivergenceReport:
@@ -184,6 +175,8 @@ def _verdict(
     if not difference.explained:
         return _unexplained(sides, looked, runs, difference)
     each = [side.options or common for side in sides]
+    if model.grammar(each[0]) is not model.grammar(each[1]) and not difference.near_tie:
+        return "settings", "Each side has what its own grammar leaves of the model's choices."
     draws = {None if own.sampler.greedy else (own.sampler, own.seed) for own in each}
     known = [side.options is not None or own.sampler.greedy for side, own in zip(sides, each, strict=True)]
     if len(draws) > 1 or not all(known) or not all(is_fixed(own, model.drafter is not None) for own in each):
@@ -213,7 +206,7 @@ def _wrong_state(letter: str, side: Looked, difference: Difference | None) -> st
     what += f": {first.likely}." if first.likely else "."
     if difference is None:
         return f"{what} The tokens are equal all the same."
-    if side.state.first is not None and side.state.first[2] >= difference.position:
+    if first.path != GRAMMAR and side.state.first is not None and side.state.first[2] >= difference.position:
         return f"{what} That shows only after the token that differs was chosen."
     return what
 
@@ -224,10 +217,10 @@ def _unexplained(
     """One of the sides has what the model does not say."""
     index = next(index for index, candidate in enumerate(difference.candidates) if not candidate.explained)
     candidate, letter = difference.candidates[index], "AB"[index]
-    said = (
-        f"{letter} has token {candidate.token}, which is {candidate.shortfall:.3g} behind what this model chooses, more"
-        " than rounding explains"
-    )
+    behind = f"{candidate.shortfall:.3g} behind what this model chooses, more than rounding explains"
+    if candidate.allowed is False:
+        behind = "not allowed there by its grammar"
+    said = f"{letter} has token {candidate.token}, which is {behind}"
     if sides[index].options is None or not runs.repeats(index, difference.index + 1):
         return (
             "another model",

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from specjax.analysis.diverge.law import Feeding, at_once, padded
 from specjax.analysis.diverge.sides import Side
 from specjax.analysis.divergence import beyond_filters, margin_between, tolerance_of_model
 from specjax.decoding.acceptance import draws_drafts
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.grammar import Grammar
 from specjax.decoding.sampling import sample_tokens
 from specjax.decoding.settings import RowSettings, Settings
 from specjax.runtime.engine import slots_for
@@ -37,6 +38,8 @@ class Candidate:
         shortfall: how far it is from what the model chooses with the side's own settings, as a difference of logits; 0
             if it is that token.
         explained: whether that is no more than rounding.
+        allowed: whether the side's grammar allows it there; None without a grammar. Of what is not allowed the
+            shortfall is infinite.
     """
 
     side: str
@@ -47,6 +50,7 @@ class Candidate:
     rank: int
     shortfall: float
     explained: bool
+    allowed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Difference:
         index: among the generated tokens, from 0.
         position: of the token in the whole text, from 0.
         candidates: what the two sides have there.
-        margin: how far the two tokens are from a tie, see `Divergence.margin`.
+        margin: how far the two tokens are from a tie, see `Divergence.margin`; infinite if a side's grammar does not
+            allow its token.
         relative_margin: the same over the largest absolute logit.
         rounding: by how much the margin moves if the text is fed in pieces and then token by token, with caches, and
             not in one call. It is the largest of both sides' cache types.
@@ -136,21 +141,28 @@ def judge(
     places = {kv: _Place.of(model, prompt, before, kv) for kv in dict.fromkeys([KVTypes(), *types])}
     law, pair = places[KVTypes()].once, (tokens[0][index], tokens[1][index])
 
+    masks = [_allowed(model.grammar(own), before) for own in each]
+    allowed = [mask is None or bool(mask[token]) for mask, token in zip(masks, pair, strict=True)]
+
     def margin(logits: Float[np.ndarray, "V"]) -> float:
-        return margin_between(logits, pair, each[0], sequence, position)[0]
+        held = logits if masks[0] is None else np.where(masks[0], logits, -np.inf)
+        return margin_between(held, pair, each[0], sequence, position)[0] if all(allowed) else float("inf")
 
     def lead(kv: KVTypes) -> float:
         return float(places[kv].once[pair[0]] - places[kv].once[pair[1]])
 
     peak = float(np.abs(law).max())
-    rounding = {kv: abs(margin(place.once) - margin(place.fed)) for kv, place in places.items()}
+    rounding = dict.fromkeys(places, 0.0)
+    if np.isfinite(margin(law)):
+        rounding = {kv: abs(margin(place.once) - margin(place.fed)) for kv, place in places.items()}
     tolerance = {kv: tolerance_of_model(model, kv) for kv in places}
     limits = {kv: float(np.clip(SAFETY * rounding[kv] / peak, tolerance[kv], WIDEST * tolerance[kv])) for kv in places}
     logprobs = law - np.logaddexp.reduce(law.astype(np.float64))
     candidates = []
-    for side, token, own, kv in zip(sides, pair, each, types, strict=True):
+    for side, token, own, kv, mask in zip(sides, pair, each, types, masks, strict=True):
         fixed = is_fixed(own, model.drafter is not None) and (side.options is not None or own.sampler.greedy)
-        shortfall = _shortfall(places[kv].once, token, own, fixed, sequence, position)
+        held = places[kv].once if mask is None else np.where(mask, places[kv].once, -np.inf)
+        shortfall = _shortfall(held, token, own, fixed, sequence, position)
         candidates.append(
             Candidate(
                 side=side.name,
@@ -161,6 +173,7 @@ def judge(
                 rank=int(np.sum(law > law[token])) + 1,
                 shortfall=shortfall,
                 explained=shortfall <= limits[kv] * peak,
+                allowed=None if mask is None else bool(mask[token]),
             )
         )
     return Difference(
@@ -176,10 +189,25 @@ def judge(
     )
 
 
+def _allowed(grammar: Grammar | None, before: Sequence[int]) -> Bool[np.ndarray, "V"] | None:
+    """The tokens that may follow a text; none if the text itself is not allowed, and None without a grammar."""
+    if grammar is None:
+        return None
+    try:
+        return grammar.allowed(grammar.after(before))
+    except ValueError:
+        return np.zeros(len(grammar.classes), bool)
+
+
 def _shortfall(
     logits: Float[np.ndarray, "V"], token: int, options: GenerateOptions, fixed: bool, sequence: int, position: int
 ) -> float:
-    """See `Candidate.shortfall`; of a token that was drawn otherwise only whether it could be."""
+    """See `Candidate.shortfall`; of a token that was drawn otherwise only whether it could be.
+
+    The logits are -inf where the side's grammar allows nothing.
+    """
+    if np.isneginf(logits[token]):
+        return float("inf")
     if not fixed:
         return beyond_filters(logits, token, options.sampler)
     if options.sampler.greedy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ Verdict = Literal["equal", "near-tie", "sampling", "settings", "state gone wrong
 * "equal": there is none, and no state that was looked at is wrong;
 * "near-tie": the logits of the two tokens tie within rounding;
 * "sampling": both tokens can come from these logits, and were drawn differently;
-* "settings": each side has what its own cache types make of the text;
+* "settings": each side has what its own cache types make of the text, or what its own grammar leaves;
 * "state gone wrong": a run of this model says or carries what its text does not give;
 * "another model": tokens from elsewhere that this model does not say, so that the model, the tokenizer, the prompt or
   the program is another one.
@@ -122,14 +123,16 @@ def _side_document(side: Looked) -> dict[str, Any]:
 def _table(candidates: tuple[Candidate, Candidate]) -> list[str]:
     """Both candidates beside each other; log-probabilities and ranks are those of the whole vocabulary."""
     rows: list[tuple[str, ...]] = [("", "A", "B")]
-    for name, value in {
+    parts: dict[str, Callable[[Candidate], str]] = {
         "token": lambda each: f"{each.token} {each.text!r}",
         "logit": lambda each: f"{each.logit:.6g}",
         "log-probability": lambda each: f"{each.logprob:.4f}",
         "rank": lambda each: str(each.rank),
         "behind its choice": lambda each: "is chosen" if each.shortfall == 0 else f"by {each.shortfall:.3g}",
-    }.items():
-        rows.append((name, *map(value, candidates)))
+    }
+    if any(each.allowed is not None for each in candidates):
+        parts["in its grammar"] = lambda each: {None: "has none", True: "allowed", False: "not allowed"}[each.allowed]
+    rows += [(name, *map(value, candidates)) for name, value in parts.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

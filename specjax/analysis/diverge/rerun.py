@@ -6,22 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from specjax.decoding.decoder import DecodeState
-from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.new_state import new_state
-from specjax.decoding.seats import Newcomers, feed_rows, start_rows
-from specjax.decoding.settings import stop_width_of
-from specjax.runtime.engine import IDLE, slots_of
+from specjax.decoding.loop import ChunkRecord
+from specjax.runtime.engine import slots_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
-from specjax.runtime.pace import USUAL
-from specjax.runtime.pieces import piece_size
-from specjax.runtime.reading import of_row
-from specjax.runtime.request import Job
+from specjax.runtime.request import Job, Request
+from specjax.runtime.stream import started
 
 
 @dataclass(frozen=True)
@@ -44,18 +37,24 @@ class Moment:
     pending: int
     state: DecodeState
 
+    @property
+    def grammar_state(self) -> int | None:
+        """Where the row stands in its grammar, see `GrammarTables`; None without a grammar."""
+        return None if self.state.constraint is None else int(self.state.constraint.rows.state[0])
+
 
 class Rerun:
-    """One request, run by the programs that an engine runs, with the same arguments; alone, or beside others that begin
-    with it.
+    """One request, run by an engine as a call runs it; alone, or beside the others of its batch.
 
-    A depth that finds itself is the deepest one here, because what was chosen depended on a clock.
+    Its rows, its pieces of prompts and the states that it goes on from are those of the call: prompts that start alike
+    are computed once here too. Only its chunks have one round each. The others of the batch begin to decode when the
+    request does. A depth that finds itself is the deepest one here, because what was chosen depended on a clock.
 
     Attributes:
         model, prompt, options, sequence: what is run, see `Model.request`.
         decoder: the static part of its programs.
+        grammar: what its text is held to, if it is.
         slots: positions that the state has room for.
-        row: its seat.
     """
 
     def __init__(
@@ -69,18 +68,26 @@ class Rerun:
         """
         Args:
             model, prompt, options, sequence: see the attributes.
-            beside: the prompts of the other seats, which have the same options. In a batch of these prompts the seat of
-                a prompt is its index, and so is the sequence.
+            beside: the prompts of the other requests, which have the same options. In a batch of these prompts the
+                sequence of a prompt is its index.
 
         Raises:
             SpecjaxError: see `Model.decoder`.
         """
         self.model, self.prompt, self.options, self.sequence = model, list(prompt), options, sequence
-        self.decoder = model.decoder(options)
-        self.row = min(sequence, len(beside))
-        self._prompts = [*beside[: self.row], self.prompt, *beside[self.row :]]
-        self.slots = slots_of([model.request(each, options) for each in self._prompts], model.target)
+        self.decoder, self.grammar = model.decoder(options), model.grammar(options)
+        fixed = replace(options.draft_config(model.drafter is not None), auto=False)
+        self._options = replace(options, draft=replace(fixed, n_max=self.decoder.max_drafts))
+        self._own = own = min(sequence, len(beside))
+        self._streams = [*range(own), sequence, *range(own + 1, len(beside) + 1)]
+        self._prompts = [*beside[:own], self.prompt, *beside[own:]]
+        self.slots = slots_of(self._requests(), model.target)
         self._tokens: list[int] | None = None
+
+    def _requests(self) -> list[Request]:
+        """New ones for each run, because they count the characters of stop strings."""
+        pairs = zip(self._prompts, self._streams, strict=True)
+        return [self.model.request(prompt, self._options, sequence=stream) for prompt, stream in pairs]
 
     @property
     def tokens(self) -> list[int]:
@@ -93,61 +100,36 @@ class Rerun:
 
     def moments(self) -> Iterator[Moment]:
         """Run from the beginning, and stop after the prompt and after each round. Every run says the same."""
-        model, decoder, row = self.model, self.decoder, self.row
-        request = model.request(self.prompt, self.options, sequence=self.sequence)
-        most = min(model.target.context_length, self.slots)
-        limits = [min(request.max_tokens, most - len(prompt)) for prompt in self._prompts]
-        rooms = [self.slots - len(prompt) + 1 for prompt in self._prompts]
-        job = Job(request, limits[row], room=rooms[row])
-        width, seats = stop_width_of([request.settings]), range(len(self._prompts))
-        idle = decoder.settings([IDLE] * len(seats), stop_width=width)
-        state, logits = self._fed(new_state(decoder, model.params, idle, self.slots))
-        streams = [self.sequence if seat == row else seat for seat in seats]
-        budgets = [min(limit, room) - 1 for limit, room in zip(limits, rooms, strict=True)]
-        rows, sequences, budget, dropped = (
-            jnp.asarray(n, jnp.int32) for n in (seats, streams, budgets, [0] * len(seats))
-        )
-        settings = decoder.settings([request.settings] * len(seats), stop_width=width)
-        state, record = start_rows(decoder, state, logits, Newcomers(rows, settings, sequences, budget, dropped))
-        job.take(of_row(record, row, record.rounds.tokens))
-        yield self._moment(0, (), len(self.prompt), state)
-        number = 0
-        while job.finish_reason is None and bool(state.active[row]):
-            before, number = int(state.sequences.length[row]), number + 1
-            pending = int(state.pending[row])
-            rounds = self.options.rounds_per_chunk
-            state, record = decode_chunk(decoder, model.params, state, rounds, np.int32(1), np.int32(USUAL))
-            job.take(of_row(record, row, record.rounds.tokens))
-            yield self._moment(number, (pending, *_drafts(record, row)), before, state)
+        engine, jobs = started(self.model, self._requests(), [self._options] * len(self._prompts))
+        job = jobs[self._own]
+        while not job.fed:
+            for _ in engine.step(rounds=0):
+                pass
+        moment = _moment(0, (), len(self.prompt), job, engine.state)
+        yield moment
+        while job.finish_reason is None:
+            updates = [*engine.step(rounds=1), *engine.step(rounds=0)]  # the second reads what the first has started
+            record = next((each.record for each in updates if each.job is job and each.record is not None), None)
+            if record is None:
+                break  # all slots are taken
+            window = (moment.pending, *_drafts(record, job))
+            moment = _moment(moment.number + 1, window, moment.length, job, engine.state)
+            yield moment
         self._tokens = job.tokens
 
-    def _fed(self, state: DecodeState) -> tuple[DecodeState, Float[Array, "B V"]]:
-        """The state after all prompts, which are fed together in pieces, and the logits of their last tokens."""
-        decoder, sequences, begin = self.decoder, state.sequences, 0
-        lengths = np.array([len(prompt) for prompt in self._prompts], np.int32)
-        logits = jnp.zeros((len(lengths), decoder.target.vocab_size))
-        while begin < lengths.max():
-            size = piece_size(int(lengths.max()) - begin)
-            piece = np.zeros((len(lengths), size), np.int32)
-            for tokens, prompt in zip(piece, self._prompts, strict=True):
-                own = prompt[begin : begin + size]
-                tokens[: len(own)] = own
-            n_valid = np.clip(lengths - begin, 0, size)
-            sequences, last = feed_rows(
-                decoder.target, decoder.drafter, self.model.params, sequences, None, piece, n_valid
-            )
-            logits = jnp.where((n_valid > 0)[:, None], last, logits)
-            begin += size
-        return replace(state, sequences=sequences), logits
 
-    def _moment(self, number: int, window: tuple[int, ...], before: int, state: DecodeState) -> Moment:
-        own = jax.tree.map(lambda x: x[self.row : self.row + 1], state)
-        length = int(own.sequences.length[0])
-        kept = length - before if number else 0
-        return Moment(number, window, kept, length, int(own.pending[0]), own)
+def _moment(number: int, window: tuple[int, ...], before: int, job: Job, state: DecodeState) -> Moment:
+    assert job.row is not None
+    here, constraint = slice(job.row, job.row + 1), state.constraint
+    own = jax.tree.map(lambda x: x[here], replace(state, constraint=None))
+    if constraint is not None:
+        own = replace(own, constraint=replace(constraint, rows=jax.tree.map(lambda x: x[here], constraint.rows)))
+    length = int(own.sequences.length[0])
+    kept = length - before if number else 0
+    return Moment(number, window, kept, length, int(own.pending[0]), own)
 
 
-def _drafts(record: ChunkRecord, row: int) -> list[int]:
-    """The drafts of a row that were verified in a chunk's one round."""
+def _drafts(record: ChunkRecord, job: Job) -> list[int]:
+    """The drafts of a job that were verified in a chunk's one round."""
     rounds = record.rounds
-    return np.asarray(rounds.drafts)[0, row, : int(rounds.n_drafted[0, row])].tolist()
+    return np.asarray(rounds.drafts)[0, job.row, : int(rounds.n_drafted[0, job.row])].tolist()

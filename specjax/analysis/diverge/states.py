@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from specjax.analysis.diverge.law import Feeding, at_once, caught_up, padded
 from specjax.analysis.diverge.rerun import Moment, Rerun
 from specjax.analysis.divergence import tolerance_of_model
 from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.grammar import FORBIDDEN, Grammar
 from specjax.decoding.round import draft
 from specjax.models.protocol import Params
 from specjax.state import Content, SequenceState
@@ -24,6 +25,9 @@ SAFETY, WIDEST, UNRELATED = 8, 64, 0.5
 """A part is wrong if its error is more than so many times what rounding did to it here, and more than the tolerance of
 the model's types. What was measured can widen that tolerance no more than so many times, and never up to the errors of
 values that have nothing to do with each other, which are 1 and more."""
+
+GRAMMAR: Path = ("grammar", "state")
+"""The name of where a row stands in its grammar."""
 
 CAUGHT_UP = "caught-up drafter"
 """The name of the drafter's part after it has been given one more token, so that all that waited in it has been fed."""
@@ -72,6 +76,18 @@ class _Pair:
     want: tuple[Content, ...]
 
     @classmethod
+    def at(cls, run: Rerun, moment: Moment, fed: Feeding, said: Sequence[int]) -> _Pair:
+        """Those of a moment of a run that has said so many tokens."""
+        pair = cls.of(run.decoder, run.model.params, moment.state.sequences, fed, moment.pending)
+        if run.grammar is None or moment.grammar_state is None:
+            return pair
+        got, want = (
+            Content(GRAMMAR, np.array([moment.length]), np.array([[state]]))
+            for state in (moment.grammar_state, _grammar_state(run.grammar, said))
+        )
+        return cls((*pair.got, got), (*pair.want, want))
+
+    @classmethod
     def of(cls, decoder: Decoder, params: Params, run: SequenceState, fed: Feeding, pending: int) -> _Pair:
         """As they are, and once more the drafter's parts after they have been given the pending token."""
         got, want = run.contents(0), fed.state.contents(0)
@@ -92,6 +108,7 @@ def check_states(run: Rerun) -> StateCheck:
     feeding = Feeding(decoder, params, run.slots)
     drafts: tuple[int, ...] | None = None
     drafted = alike = parts = number = before = 0
+    said: list[int] = []
     for moment in run.moments():
         earlier = feeding.fork()
         if moment.number == 0:
@@ -103,10 +120,16 @@ def check_states(run: Rerun) -> StateCheck:
                 drafted, alike = drafted + 1, alike + (drafts[: len(verified)] == verified)
         due = decoder.drafts and bool(moment.state.active[0])
         drafts = _drafts_of(decoder, params, replace(moment.state, sequences=feeding.state)) if due else None
-        pair = _Pair.of(decoder, params, moment.state.sequences, feeding, moment.pending)
+        said += [*moment.window[1 : moment.kept], moment.pending]
+        pair = _Pair.at(run, moment, feeding, said)
         parts, number = len(pair.got), moment.number
         if found := deviations(pair.got, pair.want, limits):
-            explained = tuple(_explained(each, pair, moment, earlier, feeding) for each in found)
+            explained = tuple(
+                replace(each, likely=_in_grammar(run, moment, said))
+                if each.path == GRAMMAR
+                else _explained(each, pair, moment, earlier, feeding)
+                for each in found
+            )
             first = (number, before, moment.length, len(moment.window))
             both = None if drafts is None else (_drafts_of(decoder, params, moment.state), drafts)
             return StateCheck(
@@ -114,6 +137,25 @@ def check_states(run: Rerun) -> StateCheck:
             )
         before = moment.length
     return StateCheck(number + 1, parts, rounding, drafted=drafted, drafted_alike=alike)
+
+
+def _grammar_state(grammar: Grammar, said: Sequence[int]) -> int:
+    """Where a row stands that has said these tokens, see `GrammarTables`; `FORBIDDEN` if they are not allowed."""
+    try:
+        return grammar.offset(grammar.after(said))
+    except ValueError:
+        return FORBIDDEN
+
+
+def _in_grammar(run: Rerun, moment: Moment, said: Sequence[int]) -> str:
+    """What is recognised in a wrong state of a grammar."""
+    assert run.grammar is not None
+    if _grammar_state(run.grammar, said) == FORBIDDEN:
+        count = next(n for n in range(len(said)) if _grammar_state(run.grammar, said[: n + 1]) == FORBIDDEN)
+        return f"token {said[count]}, number {count + 1} of the text, is not allowed where it stands"
+    if _grammar_state(run.grammar, said[:-1]) == moment.grammar_state:
+        return "the row stands where it stood before its last token: 1 token too few"
+    return ""
 
 
 def _drafts_of(decoder: Decoder, params: Params, state: DecodeState) -> tuple[int, ...]:

@@ -11,16 +11,15 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.acceptance.coupled import accept_coupled
+from specjax.decoding.acceptance.drawing import Decision, decided
 from specjax.decoding.acceptance.verdict import Verdict, first_difference, row_at
 from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, uniform
-from specjax.decoding.sampling import Shortlist, sample_shortlist, with_shortlist
+from specjax.decoding.sampling import Shortlist, sample_shortlist
 from specjax.decoding.settings import RowSettings
-from specjax.mesh.rows import anywhere
 
 
 class Correction(NamedTuple):
@@ -131,7 +130,7 @@ def accept_corrected(
         return accept_coupled(target_logits, drafts, n_drafted, settings=settings, sequence=sequence, position=position)
     greedy = first_difference(argmax(target_logits), drafts, n_drafted)
 
-    def judge(candidates: Shortlist) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
+    def draw(candidates: Shortlist) -> Decision:
         u = uniform(settings.seed, sequence, position[:, None] + jnp.arange(n_drafts), purpose)
         n_accepted, rejected, following = correct(candidates, drafts, draft_logq, n_drafted, u)
         token = sample_shortlist(
@@ -143,8 +142,4 @@ def accept_corrected(
         )
         return n_accepted, token
 
-    def drawn() -> tuple[Int[Array, "B"], Int[Array, "B"]]:
-        judged = with_shortlist(target_logits, settings, judge)
-        return jax.tree.map(lambda drawn, sure: jnp.where(settings.draws, drawn, sure), judged, greedy)
-
-    return Verdict.of(drafts, *lax.cond(anywhere(settings.draws), drawn, lambda: greedy))
+    return decided(target_logits, drafts, settings, draw, greedy)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.acceptance.drawing import Decision, decided
 from specjax.decoding.acceptance.verdict import Verdict, first_difference
-from specjax.decoding.sampling import sample_tokens
+from specjax.decoding.argmax import argmax
+from specjax.decoding.sampling import Shortlist, sample_shortlist
 from specjax.decoding.settings import RowSettings
 
 
@@ -23,5 +25,10 @@ def accept_coupled(
     0's token.
     """
     rows = position[:, None] + jnp.arange(target_logits.shape[1])
-    choices = sample_tokens(target_logits, settings=settings, sequence=sequence, position=rows)
-    return Verdict.of(drafts, *first_difference(choices, drafts, n_drafted))
+
+    def draw(candidates: Shortlist) -> Decision:
+        choices = sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=rows)
+        return first_difference(choices, drafts, n_drafted)
+
+    greedy = first_difference(argmax(target_logits), drafts, n_drafted)
+    return decided(target_logits, drafts, settings, draw, greedy)

@@ -9,9 +9,11 @@ from operator import mul
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.acceptance.drawing import Decision, decided
 from specjax.decoding.acceptance.verdict import Verdict, leading, row_at
+from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, uniform
-from specjax.decoding.sampling import sample_tokens
+from specjax.decoding.sampling import Shortlist, sample_shortlist
 from specjax.decoding.settings import RowSettings
 
 
@@ -52,7 +54,11 @@ def accept_synthetic(
 ) -> Verdict:
     """Accept with the probabilities of the rule; the next token is the target's choice. Not lossless."""
     rows = position[:, None] + jnp.arange(target_logits.shape[1])
-    choices = sample_tokens(target_logits, settings=settings, sequence=sequence, position=rows)
     u = uniform(settings.seed, sequence, rows[:, :-1], Purpose.ACCEPT)
     n_accepted = leading(u < jnp.array(rule.probabilities[: drafts.shape[1]], jnp.float32), n_drafted)
-    return Verdict.of(drafts, n_accepted, row_at(choices, n_accepted))
+
+    def draw(candidates: Shortlist) -> Decision:
+        choices = sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=rows)
+        return n_accepted, row_at(choices, n_accepted)
+
+    return decided(target_logits, drafts, settings, draw, (n_accepted, row_at(argmax(target_logits), n_accepted)))
