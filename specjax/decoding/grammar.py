@@ -19,7 +19,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.vocabulary import any_token, entries_at, own_part, values_at
+from specjax.decoding.vocabulary import any_token, entries_at
+from specjax.mesh.columns import own_columns, values_at
 from specjax.models.protocol import Drafted
 
 FORBIDDEN = -1
@@ -85,7 +86,7 @@ class GrammarTables:
 
     def of_part(self) -> GrammarTables:
         """The tables as this part of a split model has them, from those of the whole model."""
-        return replace(self, classes=own_part(self.classes))
+        return replace(self, classes=own_columns(self.classes))
 
     @classmethod
     def of(cls, grammars: Sequence[Grammar | None], vocab_size: int, least: tuple[int, int] = (0, 0)) -> GrammarTables:
@@ -149,12 +150,15 @@ class Constraint:
     rows: GrammarRows
 
     def allowed(
-        self, state: Int[Array, "B *T"], tokens: Int[Array, "B M"] | None = None
+        self, state: Int[Array, "B *T"], tokens: Int[Array, "B Ma"] | None = None
     ) -> Bool[Array, "B *T V"] | Bool[Array, "B M"]:
-        """Which tokens may come next in states of each row: of the whole vocabulary, or of the tokens named."""
+        """Which tokens may come next in states of each row: of the whole vocabulary, or of the tokens named.
+
+        Where a model is split, a part has the answers for its columns of either.
+        """
         classes = self.tables.classes[self.rows.which]
         if tokens is not None:
-            classes = values_at(classes, tokens)
+            classes = own_columns(values_at(classes, tokens))
         begin = self._begin(state) + state
         return self.tables.next[begin[..., None] + classes.reshape(len(classes), *(1,) * (state.ndim - 1), -1)] >= 0
 
@@ -165,7 +169,7 @@ class Constraint:
         return self.after(before.grammar, before.token)
 
     def masked_drafts(
-        self, logits: Float[Array, "B M"], state: Int[Array, "B"], tokens: Int[Array, "B M"] | None
+        self, logits: Float[Array, "B M"], state: Int[Array, "B"], tokens: Int[Array, "B Ma"] | None
     ) -> Float[Array, "B M"]:
         """A drafter's logits, of some tokens or all, -inf for those that may not come next.
 

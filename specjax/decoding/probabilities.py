@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.acceptance.verdict import Verdict, row_at
 from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
-from specjax.decoding.vocabulary import totals, values_at
+from specjax.decoding.vocabulary import totals
+from specjax.mesh.columns import values_at
 from specjax.mesh.rows import anywhere
 from specjax.models.protocol import Proposal
 
