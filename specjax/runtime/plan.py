@@ -40,4 +40,4 @@ def plan_for(given: str | Mesh, opened: OpenedCheckpoint, *, packed: bool) -> Pl
 
 
 def _shapes(opened: OpenedCheckpoint, config: Any) -> Mapping[str, tuple[int, ...]]:
-    return opened.family.gguf.rules(config, ()).shapes
+    return opened.family.format(opened.origin).rules(config, ()).shapes
