@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints import heap
 from checkpoints.errors import CheckpointError, TensorMismatchError, TokenizerError
-from checkpoints.family import Config, Families, Family, Role
+from checkpoints.family import Config, Families, Family, FileKind, Role
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.locate import locate
 from checkpoints.mapping.digest import WeightDigest
@@ -108,15 +108,17 @@ class OpenedCheckpoint:
         """Paths of all parameters that `load` gives, such as target.layers_0.attn_norm.weight."""
         return tuple(self.rules.shapes)
 
+    @property
+    def origin(self) -> FileKind:
+        """The kind of file that it is, or that was converted if it is an Orbax folder."""
+        return self.source.origin if isinstance(self.source, OrbaxFolder) else cast("FileKind", self.format)
+
     def tokenizer(self, *, required: bool) -> TextTokenizer | None:
         """The tokenizer; an absent or unusable one is None, or `TokenizerError` if it is required."""
         try:
-            origin, folder = self.format, self.path
-            if isinstance(self.source, OrbaxFolder):
-                origin, folder = self.source.origin, self.path / HF_FOLDER
-            if origin == "gguf":
+            if self.origin == "gguf":
                 return tokenizer_gguf.from_metadata(self.metadata, str(self.path))
-            return tokenizer_hf.from_directory(folder)
+            return tokenizer_hf.from_directory(self.path / HF_FOLDER if self.format == "orbax" else self.path)
         except TokenizerError:
             if required:
                 raise

@@ -9,7 +9,8 @@
 | S | slots of a KV cache |
 | V | vocabulary; where a model is split over devices, the tokens of one part |
 | Va | the vocabulary of all parts together |
-| M | members of a list of some tokens |
+| M | members of a list of some tokens; where a model is split over devices, those of one part |
+| Ma | the list of all parts together |
 | D | model (residual stream) width |
 | H | query heads |
 | G | KV heads (H is a multiple of G) |

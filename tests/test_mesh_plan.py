@@ -39,10 +39,20 @@ def test_segments_are_split_one_by_one() -> None:
 
 def test_neighbours_share_what_is_too_short_to_split() -> None:
     """Three heads of 8 rows on six parts."""
-    cut = cut_of((24, 6), (8, 6), 6)
+    cut = cut_of((24, 6), (8, 6), 6, shared=True)
     assert cut is not None
     for index, part in enumerate(parts_of(cut, WHOLE)):
         np.testing.assert_array_equal(part, WHOLE[8 * (index // 2) : 8 * (index // 2) + 8])
+
+
+def test_what_does_not_divide_is_filled_up_with_zeros() -> None:
+    """24 rows in parts of 9, of which the last one has 6; in parts of 16, of which the last two have none."""
+    cut = cut_of((24, 6), (9, 6), 3)
+    assert cut is not None
+    np.testing.assert_array_equal(np.concatenate(parts_of(cut, WHOLE)), np.pad(WHOLE, ((0, 3), (0, 0))))
+    cut = cut_of((24, 6), (16, 6), 4)
+    assert cut is not None
+    np.testing.assert_array_equal(np.concatenate(parts_of(cut, WHOLE)), np.pad(WHOLE, ((0, 40), (0, 0))))
 
 
 def test_rows_of_bytes_are_cut_between_blocks() -> None:
@@ -57,7 +67,7 @@ def test_rows_of_bytes_are_cut_between_blocks() -> None:
 
 @pytest.mark.parametrize(
     ("whole", "local", "parts", "segments"),
-    [((24,), (9,), 3, None), ((24,), (16,), 2, None), ((24,), (12,), 2, (9, 15)), ((24,), (12,), 2, (8, 8))],
+    [((24,), (7,), 3, None), ((24,), (16,), 2, (8, 16)), ((24,), (12,), 2, (9, 15)), ((24,), (12,), 2, (8, 8))],
 )
 def test_what_cannot_be_cut_so_is_refused(
     whole: tuple[int], local: tuple[int], parts: int, segments: tuple[int, ...] | None
@@ -68,7 +78,7 @@ def test_what_cannot_be_cut_so_is_refused(
 
 def test_all_parameters_that_cannot_be_cut_are_listed() -> None:
     shapes = {"a": (6,), "b": (4,), "c": (9,)}
-    local = {"a": (4,), "b": (2,), "c": (5,)}
+    local = {"a": (2,), "b": (2,), "c": (4,)}
     mesh = jax.sharding.AbstractMesh((1, 2), ("rows", "model"))
     with pytest.raises(ValueError, match=r"a: .*; c: "):
         Plan.of(mesh, shapes, local, {})  # type: ignore[arg-type]

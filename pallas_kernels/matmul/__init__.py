@@ -5,7 +5,7 @@ from pallas_kernels.matmul.experts import experts, explain_experts
 from pallas_kernels.matmul.floats import explain_float, float_matmul
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 from pallas_kernels.matmul.fused import quant_matmuls, quant_swiglu
-from pallas_kernels.matmul.layouts import dequantize, prepare, take_rows
+from pallas_kernels.matmul.layouts import ROWS_THAT_JOIN, dequantize, prepare, take_rows
 from pallas_kernels.matmul.qtensor import Activations, QTensor, from_blocks
 from pallas_kernels.matmul.swiglu import swiglu
 from pallas_kernels.matmul.weights import (
@@ -15,6 +15,7 @@ from pallas_kernels.matmul.weights import (
     PackedWeight,
     Weight,
     as_weight,
+    joined,
     leaves,
     products,
     submatrix,
@@ -23,6 +24,7 @@ from pallas_kernels.matmul.weights import (
 
 __all__ = [
     "FORMATS",
+    "ROWS_THAT_JOIN",
     "Activation",
     "Activations",
     "BlockFormat",
@@ -39,6 +41,7 @@ __all__ = [
     "explain_float",
     "float_matmul",
     "from_blocks",
+    "joined",
     "leaves",
     "prepare",
     "products",

@@ -45,6 +45,11 @@ _KEEP: dict[str, Callable[[QTensor, Array], dict[str, Array]]] = {
     planes.PLANES: planes.keep,
 }
 
+_ROW_AXIS = {BLOCKS: 0, panels.PANELS: 0, planes.PLANES: -1}
+
+ROWS_THAT_JOIN = 128
+"""Matrices of a multiple of so many rows can stand one below the other in every layout."""
+
 
 def dequantize(tensor: QTensor) -> Float[Array, "... N K"]:
     """Decode the whole matrix to float32."""
@@ -69,6 +74,13 @@ def packed_submatrix(tensor: QTensor, rows: Int[Array, " M"]) -> QTensor:
     """
     _check_matrix("submatrix", tensor)
     return replace(tensor, parts=_KEEP[tensor.layout](tensor, rows), rows=rows.shape[0])
+
+
+def packed_joined(first: QTensor, *others: QTensor) -> QTensor:
+    """Matrices of one kind one below the other. Each has a multiple of `ROWS_THAT_JOIN` rows."""
+    every, axis = (first, *others), _ROW_AXIS[first.layout]
+    parts = {name: jnp.concatenate([each.parts[name] for each in every], axis=axis) for name in first.parts}
+    return replace(first, parts=parts, rows=sum(each.rows for each in every))
 
 
 def _check_matrix(name: str, tensor: QTensor) -> None:

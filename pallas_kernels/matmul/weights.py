@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from pallas_kernels.matmul.api import quant_matmul
 from pallas_kernels.matmul.floats import float_matmul
 from pallas_kernels.matmul.fused import quant_matmuls, quant_swiglu
-from pallas_kernels.matmul.layouts import packed_submatrix, take_rows
+from pallas_kernels.matmul.layouts import packed_joined, packed_submatrix, take_rows
 from pallas_kernels.matmul.qtensor import QTensor
 from pallas_kernels.matmul.swiglu import swiglu
 
@@ -142,6 +142,15 @@ def submatrix(leaf: Any, rows: Int[Array, " M"]) -> Any:
 
 
 submatrix.register(QTensor, packed_submatrix)
+
+
+@singledispatch
+def joined(first: Any, *others: Any) -> Any:
+    """Parameters of one kind and width one below the other. Each has a multiple of `ROWS_THAT_JOIN` rows."""
+    return jnp.concatenate([first, *others])
+
+
+joined.register(QTensor, packed_joined)
 
 
 def leaves(params: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.new_state import constraint_specs, idle_state, specs_of_sequences
 from specjax.decoding.seats import Newcomers, feed_rows, start_rows
 from specjax.decoding.settings import RowSettings
+from specjax.mesh.columns import share
 from specjax.mesh.shards import MODEL, REPLICATED, mesh_of, on_shards
 from specjax.models.protocol import Params
 
@@ -91,7 +92,7 @@ def _begin(
         # What runs next consumes the state, and the caller may begin with the same grammars again: hence the copy.
         constraint = jax.tree.map(jnp.copy, replace(constraint, tables=constraint.tables.of_part()))
     state = replace(idle_state(decoder, settings, slots), constraint=constraint)
-    sequences, logits = state.sequences, jnp.zeros((batch, decoder.target.vocab_size))
+    sequences, logits = state.sequences, jnp.zeros((batch, share(decoder.target.vocab_size)))
     for start in range(0, longest, LONGEST_CHUNK):
         piece = tokens[:, start : start + LONGEST_CHUNK]
         valid = jnp.clip(n_valid - start, 0, piece.shape[1])

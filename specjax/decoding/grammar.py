@@ -19,7 +19,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.vocabulary import any_token, entries_at, own_part, values_at
+from specjax.decoding.vocabulary import any_token, entries_at
+from specjax.mesh.columns import own_columns, values_at
 from specjax.models.protocol import Drafted
 
 FORBIDDEN = -1
@@ -88,7 +89,7 @@ class GrammarTables:
 
     def of_part(self) -> GrammarTables:
         """The tables as this part of a split model has them, from those of the whole model."""
-        return replace(self, classes=own_part(self.classes))
+        return replace(self, classes=own_columns(self.classes))
 
     @classmethod
     def of(
@@ -154,15 +155,16 @@ class Constraint:
     rows: GrammarRows
 
     def allowed(
-        self, states: Int[Array, "B R"], tokens: Int[Array, "B M"] | None = None
+        self, states: Int[Array, "B R"], tokens: Int[Array, "B Ma"] | None = None
     ) -> Bool[Array, "B R V"] | Bool[Array, "B R M"]:
         """Which tokens may come next in R states of each row, at most 32: of the whole vocabulary, or of those named.
 
-        First of each class, with a bit for each state, and then of each token: so each is looked up once.
+        First of each class, with a bit for each state, and then of each token: so each is looked up once. Where a
+        model is split, a part has the answers for its columns.
         """
         classes = self.tables.classes[self.rows.which]
         if tokens is not None:
-            classes = values_at(classes, tokens)
+            classes = own_columns(values_at(classes, tokens))
         begin = (self._begin(states) + states)[..., None]
         # A row of a narrower grammar runs on into what is behind it, but no token is of these classes.
         row = self.tables.next.at[begin + jnp.arange(self.tables.width)].get(mode="clip")
@@ -178,7 +180,7 @@ class Constraint:
         return self.after(before.grammar, before.token)
 
     def masked_drafts(
-        self, logits: Float[Array, "B M"], state: Int[Array, "B"], tokens: Int[Array, "B M"] | None
+        self, logits: Float[Array, "B M"], state: Int[Array, "B"], tokens: Int[Array, "B Ma"] | None
     ) -> Float[Array, "B M"]:
         """A drafter's logits, of some tokens or all, -inf for those that may not come next.
 

@@ -8,7 +8,8 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.acceptance.verdict import Verdict, row_at
 from specjax.decoding.settings import RowSettings
-from specjax.decoding.vocabulary import totals, values_at
+from specjax.decoding.vocabulary import totals
+from specjax.mesh.columns import values_at
 from specjax.models.protocol import Proposal
 
 

@@ -12,7 +12,8 @@ from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.probabilities import Probabilities
 from specjax.decoding.sampling import top2_margin
-from specjax.decoding.vocabulary import logsumexp, top_k, values_at
+from specjax.decoding.vocabulary import logsumexp
+from specjax.mesh.columns import top_k, values_at
 
 
 class TopTokens(NamedTuple):

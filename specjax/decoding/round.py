@@ -12,6 +12,7 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
 from specjax.decoding.probabilities import probabilities
 from specjax.decoding.record import RoundRecord, token_scores
+from specjax.mesh.columns import whole_width
 from specjax.mesh.shards import parts
 from specjax.models.protocol import Choice, Drafted, Features, Params, Proposal
 from specjax.state import SequenceWindow, commit
@@ -28,13 +29,15 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
 
     def choose(logits: Array, position: Array, tokens: Array | None = None, before: Drafted | None = None) -> Choice:
         grammar = None
+        if tokens is not None:  # what fills up the last part has a name too, and the score -inf
+            tokens = jnp.pad(tokens, ((0, 0), (0, logits.shape[1] * parts() - tokens.shape[1])))
         if (constraint := state.constraint) is not None:
             grammar = constraint.before_draft(before)
             logits = constraint.masked_drafts(logits, grammar, tokens)
         choice = propose_token(
             logits,
             tokens,
-            vocab_size=decoder.target.vocab_size * parts(),
+            vocab_size=whole_width(decoder.target.vocab_size),
             rule=decoder.rule,
             settings=settings,
             sequence=state.sequence,

@@ -24,7 +24,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, gumbel_at
 from specjax.decoding.settings import RowSettings
-from specjax.decoding.vocabulary import maximum, sum_of_exp, top_k, vocabulary_size, whole_row
+from specjax.decoding.vocabulary import maximum, sum_of_exp, vocabulary_size, whole_row
+from specjax.mesh.columns import top_k
 from specjax.mesh.rows import anywhere, everywhere
 
 FIRST_LOOK = 64

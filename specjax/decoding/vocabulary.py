@@ -1,22 +1,22 @@
 """What a program asks of a row over the vocabulary, of which a part of the model may have a part.
 
-Where a model is split, each part has the logits of its own tokens, in order of the parts. What comes out is the same in
-all of them.
+Where a model is split, each part has the logits of its own tokens, in order of the parts (see `specjax.mesh.columns`).
+What comes out is the same in all of them.
 """
 
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import lax
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels.softmax_totals import Totals, softmax_totals
-from specjax.mesh.shards import gathered, largest, part_index, parts, total
+from specjax.mesh.columns import values_at
+from specjax.mesh.shards import gathered, largest, parts, total
 
 
 def vocabulary_size(x: Float[Array, "*T V"]) -> int:
-    """How many tokens all parts have together."""
+    """How many tokens all parts have together, those included that only fill up the last part."""
     return x.shape[-1] * parts()
 
 
@@ -52,16 +52,6 @@ def logsumexp(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:
     return totals(x).log_total[..., None]
 
 
-def values_at(x: Shaped[Array, "*T V"], tokens: Int[Array, "*T n"]) -> Shaped[Array, "*T n"]:
-    """The values of some tokens."""
-    if parts() == 1:
-        return jnp.take_along_axis(x, tokens, axis=-1)
-    own = tokens - part_index() * x.shape[-1]
-    here = (own >= 0) & (own < x.shape[-1])
-    found = jnp.take_along_axis(x, jnp.clip(own, 0, x.shape[-1] - 1), axis=-1)
-    return total(jnp.where(here, found, 0))
-
-
 def entries_at(table: Shaped[Array, "n V"], rows: Int[Array, "B"], tokens: Int[Array, "B"]) -> Shaped[Array, "B"]:
     """Of each given row of a table the entry of a token."""
     if parts() == 1:
@@ -72,27 +62,3 @@ def entries_at(table: Shaped[Array, "n V"], rows: Int[Array, "B"], tokens: Int[A
 def any_token(x: Bool[Array, "*T V"]) -> Bool[Array, "*T 1"]:
     """Whether it is true of any token."""
     return largest(jnp.any(x, axis=-1, keepdims=True).astype(jnp.int32)) > 0
-
-
-def own_part(x: Shaped[Array, "*T Va"]) -> Shaped[Array, "*T V"]:
-    """Of a row over the whole vocabulary, what is about the tokens of this part."""
-    size = x.shape[-1] // parts()
-    return lax.dynamic_slice_in_dim(x, part_index() * size, size, axis=-1) if parts() > 1 else x
-
-
-def top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
-    """The k largest values and their tokens, largest first, the lower token first among equals."""
-    if parts() == 1 or k == 0:
-        return _top_k(x, k)
-    values, tokens = _top_k(x, min(k, x.shape[-1]))
-    values, tokens = gathered(values), gathered(tokens + part_index() * x.shape[-1])
-    best, index = _top_k(values, k)  # the parts are in order, and so are equals
-    return best, jnp.take_along_axis(tokens, index, axis=-1)
-
-
-def _top_k(x: Float[Array, "*T V"], k: int) -> tuple[Float[Array, "*T k"], Int[Array, "*T k"]]:
-    # Without the barrier XLA moves later slices into its expansion of top_k, no longer recognises it, and sorts the
-    # whole vocabulary: on a CPU that is more than 50 times slower. One barrier for both results would be enough for
-    # that, but then XLA's partitioner aborts where the vocabulary is sharded.
-    values, index = lax.top_k(x, k)
-    return lax.optimization_barrier(values), lax.optimization_barrier(index)

@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.matmul import Weight, as_weight, products
+from specjax.mesh.columns import share, up_to
 from specjax.mesh.shards import gathered, part_index, parts, total
 
 
@@ -73,15 +74,22 @@ class SummedLinear(Linear):
 
 
 class GatheredLinear(Linear):
-    """A linear layer from whole inputs to whole outputs, of which each part computes some."""
+    """A linear layer from whole inputs to whole outputs, of which each part computes some. It lies whole on every
+    device if its outputs do not divide.
+    """
 
     @nn.compact
     def matrix(self, width: int) -> Weight:
         """The rows of the weight that this part has, for K = `width`."""
-        return weight_of(self, "weight", (self.features // parts(), width))
+        return weight_of(self, "weight", (self.features // parts() if self._divides else self.features, width))
+
+    @property
+    def _divides(self) -> bool:
+        return self.features % parts() == 0
 
     def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
-        return gathered(super().__call__(x))
+        out = super().__call__(x)
+        return gathered(out) if self._divides else out
 
 
 def apply_all(x: Float[Array, "... K"], *layers: Linear) -> list[Float[Array, "... N"]]:
@@ -89,8 +97,20 @@ def apply_all(x: Float[Array, "... K"], *layers: Linear) -> list[Float[Array, ".
     return products(x, [layer.matrix(x.shape[-1]) for layer in layers], [layer.dtype for layer in layers])
 
 
+class VocabularyLinear(Linear):
+    """A linear layer to float32 logits of tokens, whose weight has a row for each. A part has those of its tokens."""
+
+    @nn.compact
+    def matrix(self, width: int) -> Weight:
+        """The rows of the weight that this part has, for K = `width`."""
+        return weight_of(self, "weight", (share(self.features), width))
+
+    def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... n"]:
+        return up_to(self.matrix(x.shape[-1]).matmul(x, jnp.float32), self.features)
+
+
 class Embedding(nn.Module):
-    """A table of V rows of width D that can also serve as output head. Where a model is split, V are those of a part.
+    """A table of V rows of width D that can also serve as output head. A part has the rows of its tokens.
 
     Attributes:
         vocab_size: V.
@@ -101,16 +121,26 @@ class Embedding(nn.Module):
     width: int
 
     def setup(self) -> None:
-        self.weight = weight_of(self, "weight", (self.vocab_size, self.width))
+        self.weight = weight_of(self, "weight", (share(self.vocab_size), self.width))
 
     def __call__(self, tokens: Array) -> Float[Array, "... D"]:
         """Rows of the table; [...] int32 -> [..., D]. Those of a quantized table are float32."""
+        return total(self._own_rows(tokens))
+
+    def _own_rows(self, tokens: Array) -> Float[Array, "... D"]:
+        """The rows that this part has; zeros for the tokens of others."""
         if parts() == 1:
             return self.weight.take(tokens)
-        own = tokens - part_index() * self.vocab_size
-        here = (own >= 0) & (own < self.vocab_size)
-        return total(jnp.where(here[..., None], self.weight.take(own), 0))
+        own = tokens - part_index() * share(self.vocab_size)
+        here = (own >= 0) & (own < share(self.vocab_size))
+        return jnp.where(here[..., None], self.weight.take(own), 0)
+
+    def scores(self, hidden: Float[Array, "B D"], tokens: Int[Array, "B M"]) -> Float[Array, "B M"]:
+        """Float32 products of each hidden state with the rows of some tokens."""
+        rows = self._own_rows(tokens)
+        logits = jnp.einsum("bmd,bd->bm", rows, hidden.astype(rows.dtype), preferred_element_type=jnp.float32)
+        return total(logits)
 
     def unembed(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits: the products with the rows of this part."""
-        return self.weight.matmul(hidden, jnp.float32)
+        return up_to(self.weight.matmul(hidden, jnp.float32), self.vocab_size)

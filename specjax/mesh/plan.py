@@ -6,7 +6,8 @@ the axis in which they differ is the split one. Only what stands on an axis side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from specjax.mesh.shards import MODEL, ROWS
+from specjax.mesh.shards import MODEL, ROWS, devices_of
 
 Shape = tuple[int, ...]
 Segments = Mapping[str, Sequence[int]]
@@ -28,28 +29,36 @@ class Cut(NamedTuple):
         axis: which is split; negative, so that it holds for packed rows too.
         length: of the axis in the whole.
         pieces: for each part, what it has of the axis: (start, stop) one after the other.
+        size: of the axis in each part. What the pieces do not fill is zeros.
     """
 
     axis: int
     length: int
     pieces: tuple[tuple[tuple[int, int], ...], ...]
+    size: int
 
     def fits(self, unit: int) -> bool:
         """Whether rows whose values come in blocks of `unit` are cut between blocks."""
-        return self.axis != -1 or not any(end % unit for own in self.pieces for piece in own for end in piece)
+        ends = [self.size, *(end for own in self.pieces for piece in own for end in piece)]
+        return self.axis != -1 or not any(end % unit for end in ends)
 
     def part(self, values: np.ndarray, index: int) -> np.ndarray:
         """What one part has of an array, whose split axis may count bytes instead of values."""
         size = values.shape[self.axis]
         ends = [(start * size // self.length, stop * size // self.length) for start, stop in self.pieces[index]]
-        chosen = [np.arange(*each) for each in ends]
-        return np.ascontiguousarray(np.take(values, np.concatenate(chosen), axis=self.axis))
+        chosen = np.concatenate([np.arange(*each) for each in ends])
+        padding = [(0, 0)] * values.ndim
+        padding[self.axis] = (0, self.size * size // self.length - len(chosen))
+        return np.ascontiguousarray(np.pad(np.take(values, chosen, axis=self.axis), padding))
 
 
-def cut_of(whole: Shape, local: Shape, parts: int, segments: Sequence[int] | None = None) -> Cut | None:
+def cut_of(
+    whole: Shape, local: Shape, parts: int, segments: Sequence[int] | None = None, *, shared: bool = False
+) -> Cut | None:
     """How an array of a shape is split into parts of another; None if every part is the whole.
 
-    Where an axis is too short to be split, so that parts share what they have, neighbours have the same.
+    Where the parts have more than there is, the last ones are filled up with zeros; or, if the axis may be `shared`,
+    neighbours have the same.
 
     Raises:
         ValueError: no such cut leads from one to the other.
@@ -59,11 +68,14 @@ def cut_of(whole: Shape, local: Shape, parts: int, segments: Sequence[int] | Non
         return None
     (axis,) = differ
     length, size = whole[axis], local[axis]
-    if length < parts * size:
+    if length < parts * size and shared:
         if parts * size % length or length % size:
             raise ValueError(f"{parts} parts of {local} cannot share {whole}")
         starts = [index * length // (parts * size) * size for index in range(parts)]
-        return Cut(axis, length, tuple(((start, start + size),) for start in starts))
+        return Cut(axis, length, tuple(((start, start + size),) for start in starts), size)
+    if length < parts * size and not segments:
+        ends = [min(index * size, length) for index in range(parts + 1)]
+        return Cut(axis, length, tuple((piece,) for piece in itertools.pairwise(ends)), size)
     segments = segments or (length,)
     if sum(segments) != length or parts * size != length or any(each % parts for each in segments):
         raise ValueError(f"{whole} with the segments {tuple(segments)} cannot be split into {parts} parts of {local}")
@@ -78,6 +90,7 @@ def cut_of(whole: Shape, local: Shape, parts: int, segments: Sequence[int] | Non
             )
             for index in range(parts)
         ),
+        size,
     )
 
 
@@ -94,8 +107,21 @@ class Plan:
     cuts: Mapping[str, Cut] = field(repr=False)
 
     @classmethod
-    def of(cls, mesh: Mesh, whole: Mapping[str, Shape], local: Mapping[str, Shape], segments: Segments) -> Plan:
+    def of(
+        cls,
+        mesh: Mesh,
+        whole: Mapping[str, Shape],
+        local: Mapping[str, Shape],
+        segments: Segments,
+        shared: Collection[str] = (),
+    ) -> Plan:
         """The plan of a model, from the shapes of its parameters and of those of one part.
+
+        Args:
+            mesh: the devices.
+            whole, local: shapes by paths.
+            segments: see there.
+            shared: components of the paths of what several parts may have in common.
 
         Raises:
             ValueError: some parameters cannot be split so; all are listed.
@@ -103,9 +129,10 @@ class Plan:
         parts, wrong = mesh.shape[MODEL], []
         cuts: dict[str, Cut] = {}
         for path, shape in whole.items():
-            named = next((segments[name] for name in path.split(".") if name in segments), None)
+            names = path.split(".")
+            named = next((segments[name] for name in names if name in segments), None)
             try:
-                cut = cut_of(shape, local[path], parts, named)
+                cut = cut_of(shape, local[path], parts, named, shared=not set(names).isdisjoint(shared))
             except ValueError as error:
                 wrong.append(f"{path}: {error}")
             else:
@@ -137,6 +164,13 @@ class Plan:
             return jax.device_put(form(values), NamedSharding(self.mesh, PartitionSpec()))
         parts = [cut.part(values, index) for index in range(self.mesh.shape[MODEL])]
         return jax.tree.map(lambda *leaves: self._joined(cut, parts[0].shape, leaves), *map(form, parts))
+
+    def put_besides(self, path: str, values: Any, form: Callable[[np.ndarray], Any] = np.asarray) -> Any:
+        """A further parameter, whole on every device, if it does not lie on the mesh already."""
+        del path
+        if devices_of(values) is not None:
+            return values
+        return jax.device_put(form(values), NamedSharding(self.mesh, PartitionSpec()))
 
     def _joined(self, cut: Cut, shape: Shape, parts: Sequence[Any]) -> jax.Array:
         """One array of the parts on all devices; `shape` is that of a part of the values."""

@@ -96,6 +96,11 @@ def gathered(x: Array, axis: int = -1) -> Array:
     return lax.all_gather(x, MODEL, axis=axis % x.ndim, tiled=True) if parts() > 1 else x
 
 
+def exchanged(x: Tree) -> Tree:
+    """What parts have for each other: of arrays [parts, ...] each part sends entry i to part i, and gets as many."""
+    return jax.tree.map(lambda each: lax.all_to_all(each, MODEL, 0, 0), x) if parts() > 1 else x
+
+
 def traced_in_parts(mesh: Mesh | AbstractMesh, make: Callable[[], Tree]) -> Tree:
     """What `make` returns where it is traced on one of the shards; for shapes, since nothing is computed."""
     found: list[Tree] = []

@@ -107,8 +107,9 @@ class Target(Protocol):
     def shard(self, parts: int) -> Target:
         """The target of one of so many parts of the model, as each device of a mesh runs it.
 
-        Its vocabulary, heads and hidden columns are those of the part. What it says is split: logits are those of its
-        tokens, in order of the parts. All else that goes in and out is whole, but for the state.
+        Its heads and hidden columns are those of the part. What it says is split: logits are those of its tokens, in
+        order of the parts. Where V does not divide, logits behind the end are -inf, see `specjax.mesh.columns`. All
+        else that goes in and out is whole, but for the state.
 
         Raises:
             ValueError: the model cannot be split so; the message lists what does not divide.
@@ -217,16 +218,17 @@ class ChooseDraft(Protocol):
         self,
         logits: Float[Array, "B M"],
         position: Int[Array, "B"],
-        tokens: Int[Array, "B M"] | None = None,
+        tokens: Int[Array, "B Ma"] | None = None,
         before: Drafted | None = None,
     ) -> Choice:
         """Choose a token per row.
 
         Args:
-            logits: of M tokens.
+            logits: of M tokens. Where the model is split, each part gives those of its columns, -inf behind the end:
+                `specjax.mesh.columns.own_columns` makes them of logits that every part has whole.
             position: where the chosen token will stand.
-            tokens: which tokens have been scored, each once; all others have probability 0. None: the whole
-                vocabulary in order.
+            tokens: which tokens have been scored, each once, by all parts together; all others have probability 0.
+                None: the whole vocabulary in order.
             before: the draft before it; None for the first draft of a round. Where a row has a grammar, it says which
                 tokens may come next. A drafter that leaves it out has fewer drafts accepted, and is no less exact.
         """

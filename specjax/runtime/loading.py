@@ -104,19 +104,21 @@ def load(
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
     if mesh is None:
-        put: Put = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)]).put
-    elif place or draft_vocab is not None:
-        given = f"place={list(place)}" if place else f"draft_vocab={draft_vocab!r}"
-        raise SpecjaxError(f"mesh={mesh!r} and {given} do not go together; leave one of them out")
+        placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
+        put: Put = placement.put
+        put_besides: Put = placement.put
+    elif place:
+        raise SpecjaxError(f"mesh={mesh!r} and place={list(place)} do not go together; leave one of them out")
     else:
-        put = _plan(mesh, opened, chosen, other, packed=packed is not None).put
+        plan = _plan(mesh, opened, chosen, other, packed=packed is not None)
+        put, put_besides = plan.put, plan.put_besides
     settings = LoadSettings(dtype, packed, progress, put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
     params = dict(checkpoint.params)
     if other is not None:
         params |= other.load(checkpoint, settings)
     if chosen is not None and tokens is not None:
-        chosen, added = trimmed(chosen, params, tokens, put)
+        chosen, added = trimmed(chosen, params, tokens, put_besides)
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),

@@ -27,7 +27,7 @@ def plan_for(given: str | Mesh, opened: OpenedCheckpoint, *, packed: bool) -> Pl
             return Plan(mesh, {})
         whole = _shapes(opened, config)
         local = traced_in_parts(mesh, lambda: _shapes(opened, config.shard(parts)))
-        plan = Plan.of(mesh, whole, local, config.segments)
+        plan = Plan.of(mesh, whole, local, config.segments, config.shared)
     except ValueError as error:
         raise SpecjaxError(str(error)) from error
     if packed and (misfits := plan.misfits(units := opened.rules.units(opened.source))):
@@ -40,4 +40,4 @@ def plan_for(given: str | Mesh, opened: OpenedCheckpoint, *, packed: bool) -> Pl
 
 
 def _shapes(opened: OpenedCheckpoint, config: Any) -> Mapping[str, tuple[int, ...]]:
-    return opened.family.gguf.rules(config, ()).shapes
+    return opened.family.format(opened.origin).rules(config, ()).shapes

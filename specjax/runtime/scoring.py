@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder
 from specjax.decoding.new_state import new_sequences
-from specjax.decoding.vocabulary import logsumexp, values_at
+from specjax.decoding.vocabulary import logsumexp
+from specjax.mesh.columns import values_at
 from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.runtime.engine import slots_for

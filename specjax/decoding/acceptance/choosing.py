@@ -48,7 +48,7 @@ def _purpose(rule: Rule | Synthetic, ahead: Int[Array, "B"] | None) -> Purposes:
 @partial(jax.jit, static_argnames=("vocab_size", "rule"), inline=True)  # a round has K of them: traced once
 def propose_token(
     logits: Float[Array, "B M"],
-    scored: Int[Array, "B M"] | None = None,
+    scored: Int[Array, "B Ma"] | None = None,
     *,
     vocab_size: int | None = None,
     rule: Rule | Synthetic,
@@ -59,10 +59,10 @@ def propose_token(
 ) -> Choice:
     """The draft of the token at absolute `position`, from the drafter's logits for it.
 
-    `scored` names the tokens that the logits belong to, if these are not the whole vocabulary in order; `vocab_size` is
-    then needed where drafts are drawn, because the verdict asks for the probabilities of other tokens as well. There
-    all rows have log-probabilities; those of greedy rows mean nothing. `ahead` is how many drafts of its round stand
-    before it, which the block rule needs.
+    `scored` names the tokens that the logits of all parts belong to, if these are not the whole vocabulary in order;
+    `vocab_size` is then needed where drafts are drawn, because the verdict asks for the probabilities of other tokens
+    as well. There all rows have log-probabilities; those of greedy rows mean nothing. `ahead` is how many drafts of its
+    round stand before it, which the block rule needs.
     """
     purpose, drawn_drafts = _purpose(rule, ahead), draws_drafts(rule)
     size = vocab_size or vocabulary_size(logits)

@@ -17,6 +17,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax.mesh.columns import up_to, whole_width
+from specjax.mesh.shards import parts
 from specjax.models.parts.chain import draft_chain
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import (
@@ -110,17 +112,8 @@ class DraftModel(BaseDrafter):
     vocab_size: int
 
     def shard(self, parts: int) -> DraftModel:
-        """The small model is split as the target is.
-
-        Raises:
-            ValueError: it cannot be, or its vocabulary has another size, so that the parts have other tokens.
-        """
-        if parts > 1 and self.model.vocab_size != self.vocab_size:
-            raise ValueError(
-                f"the small model has {self.model.vocab_size} tokens and the target {self.vocab_size}: the parts of"
-                " the two do not have the same tokens. Use one device for the model (Nx1), or another drafter"
-            )
-        return DraftModel(self.model.shard(parts), self.vocab_size // parts)
+        """The small model is split as the target is."""
+        return self if parts == 1 else replace(self, model=self.model.shard(parts))
 
     def head_paths(self) -> tuple[str, ...]:
         return tuple(f"draft.{path}" for path in self.model.head_paths())
@@ -158,10 +151,11 @@ class DraftModel(BaseDrafter):
         choose: ChooseDraft,
     ) -> Choice:
         """A draft of the tokens that both models have."""
-        logits = logits[:, : self.vocab_size]
-        count = logits.shape[1]
-        every = count == self.vocab_size
-        return choose(logits, position, None if every else jnp.broadcast_to(jnp.arange(count), logits.shape), before)
+        logits, tokens, count = up_to(logits, self.vocab_size), None, logits.shape[1] * parts()
+        if count != whole_width(self.vocab_size):
+            names = jnp.minimum(jnp.arange(count), self.vocab_size - 1)
+            tokens = jnp.broadcast_to(names, (logits.shape[0], count))
+        return choose(logits, position, tokens, before)
 
     def propose(
         self,

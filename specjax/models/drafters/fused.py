@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.mesh.columns import own_columns, values_at
 from specjax.models.drafters.fit import check_fit, usual_layers
 from specjax.models.parts.apply import apply, in_device_memory
 from specjax.models.parts.drafter import BaseDrafter
@@ -49,6 +50,10 @@ class FusedDrafter(BaseDrafter):
             return self.target.head_paths()
         return (f"{self.part}.{'lm_head' if c.own_output else 'embed'}.weight",)
 
+    def shard(self, parts: int) -> Self:
+        """Split as the target is. Every part knows which tokens those of the drafter are."""
+        return self if parts == 1 else replace(self, target=self.target.shard(parts), config=self.config.shard(parts))
+
     @property
     def request(self) -> FeatureRequest:
         """The inputs of the target's layers."""
@@ -77,15 +82,18 @@ class FusedDrafter(BaseDrafter):
         return in_device_memory(params[self.part]["tokens"]) if self.config.maps_tokens else None
 
     def scores(self, params: Params, normed: Float[Array, "... D"]) -> Float[Array, "... M"]:
-        """Float32 logits of the tokens that the drafter knows."""
+        """Float32 logits of the tokens that the drafter knows, of which a part has its columns."""
         own, tokens = self.config.heads_itself, self.known_tokens(params)
         logits = self.apply(params, "project", normed) if own else self.target.unembed(params, normed)
-        return logits if tokens is None or self.config.own_output else logits[..., tokens]
+        if tokens is None or self.config.own_output:
+            return logits
+        known = values_at(logits, jnp.broadcast_to(tokens, (*logits.shape[:-1], tokens.size)))
+        return own_columns(known, -jnp.inf)
 
-    def scored_tokens(self, params: Params, logits: Float[Array, "B M"]) -> Int[Array, "B M"] | None:
+    def scored_tokens(self, params: Params, logits: Float[Array, "B M"]) -> Int[Array, "B Ma"] | None:
         """Which tokens logits are of, as `ChooseDraft` takes them."""
         tokens = self.known_tokens(params)
-        return None if tokens is None else jnp.broadcast_to(tokens, logits.shape)
+        return None if tokens is None else jnp.broadcast_to(tokens, (logits.shape[0], tokens.size))
 
 
 def file_drafter(config: Any, target_width: int, make: Callable[[Target, Any], Drafter], part: str) -> FileDrafter:

@@ -9,6 +9,7 @@ as drafts, which every acceptance rule takes into account. The target's own prod
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,71 +19,30 @@ from jaxtyping import Array, Float, Int
 
 from checkpoints.mapping.table import PLAIN, Put
 from checkpoints.mapping.tree import flatten, unflatten
-from pallas_kernels.matmul import submatrix
+from pallas_kernels.matmul import ROWS_THAT_JOIN, as_weight, joined, submatrix
 from specjax.layers.some_rows import SomeRows
+from specjax.mesh.columns import own_columns, share
+from specjax.mesh.plan import size_of
+from specjax.mesh.shards import MODEL, exchanged, mesh_of, on_shards, part_index, parts
 from specjax.models.parts.apply import in_device_memory
-from specjax.models.parts.drafter import BaseDrafter
-from specjax.models.protocol import (
-    Choice,
-    ChooseDraft,
-    Drafted,
-    Drafter,
-    FeatureRequest,
-    Features,
-    KeepGoing,
-    Params,
-    Proposal,
-)
-from specjax.state import KVTypes, Part, SequenceState, Window
+from specjax.models.parts.drafter import RunningDrafter
+from specjax.models.protocol import Choice, ChooseDraft, Drafted, Drafter, KeepGoing, Params, Proposal
+from specjax.state import SequenceState
 
 TRIMMED = "trimmed"
 """The branch of the parameters: "tokens" [M], and "rows" with the rows of heads by the paths of these."""
 
 
 @dataclass(frozen=True)
-class TrimmedDrafter(BaseDrafter):
+class TrimmedDrafter(RunningDrafter):
     """Another drafter, whose head scores the tokens of `params["trimmed"]["tokens"]`; made by `trimmed`.
 
-    Attributes:
-        drafter: whose state it keeps, and whose layers it runs.
+    Where a model is split, each part has as many rows of the tokens, whosever rows of the whole head they are.
     """
 
-    drafter: Drafter
-
-    @property
-    def keeper(self) -> Drafter:
-        return self.drafter.keeper
-
-    @property
-    def request(self) -> FeatureRequest:
-        return self.drafter.request
-
-    @property
-    def max_drafts(self) -> int | None:
-        return self.drafter.max_drafts
-
-    def init_state(self, batch: int, capacity: int, *, rows: int, chunk: int, kv_types: KVTypes) -> Part | None:
-        return self.drafter.init_state(batch, capacity, rows=rows, chunk=chunk, kv_types=kv_types)
-
-    def extend(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        features: Features,
-        n_valid: Int[Array, "B"],
-        state: Any,
-        length: Int[Array, "B"],
-    ) -> Any:
-        return self.drafter.extend(params, tokens, features, n_valid, state, length)
-
-    def narrowed(self, params: Params, state: Any, length: Int[Array, "B"], rows: int) -> Any:
-        return self.drafter.narrowed(params, state, length, rows)
-
-    def observe(self, tokens: Int[Array, "B T"], features: Features, state: Any) -> Window | None:
-        return self.drafter.observe(tokens, features, state)
-
-    def hidden_norm(self, state: Any) -> Float[Array, "B"] | None:
-        return self.drafter.hidden_norm(state)
+    def shard(self, parts: int) -> TrimmedDrafter:
+        """The other drafter is split, and knows all tokens."""
+        return self if parts == 1 else TrimmedDrafter(self.drafter.shard(parts))
 
     def propose(
         self,
@@ -100,11 +60,13 @@ class TrimmedDrafter(BaseDrafter):
         def choose_scored(
             logits: Float[Array, "B M"],
             position: Int[Array, "B"],
-            tokens: Int[Array, "B M"] | None = None,
+            tokens: Int[Array, "B Ma"] | None = None,
             before: Drafted | None = None,
         ) -> Choice:
-            names = jnp.broadcast_to(scored, logits.shape) if tokens is None else scored[tokens]
-            return choose(logits, position, names, before)
+            if tokens is None:
+                tokens = jnp.broadcast_to(jnp.arange(logits.shape[1] * parts()), (logits.shape[0], -1))
+            logits = jnp.where(own_columns(tokens, scored.size) < scored.size, logits, -jnp.inf)
+            return choose(logits, position, scored[jnp.minimum(tokens, scored.size - 1)], before)
 
         return self.drafter.propose(
             _with_fewer_rows(params),
@@ -129,13 +91,13 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
         params: all parameters.
         tokens: of the target's, in ascending order, so that of equal logits the first one wins, as among all tokens.
             What the drafter itself does not have, such as a draft model with a smaller vocabulary, is left out.
-        put: makes a parameter where it shall lie; rows lie where their head lies.
+        put: makes a parameter where it shall lie; rows lie where their head lies. Those of a split head are split.
 
     Raises:
         ValueError: the drafter's head cannot be trimmed; the message says why.
     """
     flat, paths = flatten(params), trimmed_paths(drafter)
-    tokens = tokens[tokens < min(flat[path].shape[0] for path in paths)]
+    tokens = tokens[tokens < min(size_of(flat[path]) // flat[path].shape[-1] for path in paths)]
     rows = {path: put(path, _gathered(flat[path], jnp.asarray(tokens)), PLAIN) for path in paths}
     return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], tokens, PLAIN), "rows": unflatten(rows)}}
 
@@ -153,4 +115,21 @@ def trimmed_paths(drafter: Drafter) -> tuple[str, ...]:
 
 @jax.jit
 def _gathered(head: Any, tokens: Int[Array, "M"]) -> Any:
-    return submatrix(jax.tree.map(in_device_memory, head), tokens)
+    """The rows of these tokens of a head, as many on each device that has a part of it."""
+    split = mesh_of(head) is not None and MODEL in jax.typeof(jax.tree.leaves(head)[0]).sharding.spec
+    return on_shards(partial(_rows, split), head, tokens, out=lambda head, _: head)
+
+
+def _rows(split: bool, count: int, head: Any, tokens: Int[Array, "M"]) -> Any:
+    """`_gathered` on one of `count` parts. The parts send each other the rows that they have for them."""
+    head = jax.tree.map(in_device_memory, head)
+    if not split:
+        return submatrix(head, tokens)
+    own = share(tokens.size)
+    wide = -(-own // ROWS_THAT_JOIN) * ROWS_THAT_JOIN
+    of_parts = jnp.pad(tokens, (0, own * count - tokens.size), mode="edge").reshape(count, own)
+    holder, row = jnp.divmod(jnp.pad(of_parts, ((0, 0), (0, wide - own)), mode="edge"), as_weight(head).shape[0])
+    sent = [submatrix(head, jnp.where(holder[part] == part_index(), row[part], 0)) for part in range(count)]
+    received = exchanged(jax.tree.map(lambda *parts: jnp.stack(parts), *sent))
+    from_all = [jax.tree.map(lambda x, part=part: x[part], received) for part in range(count)]
+    return submatrix(joined(*from_all), holder[part_index(), :own] * wide + jnp.arange(own))

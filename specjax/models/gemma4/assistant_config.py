@@ -19,7 +19,7 @@ from specjax.models.parts.split import Divisible
 
 
 @dataclass(frozen=True)
-class CentroidHead(Divisible):
+class CentroidHead:
     """A head that scores only some tokens: those of the centroids that fit the hidden state best.
 
     Attributes:
@@ -70,8 +70,8 @@ class Gemma4AssistantConfig(Divisible):
             )
 
     def shard(self, parts: int) -> Self:
-        """See `Divisible.shard`. There may be fewer KV heads than parts."""
-        return self.divided(parts, "vocab_size", "num_heads", "mlp_width", inner=["sliding", "full", "centroids"])
+        """See `Divisible.shard`. There may be fewer KV heads than parts. Every part chooses among all centroids."""
+        return self.divided(parts, "num_heads", "mlp_width", inner=["sliding", "full"])
 
     @property
     def architecture(self) -> str:

@@ -23,8 +23,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Embedding, Linear
+from specjax.layers.linear import Embedding, GatheredLinear, Linear
 from specjax.layers.norm import RMSNorm
+from specjax.mesh.columns import own_columns
 from specjax.models.gemma4.assistant_config import CentroidHead, Gemma4AssistantConfig, check_fit
 from specjax.models.gemma4.config import Gemma4Config
 from specjax.models.gemma4.modules import Layer
@@ -54,10 +55,10 @@ class AssistantBlock(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.pre_projection = Linear(c.width)
+        self.pre_projection = GatheredLinear(c.width)
         self.layers: list[Any] = [Layer(kind) for kind in c.layer_kinds]
         self.norm = RMSNorm(c.norm_eps)
-        self.post_projection = Linear(c.target_width)
+        self.post_projection = GatheredLinear(c.target_width)
         self.embed = Embedding(c.vocab_size, c.width)
         if c.centroids is not None:
             self.centroids = Centroids(c.centroids, c.vocab_size)
@@ -88,14 +89,12 @@ class AssistantBlock(nn.Module):
         """How well each centroid fits, float32; only with a centroid head."""
         return self.centroids.fit(normed)
 
-    def scores(self, normed: Float[Array, "B D"]) -> tuple[Float[Array, "B M"], Int[Array, "B M"] | None]:
+    def scores(self, normed: Float[Array, "B D"]) -> tuple[Float[Array, "B M"], Int[Array, "B Ma"] | None]:
         """Float32 logits of M tokens, and which tokens these are; None: the whole vocabulary in order."""
         if self.config.centroids is None:
             return self.logits(normed), None
         tokens = self.centroids(normed)
-        rows = self.embed(tokens)
-        logits = jnp.einsum("bmd,bd->bm", rows, normed.astype(rows.dtype), preferred_element_type=jnp.float32)
-        return logits, tokens
+        return own_columns(self.embed.scores(normed, tokens), -jnp.inf), tokens
 
     def ends(self, pair: Float[Array, "B 1 2*target"]) -> Any:
         """Everything but the layers, to initialise it."""
@@ -206,7 +205,7 @@ class Gemma4Assistant(BaseDrafter):
 
     def step(
         self, params: Params, token: Int[Array, "B"], hidden: Float[Array, "B D"], state: SequenceState
-    ) -> tuple[tuple[Float[Array, "B M"], Int[Array, "B M"] | None], Float[Array, "B D"]]:
+    ) -> tuple[tuple[Float[Array, "B M"], Int[Array, "B Ma"] | None], Float[Array, "B D"]]:
         """Scores of the token after `token` (see `AssistantBlock.scores`), and the hidden state for the next step."""
         own = AssistantBlock(self.config)
         embedded = Gemma4Target(self.target_config).embed(params, token[:, None])

@@ -14,6 +14,7 @@ from pallas_kernels.matmul import experts
 from pallas_kernels.rms_norm import rms_norm
 from specjax.layers.linear import Embedding, Linear, SummedLinear, apply_all, expert_weights, own_experts
 from specjax.layers.norm import RMSNorm
+from specjax.mesh.columns import up_to
 from specjax.mesh.shards import parts, total
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
 from specjax.models.parts.trunk import Call, Trunk
@@ -193,7 +194,7 @@ class Gemma4Trunk(Trunk):
     def project(self, normed: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Float32 logits of normed hidden states, softly capped."""
         logits, cap = super().project(normed), self.config.logit_cap
-        return logits if cap is None else cap * jnp.tanh(logits / cap)
+        return logits if cap is None else up_to(cap * jnp.tanh(logits / cap), self.config.vocab_size)
 
     def ends(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Everything but the layers, to initialise it."""

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Embedding, GatheredLinear, Linear
+from specjax.layers.linear import Embedding, GatheredLinear, VocabularyLinear
 from specjax.layers.norm import RMSNorm
 from specjax.models.parts.apply import apply
 from specjax.models.parts.trunk import Call
@@ -51,7 +51,7 @@ class MTPBlock(nn.Module):
         if self.own.embedding:
             self.embed = Embedding(c.vocab_size, c.width)
         if self.own.output:
-            self.lm_head = Linear(c.vocab_size, jnp.float32)
+            self.lm_head = VocabularyLinear(c.vocab_size)
 
     def __call__(
         self, embedded: Float[Array, "B T D"], hidden: Float[Array, "B T D"], call: Call, cache: Any

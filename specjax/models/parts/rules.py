@@ -10,6 +10,7 @@ from checkpoints.mapping.rule import Rule, fitting
 from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.transforms import Shape
 from checkpoints.mapping.tree import flatten
+from specjax.mesh.shards import parts
 
 ParameterShapes = Callable[[Any], Mapping[str, Any]]
 """Gives the parameter tree of a config, with a `jax.ShapeDtypeStruct` in place of each array."""
@@ -31,11 +32,12 @@ def rule_table(
         names: of the file's tensors; empty when writing.
         ignored, integers: see `RuleTable`.
     """
-    shapes = _shapes(parameter_shapes, config)
+    shapes = _shapes(parameter_shapes, config, parts())
     return RuleTable(fitting(rules, shapes.keys(), names), ignored or {}, shapes, integers or {})
 
 
 @functools.cache
-def _shapes(parameter_shapes: ParameterShapes, config: Any) -> Mapping[str, Shape]:
-    """Path -> shape of every parameter."""
+def _shapes(parameter_shapes: ParameterShapes, config: Any, count: int) -> Mapping[str, Shape]:
+    """Path -> shape of every parameter, where this is called: in one of `count` parts of the model."""
+    del count
     return {path: tuple(leaf.shape) for path, leaf in flatten(parameter_shapes(config)).items()}

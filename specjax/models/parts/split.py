@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ class Divisible:
     """What configs say of splitting their models; a family whose models can be split replaces `shard`."""
 
     def shard(self, parts: int) -> Self:
-        """The config of one of so many equal parts: with its heads, hidden columns and tokens, and of the same width.
+        """The config of one of so many equal parts: with its heads and hidden columns. Width and vocabulary stay.
 
         Raises:
             ValueError: the model cannot be split so; the message lists what does not divide.
@@ -39,6 +39,11 @@ class Divisible:
     def segments(self) -> Mapping[str, Sequence[int]]:
         """What stands side by side on an axis that is split, see `specjax.mesh.plan.Segments`."""
         return {}
+
+    @property
+    def shared(self) -> Collection[str]:
+        """Components of the paths of KV heads, of which there may be fewer than parts: neighbours have the same."""
+        return ("k_proj", "v_proj", "k_bias", "v_bias")
 
     def divided(
         self,

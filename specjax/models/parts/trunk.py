@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Embedding, Linear
+from specjax.layers.linear import Embedding, VocabularyLinear
 from specjax.layers.norm import RMSNorm
 from specjax.models.parts.apply import apply
 from specjax.models.parts.room import Room
@@ -51,7 +51,7 @@ class Trunk(nn.Module):
         self.layers = [self.make_layer(kind) for kind in c.layer_kinds]
         self.norm = RMSNorm(c.norm_eps)
         if not c.tied_embeddings:
-            self.lm_head = Linear(c.vocab_size, jnp.float32)
+            self.lm_head = VocabularyLinear(c.vocab_size)
 
     @nn.nowrap
     def make_layer(self, kind: Any) -> Any:

@@ -93,7 +93,7 @@ class Qwen35Config(Divisible):
 
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts, but not fewer heads of delta nets."""
-        names = ["vocab_size", "num_heads", "linear_key_heads", "linear_value_heads"]
+        names = ["num_heads", "linear_key_heads", "linear_value_heads"]
         mlp = ["mlp_width"] if self.moe is None else []
         return self.divided(parts, *names, *mlp, shared=["num_kv_heads"], inner=["moe"])
 

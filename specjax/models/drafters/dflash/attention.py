@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Linear
+from specjax.layers.linear import Linear, SummedLinear
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
 from specjax.models.drafters.dflash.config import DFlashConfig
@@ -32,7 +32,7 @@ class BlockAttention(nn.Module):
         self.q_proj = Linear(c.num_heads * c.head_width)
         self.k_proj = Linear(c.num_kv_heads * c.head_width)
         self.v_proj = Linear(c.num_kv_heads * c.head_width)
-        self.o_proj = Linear(c.width)
+        self.o_proj = SummedLinear(c.width)
         self.q_norm, self.k_norm = RMSNorm(c.norm_eps), RMSNorm(c.norm_eps)
 
     def _heads(self, x: Float[Array, "B T hidden"]) -> Float[Array, "B T heads N"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from specjax.models.parts.requirements import (
     require,
@@ -146,6 +147,10 @@ class DFlashConfig(Divisible):
         if self.convolution is not None:
             groups = f"groups of {self.convolution.group} channels do not divide {self.width}"
             require(self, self.width % self.convolution.group == 0, groups)
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "mlp_width", "num_heads", shared=["num_kv_heads"])
 
     @property
     def architecture(self) -> str:

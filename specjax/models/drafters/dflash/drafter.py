@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.mesh.columns import own_columns, top_k
 from specjax.mesh.rows import anywhere
 from specjax.models.drafters.dflash.config import DFlashConfig
 from specjax.models.drafters.dflash.modules import DFlash, make_caches
@@ -166,9 +167,9 @@ class DFlashDrafter(FusedDrafter):
             correction, embedding, memory = self.apply(params, "correct", token, hidden, memory)
             logits = logits + correction
         if c.selector is not None:
-            logits, best = jax.lax.top_k(logits, c.selector.top_k)
+            logits, best = top_k(logits, c.selector.top_k)
             tokens = best if tokens is None else jnp.take_along_axis(tokens, best, axis=1)
-            logits = logits + self.apply(params, "select", token, hidden, tokens)
+            logits = own_columns(logits + self.apply(params, "select", token, hidden, tokens), -jnp.inf)
         choice = choose(logits, position, tokens, before)
         if c.confidence is not None:
             # It depends on the tokens before this draft and not on the draft, as `Choice.confidence` must.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Embedding, Linear
+from specjax.layers.linear import Embedding, Linear, VocabularyLinear
 from specjax.models.drafters.dflash.config import MarkovHead, Selector
 
 
@@ -43,7 +43,7 @@ class Vanilla(nn.Module):
 
     def setup(self) -> None:
         self.embed = Embedding(self.vocab_size, self.config.rank)
-        self.out = Linear(self.draft_vocab_size, jnp.float32)
+        self.out = VocabularyLinear(self.draft_vocab_size)
 
     def start(self, batch: int) -> Any:
         """What the head remembers before the first token of a block."""

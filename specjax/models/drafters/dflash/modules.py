@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.layers.linear import Embedding, Linear
+from specjax.layers.linear import Embedding, GatheredLinear, VocabularyLinear
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
@@ -41,7 +41,7 @@ class SlotConvolution(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.base = self.param("base", _identity, (2, c.kernel, self.width), jnp.float32)
-        self.proj = Linear(2 * c.kernel * (self.width // c.group))
+        self.proj = GatheredLinear(2 * c.kernel * (self.width // c.group))
 
     def kernels(self, x: Float[Array, "B S D"]) -> Float[Array, "B S 2 taps D"]:
         """The kernels of each slot, for before and after."""
@@ -110,13 +110,13 @@ class DFlash(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.fc = Linear(c.width)
+        self.fc = GatheredLinear(c.width)
         self.hidden_norm, self.norm = RMSNorm(c.norm_eps), RMSNorm(c.norm_eps)
         self.layers = [BlockLayer(c, window) for window in c.windows]
         if c.own_embedding:
             self.embed = Embedding(c.vocab_size, c.width)
         if c.own_output:
-            self.lm_head = Linear(c.draft_vocab_size, jnp.float32)
+            self.lm_head = VocabularyLinear(c.draft_vocab_size)
         if c.maps_tokens:
             self.tokens = self.param("tokens", first_tokens, (c.draft_vocab_size,), jnp.int32)
         if c.markov is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from checkpoints.mapping.rope_formula import Llama3Rope
 from specjax.models.parts.requirements import require, require_draft_vocabulary, require_groups, require_target_layers
@@ -78,6 +79,10 @@ class Eagle3Config(Divisible):
             f"final_norm is {self.final_norm!r}; known are 'head', 'both' and None",
         )
         require_draft_vocabulary(self, self.draft_vocab_size, self.vocab_size, maps_tokens=self.maps_tokens)
+
+    def shard(self, parts: int) -> Self:
+        """See `Divisible.shard`. There may be fewer KV heads than parts."""
+        return self.divided(parts, "mlp_width", "num_heads", shared=["num_kv_heads"])
 
     @property
     def architecture(self) -> str:

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.layers.linear import Embedding, Linear
+from specjax.layers.linear import Embedding, GatheredLinear, VocabularyLinear
 from specjax.layers.mlp import SwiGLU
 from specjax.layers.norm import RMSNorm
 from specjax.layers.rope import rope_frequencies
@@ -55,13 +55,13 @@ class Eagle3(nn.Module):
             self.input_norm = RMSNorm(c.norm_eps)
         if c.norm_features == "each":
             self.feature_norms = [RMSNorm(c.norm_eps) for _ in range(c.num_features)]
-        self.fc = Linear(c.width)
+        self.fc = GatheredLinear(c.width)
         self.layers: list[Any] = [FirstLayer(c), *(PlainLayer(c) for _ in c.windows[1:])]
         self.norm = RMSNorm(c.norm_eps)
         if c.own_embedding:
             self.embed = Embedding(c.vocab_size, c.width)
         if c.own_output:
-            self.lm_head = Linear(c.draft_vocab_size, jnp.float32)
+            self.lm_head = VocabularyLinear(c.draft_vocab_size)
         if c.maps_tokens:
             self.tokens = self.param("tokens", first_tokens, (c.draft_vocab_size,), jnp.int32)
         if c.rope_factors:
