@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from checkpoints.mapping.reading import Given
 from checkpoints.mapping.table import PLAIN, Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import submatrix
@@ -136,8 +137,8 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
     """
     flat, paths = flatten(params), trimmed_paths(drafter)
     tokens = tokens[tokens < min(flat[path].shape[0] for path in paths)]
-    rows = {path: put(path, _gathered(flat[path], jnp.asarray(tokens)), PLAIN) for path in paths}
-    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], tokens, PLAIN), "rows": unflatten(rows)}}
+    rows = {path: put(path, Given(_gathered(flat[path], jnp.asarray(tokens))), PLAIN) for path in paths}
+    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], Given(tokens), PLAIN), "rows": unflatten(rows)}}
 
 
 def trimmed_paths(drafter: Drafter) -> tuple[str, ...]:
