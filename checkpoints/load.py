@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -132,12 +132,15 @@ class OpenedCheckpoint:
         progress: Progress | None = None,
         put: Put = put_on_default_device,
         packed: Activations | None = None,
+        exchange: Callable[[str], Sequence[str]] | None = None,
     ) -> Checkpoint:
         """Read the weights. Tensors are read and converted one at a time.
 
         Args:
             dtype, need_tokenizer, progress, packed: see `checkpoints.load`.
-            put: makes the parameter of a path from its values; decides where it lies.
+            put: makes the parameter of a path from its values; decides where it lies, and what is read of it.
+            exchange: gives a text to all processes that read parts of the model, and returns those of all. So the
+                digest is that of the whole on each of them.
 
         Raises:
             TensorMismatchError, TokenizerError, CheckpointError: see `checkpoints.load`.
@@ -146,6 +149,8 @@ class OpenedCheckpoint:
         tokenizer = self.tokenizer(required=need_tokenizer)
         digest = WeightDigest()
         params = self.rules.load(self.source, str(self.path), kind, progress, put, packed, digest)
+        if exchange is not None:
+            digest.learn(exchange(digest.known()))
         jax.block_until_ready(params)
         heap.release()
         return Checkpoint(self.config, params, tokenizer, self.path, self.format, self.metadata, str(digest))

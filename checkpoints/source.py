@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import FormatError
+from checkpoints.region import Region
 
 _ALIGNMENT = 64
 """Bytes; arrays on this boundary are taken over by JAX's CPU backend without a copy."""
@@ -35,6 +37,11 @@ class TensorInfo:
     num_bytes: int
 
 
+Only = Mapping[int, np.ndarray]
+"""Some entries of a tensor: for axes, counted from the front, which of their entries, ascending; of other axes all."""
+ALL: Only = MappingProxyType({})
+
+
 class TensorSource(Protocol):
     """A checkpoint whose tensors are read one at a time."""
 
@@ -47,55 +54,61 @@ class TensorSource(Protocol):
         """Whether the tensor's stored type can be converted to floating point."""
         ...
 
-    def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
-        """The tensor as a fresh array of `dtype`; nothing of it is kept here."""
+    def read(self, name: str, dtype: DTypeLike, only: Only = ALL) -> np.ndarray:
+        """The tensor, or some entries of it, as a fresh array of `dtype`; nothing of it is kept here."""
         ...
 
-    def read_blocks(self, name: str) -> np.ndarray:
-        """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; nothing of it is kept here."""
+    def read_blocks(self, name: str, only: Only = ALL) -> np.ndarray:
+        """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; nothing of it is kept here.
+
+        Of the last axis, `only` names whole blocks by the values that they hold.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes of a file. They are read and not mapped: pages that were read once would count as memory in use."""
+    """Bytes of a file that are a tensor. They are read and not mapped: pages that were read once would count as memory
+    in use. What lies between the entries of a region is not read.
+    """
 
     path: Path
     offset: int
     num_bytes: int
 
-    def read_into(self, out: np.ndarray) -> None:
-        """Fill a contiguous array of as many bytes.
+    def read_into(self, out: np.ndarray, row_bytes: int, region: Region) -> None:
+        """Fill a contiguous array with a region of the tensor, whose rows have so many bytes.
 
         Raises:
             FormatError: the file has become shorter.
         """
+        rows = out.reshape(-1, region.width(row_bytes)) if out.size else out
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset)
-            self._fill(file, out)
+            self._fill(file, rows.view(np.uint8), slice(0, len(rows)), row_bytes, region)
 
-    def steps(self, row_bytes: int, rows: int) -> Iterator[tuple[slice, np.ndarray]]:
-        """The range in portions of `rows` rows: which rows, and their bytes [rows, row_bytes] uint8.
+    def steps(self, row_bytes: int, rows: int, region: Region) -> Iterator[tuple[slice, np.ndarray]]:
+        """The region in portions of `rows` rows: which of its rows, and their bytes [rows, bytes] uint8.
 
         Raises:
             FormatError: the file has become shorter.
         """
-        total = self.num_bytes // row_bytes if row_bytes else 0
+        total = region.count(self.num_bytes // row_bytes if row_bytes else 0)
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset)
             for start in range(0, total, rows):
                 portion = slice(start, min(start + rows, total))
-                raw = np.empty((portion.stop - start, row_bytes), np.uint8)
-                self._fill(file, raw)
+                raw = np.empty((portion.stop - start, region.width(row_bytes)), np.uint8)
+                self._fill(file, raw, portion, row_bytes, region)
                 yield portion, raw
 
-    def _fill(self, file: RawIOBase, out: np.ndarray) -> None:
-        view = out.reshape(-1).view(np.uint8).data
-        while len(view):
-            count = file.readinto(view)
-            if not count:
-                raise FormatError(f"{self.path}: the file became shorter while it was read; open it again")
-            view = view[count:]
+    def _fill(self, file: RawIOBase, out: np.ndarray, rows: slice, row_bytes: int, region: Region) -> None:
+        for place, own, columns in region.stretches(rows, row_bytes):
+            view = out[own, columns].reshape(-1).data
+            file.seek(self.offset + place)
+            while len(view):
+                count = file.readinto(view)
+                if not count:
+                    raise FormatError(f"{self.path}: the file became shorter while it was read; open it again")
+                view = view[count:]
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray[Any, Any]:

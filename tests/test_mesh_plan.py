@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tiny_models import make_config
 
+from checkpoints.mapping.reading import Given
 from specjax.mesh.plan import Cut, Plan, as_mesh, cut_of
 from specjax.models.qwen3_5 import LINEAR_ATTENTION
 
@@ -14,7 +15,7 @@ WHOLE = np.arange(24 * 6).reshape(24, 6)
 
 
 def parts_of(cut: Cut, values: np.ndarray) -> list[np.ndarray]:
-    return [cut.part(values, index) for index in range(len(cut.pieces))]
+    return [cut.part(Given(values), index) for index in range(len(cut.pieces))]
 
 
 def test_what_does_not_differ_is_whole_everywhere() -> None:

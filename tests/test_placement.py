@@ -15,6 +15,7 @@ import pytest
 from wants import alike
 
 import specjax
+from checkpoints.mapping.reading import Given
 from checkpoints.mapping.tree import flatten
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.new_state import idle_state
@@ -47,7 +48,7 @@ def in_host_memory(model: specjax.Model) -> set[str]:
 
 def kinds(rules: Sequence[str]) -> list[str]:
     placement = Placement.parse(rules, PATHS)
-    return [placement.put(path, np.zeros(1)).sharding.memory_kind for path in PATHS]
+    return [placement.put(path, Given(np.zeros(1))).sharding.memory_kind for path in PATHS]
 
 
 def test_the_first_rule_that_matches_a_path_decides() -> None:

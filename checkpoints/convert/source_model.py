@@ -22,7 +22,7 @@ from checkpoints.mapping.rule import Rule
 from checkpoints.mapping.table import RuleTable
 from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
 from checkpoints.safetensors.file import DTYPES
-from checkpoints.source import TensorInfo, TensorSource
+from checkpoints.source import ALL, Only, TensorInfo, TensorSource
 from checkpoints.tokenizers.tokenizer import TextTokenizer
 
 FLOATS = ("F32", "F16", "BF16")
@@ -102,11 +102,11 @@ class Subset:
     def can_read(self, name: str) -> bool:
         return self.source.can_read(name)
 
-    def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
-        return self.source.read(name, dtype)
+    def read(self, name: str, dtype: DTypeLike, only: Only = ALL) -> np.ndarray:
+        return self.source.read(name, dtype, only)
 
-    def read_blocks(self, name: str) -> np.ndarray:
-        return self.source.read_blocks(name)
+    def read_blocks(self, name: str, only: Only = ALL) -> np.ndarray:
+        return self.source.read_blocks(name, only)
 
 
 @dataclass(frozen=True)

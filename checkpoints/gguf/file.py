@@ -19,7 +19,8 @@ from numpy.typing import DTypeLike
 from checkpoints.errors import FormatError
 from checkpoints.gguf.ggml_types import GGML_TYPES, OF_CACHES, PLAIN_TYPES, TYPE_OF_CODE, decode_rows, is_decodable
 from checkpoints.gguf.values import SCALARS, GGUFValue
-from checkpoints.source import FileRange, TensorInfo, aligned_empty
+from checkpoints.region import Region
+from checkpoints.source import ALL, FileRange, Only, TensorInfo, aligned_empty
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -122,26 +123,28 @@ class GGUFFile:
         """Whether the tensor holds floating-point numbers, of a type that can be decoded."""
         return is_decodable(GGML_TYPES[self.tensors[name].type])
 
-    def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
+    def read(self, name: str, dtype: DTypeLike, only: Only = ALL) -> np.ndarray:
         """The tensor, decoded to `dtype`, in row-major order."""
         info = self.tensors[name]
         kind, width = GGML_TYPES[info.type], info.shape[-1] if info.shape else 1
-        out, plain = aligned_empty(info.shape, dtype), PLAIN_TYPES.get(kind.name)
-        rows = out.reshape(-1, width)
+        region = Region.of(info.shape, only, kind.values, kind.num_bytes)
+        out, plain = aligned_empty(region.shape, dtype), PLAIN_TYPES.get(kind.name)
+        rows = out.reshape(-1, region.shape[-1] if info.shape else 1)
         step = max(1, _ELEMENTS_PER_STEP // max(1, width))
-        for portion, raw in self._ranges[name].steps(kind.row_bytes(width), step):
+        for portion, raw in self._ranges[name].steps(kind.row_bytes(width), step, region):
             if plain is None:
                 rows[portion] = decode_rows(raw, kind)
             else:
                 np.copyto(rows[portion], raw.view(plain), casting="unsafe")
         return out
 
-    def read_blocks(self, name: str) -> np.ndarray:
+    def read_blocks(self, name: str, only: Only = ALL) -> np.ndarray:
         """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; a fresh array."""
         info = self.tensors[name]
-        row = GGML_TYPES[info.type].row_bytes(info.shape[-1] if info.shape else 1)
-        out = aligned_empty((*info.shape[:-1], row), np.uint8)
-        self._ranges[name].read_into(out)
+        kind, row = GGML_TYPES[info.type], GGML_TYPES[info.type].row_bytes(info.shape[-1] if info.shape else 1)
+        region = Region.of(info.shape, only, kind.values, kind.num_bytes)
+        out = aligned_empty((*region.shape[:-1], region.width(row)), np.uint8)
+        self._ranges[name].read_into(out, row, region)
         return out
 
     def _open(self, path: Path) -> Mapping[str, GGUFValue]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
 
 from checkpoints.gguf.ggml_types import GGMLType, decode_rows
+from checkpoints.mapping.parts import Pieces, entries
+from checkpoints.mapping.transforms import Shape
 from checkpoints.mapping.tree import is_matrix
 
 _ROWS, _COLUMNS = 256, 256
 """What is looked at of a matrix. Columns are a multiple of the values of any block."""
+
+Cut = tuple[int, Pieces]
+"""An axis, counted from the last one as a negative number, and what is there of it."""
 
 
 class WeightDigest:
@@ -21,37 +28,94 @@ class WeightDigest:
     each, further to the right from row to row, which takes about a millisecond. Values of matrices are rounded
     to bfloat16, so that a file has one digest whether its matrices stay packed or become float32 or bfloat16. A change
     of a few rows alone may go unnoticed.
+
+    Each sample adds a number of its own to a sum, so that parts of a parameter can be looked at by different processes:
+    what they know is put together.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, bytes] = {}
+        self._sums: dict[str, dict[str, list[int]]] = {}  # of each parameter, by what there was of it
 
-    def add(self, path: str, values: np.ndarray, kind: GGMLType | None = None) -> None:
-        """Look at a parameter.
+    def add(
+        self,
+        path: str,
+        values: np.ndarray,
+        kind: GGMLType | None = None,
+        shape: Shape | None = None,
+        cut: Cut | None = None,
+    ) -> None:
+        """Look at a parameter, or at a part of it.
 
         Args:
             path: of the parameter.
             values: numbers; or packed rows [..., N, bytes of a row] uint8.
             kind: the type of packed rows.
+            shape: of the whole parameter; None: what is given is the whole.
+            cut: which part is given; None for the whole.
         """
-        shape = values.shape if kind is None else (*values.shape[:-1], values.shape[-1] // kind.num_bytes * kind.values)
+        if shape is None:
+            last = values.shape[-1:] if kind is None else (values.shape[-1] // kind.num_bytes * kind.values,)
+            shape = (*values.shape[:-1], *last)
+        known = self._sums.setdefault(f"{path} {shape}", {})
+        name = "whole" if cut is None else json.dumps(cut)
+        if name in known:
+            return
         if is_matrix(path, shape) and not np.issubdtype(values.dtype, np.signedinteger):
-            values = _sample(values.reshape(-1, values.shape[-1]), kind).astype(ml_dtypes.bfloat16)
-        hashed = hashlib.blake2b(f"{path} {shape}".encode(), digest_size=16)
-        hashed.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        self._parts[path] = hashed.digest()
+            sample, places = _sample(values, kind, shape, cut)
+            sample = sample.astype(ml_dtypes.bfloat16)
+        else:
+            places = np.arange(int(np.prod(shape))).reshape(shape)
+            places = places if cut is None else np.take(places, entries(cut[1]), axis=cut[0])
+            sample = values
+        bits = np.ascontiguousarray(sample).reshape(-1).view(f"u{sample.dtype.itemsize}").astype(np.uint64)
+        known[name] = [int(np.sum(bits * _numbers(places.reshape(-1), lane))) for lane in (0, 1)]
+
+    def known(self) -> str:
+        """What has been looked at, as text for other processes."""
+        return json.dumps(self._sums)
+
+    def learn(self, others: Sequence[str]) -> None:
+        """Take in what other processes know."""
+        for text in others:
+            for parameter, sums in json.loads(text).items():
+                self._sums.setdefault(parameter, {}).update(sums)
 
     def __str__(self) -> str:
-        return hashlib.blake2b(b"".join(part for _, part in sorted(self._parts.items())), digest_size=16).hexdigest()
+        lines = (
+            f"{parameter} {[sum(lane) % 2**64 for lane in zip(*sums.values(), strict=True)]}"
+            for parameter, sums in sorted(self._sums.items())
+        )
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
-def _sample(rows: np.ndarray, kind: GGMLType | None) -> np.ndarray:
-    """Some rows and columns of a matrix, as numbers."""
+def _sample(values: np.ndarray, kind: GGMLType | None, shape: Shape, cut: Cut | None) -> tuple[np.ndarray, np.ndarray]:
+    """Those of some rows and columns of a matrix that are given, as numbers, and their places among them."""
     per_block, block_bytes = (1, 1) if kind is None else (kind.values, kind.num_bytes)
-    chosen = np.unique(np.linspace(0, len(rows) - 1, _ROWS).astype(np.int64))
-    width = rows.shape[1] // block_bytes * per_block
+    *lead, width = shape
+    rows = np.unique(np.linspace(0, int(np.prod(lead)) - 1, _ROWS).astype(np.int64))
     taken = min(_COLUMNS, width)
-    starts = np.minimum(np.arange(len(chosen)) * _COLUMNS % width // per_block * per_block, width - taken)
-    columns = starts[:, None] // per_block * block_bytes + np.arange(taken // per_block * block_bytes)
-    sample = rows[chosen[:, None], columns]
-    return sample.astype(np.float32) if kind is None else decode_rows(sample, kind)
+    starts = np.minimum(np.arange(len(rows)) * _COLUMNS % width // per_block * per_block, width - taken)
+    blocks = np.arange(taken // per_block)
+    at = [np.broadcast_to(each[:, None], (len(rows), len(blocks))) for each in np.unravel_index(rows, lead)]
+    at.append(starts[:, None] // per_block + blocks)
+    there = np.ones(at[0].shape, bool)
+    if cut is not None:
+        axis, pieces = cut
+        unit = per_block if axis == -1 else 1
+        own = entries([(start // unit, stop // unit) for start, stop in pieces])
+        local = np.full(shape[axis] // unit, -1)
+        local[own] = np.arange(len(own))
+        at[axis] = local[at[axis]]
+        there = at[axis] >= 0
+    units = values.reshape(*values.shape[:-1], -1, block_bytes) if kind is not None else values[..., None]
+    sample = units[tuple(each[there] for each in at)]
+    places = (np.arange(there.size).reshape(there.shape)[there][:, None] * per_block) + np.arange(per_block)
+    return sample.astype(np.float32) if kind is None else decode_rows(sample, kind), places
+
+
+def _numbers(places: np.ndarray, lane: int) -> np.ndarray:
+    """An odd number of 64 bits for each place, which looks like a random one: SplitMix64 of Steele et al., 2014."""
+    x = (2 * places.astype(np.uint64) + np.uint64(lane + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) | np.uint64(1)

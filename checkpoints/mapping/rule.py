@@ -5,12 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from checkpoints.mapping.transforms import IDENTITY, Shape, Transform
-from checkpoints.source import aligned_empty
+from checkpoints.source import Only, aligned_empty
+
+
+class Piece(NamedTuple):
+    """Some entries of a tensor in the file.
+
+    Attributes:
+        source: name of the tensor.
+        only: which entries, in the order in which they are wanted.
+    """
+
+    source: str
+    only: Only
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,21 @@ class Rule(ABC):
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Tensors from parameters: the inverse of `forward`."""
 
+    def pieces(self, number: int, axis: int, entries: np.ndarray, shapes: Sequence[Shape]) -> Sequence[Piece] | None:
+        """Where a part of a parameter stands in the file, so that nothing else need be read.
+
+        Args:
+            number: which of the parameters.
+            axis: the axis that is cut, counted from the front.
+            entries: what the part has of it.
+            shapes: those of all parameters of the rule, whole.
+
+        Returns:
+            Entries of tensors that are the part, one after the other; None if it is computed from whole tensors.
+        """
+        del number, axis, entries, shapes
+        return None
+
 
 Rules = tuple[Rule, ...]
 """Rules with names as they are within something, such as a layer; see `Rule.within`."""
@@ -79,6 +106,10 @@ class Copy(Rule):
 
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         yield self.transform.backward(parameters[0])
+
+    def pieces(self, number: int, axis: int, entries: np.ndarray, shapes: Sequence[Shape]) -> Sequence[Piece] | None:
+        origin = self.transform.origin
+        return None if origin is None else [Piece(self.sources[0], origin(axis, entries))]
 
 
 def copies(names: Mapping[str, str], transform: Transform = IDENTITY) -> Rules:
@@ -108,6 +139,11 @@ class Split(Rule):
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.concatenate(parameters, self.axis)
 
+    def pieces(self, number: int, axis: int, entries: np.ndarray, shapes: Sequence[Shape]) -> Sequence[Piece] | None:
+        before, length = sum(shape[self.axis] for shape in shapes[:number]), shapes[number][self.axis]
+        own = {self.axis: np.arange(length)} | {axis: entries}
+        return [Piece(self.sources[0], own | {self.axis: before + own[self.axis]})]
+
 
 @dataclass(frozen=True)
 class Stack(Rule):
@@ -126,6 +162,11 @@ class Stack(Rule):
 
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         yield from parameters[0]
+
+    def pieces(self, number: int, axis: int, entries: np.ndarray, shapes: Sequence[Shape]) -> Sequence[Piece] | None:
+        if axis == 0:
+            return [Piece(self.sources[index], {}) for index in entries]
+        return [Piece(source, {axis - 1: entries}) for source in self.sources]
 
 
 @dataclass(frozen=True)

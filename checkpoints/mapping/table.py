@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from checkpoints.errors import DecodedWarning, TensorMismatchError
-from checkpoints.gguf.ggml_types import GGML_TYPES
 from checkpoints.mapping.digest import WeightDigest
+from checkpoints.mapping.reading import Reading, Unread, Values
 from checkpoints.mapping.rule import Rule
 from checkpoints.mapping.transforms import Shape
 from checkpoints.mapping.tree import flatten, is_matrix, unflatten
@@ -51,14 +51,15 @@ class Form:
 
 PLAIN = Form()
 
-Put = Callable[[str, Any, Form], Any]
-"""Makes the parameter of a path from its values and their form: a JAX array, or a QTensor of JAX arrays."""
+Put = Callable[[str, Values, Form], Any]
+"""Makes the parameter of a path from its values, of which it reads what it needs, and their form: a JAX array, or a
+QTensor of JAX arrays."""
 
 
-def put_on_default_device(path: str, values: Any, form: Form = PLAIN) -> Any:
+def put_on_default_device(path: str, values: Values, form: Form = PLAIN) -> Any:
     """Where parameters lie unless something else is asked for."""
     del path
-    return jax.device_put(form(values))
+    return jax.device_put(form(values.read()))
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,16 @@ class RuleTable:
         digest = WeightDigest() if digest is None else digest
         total = sum(source.tensors[name].num_bytes for rule in self.rules for name in rule.sources)
         done = 0
-        flat = {}
+        flat: dict[str, Any] = {}
         if packed is not None:
             self._warn_of_decoding(source, where, dtype)
         for rule in self.rules:
             format = self._format(rule, source) if packed is not None else None
-            for path, array in self.parameters(rule, source, None if format else self._kind(rule, dtype)):
-                values = np.ascontiguousarray(array)
-                digest.add(path, values, GGML_TYPES[format] if format else None)
-                flat[path] = put(path, values, Form(format, packed) if format and packed else PLAIN)
+            reading = self._reading(rule, source, None if format else self._kind(rule, dtype), format, digest)
+            form = Form(format, packed) if format and packed else PLAIN
+            flat |= {path: put(path, Unread(reading, path), form) for path in rule.paths}
+            if not rule.paths:  # such as divisors that the config knows: reading compares
+                reading.whole  # noqa: B018
             done += sum(source.tensors[name].num_bytes for name in rule.sources)
             if progress is not None:
                 progress(done, total)
@@ -185,16 +187,13 @@ class RuleTable:
             source: the open file.
             dtype: of the values; None reads packed rows [..., N, bytes of a row] uint8.
         """
+        yield from self._reading(rule, source, dtype, None, WeightDigest()).whole.items()
 
-        def in_shape(array: np.ndarray, shape: Shape) -> np.ndarray:
-            return array.reshape((*shape[:-1], -1) if dtype is None else shape)
-
-        tensors = (
-            in_shape(source.read_blocks(name) if dtype is None else source.read(name, dtype), shape)
-            for name, shape in zip(rule.sources, self.source_shapes(rule), strict=True)
-        )
-        for path, array in zip(rule.paths, rule.forward(tensors), strict=True):
-            yield path, in_shape(array, self.shapes[path])
+    def _reading(
+        self, rule: Rule, source: TensorSource, dtype: DTypeLike | None, format: str | None, digest: WeightDigest
+    ) -> Reading:
+        shapes = [self.shapes[path] for path in rule.paths]
+        return Reading(rule, source, shapes, dtype, format, digest)
 
     def _format(self, rule: Rule, source: TensorSource) -> str | None:
         """The block format that the rule's parameters can stay in."""

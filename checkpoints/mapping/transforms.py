@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from checkpoints.source import Only
+
 Shape = tuple[int, ...]
 ArrayMap = Callable[[np.ndarray], np.ndarray]
+Origin = Callable[[int, np.ndarray], Only]
+"""(axis, which of its entries in the parameter) -> the entries in the file that these are, in the order of the
+parameter."""
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -26,6 +31,7 @@ class Transform:
         keeps_rows: whether rows along the last axis move as wholes, so that the maps also apply to packed rows.
         moves: whether values are only moved, so that they can stay in the type in which they are stored.
         stored: the shape in the file, if it does not follow from that of the parameter.
+        origin: where entries of a parameter come from, so that a part of it can be read; None: the whole must be read.
     """
 
     forward: ArrayMap = _same
@@ -34,6 +40,7 @@ class Transform:
     keeps_rows: bool = False
     moves: bool = True
     stored: Shape | None = None
+    origin: Origin | None = None
 
     def then(self, other: Transform) -> Transform:
         """This transform on the way in, followed by `other`; the reverse on the way out. `insert` is this one's."""
@@ -55,7 +62,7 @@ class Transform:
         return tuple(stored)
 
 
-IDENTITY = Transform(keeps_rows=True)
+IDENTITY = Transform(keeps_rows=True, origin=lambda axis, entries: {axis: entries})
 
 PLUS_ONE = Transform(lambda w: w + w.dtype.type(1), lambda w: w - w.dtype.type(1), moves=False)
 """Norm weights that the file stores as w - 1."""
@@ -70,6 +77,17 @@ def padded_with_ones(used: int, stored: int) -> Transform:
     return Transform(lambda x: x[:used], lambda x: np.pad(x, pad, constant_values=1), moves=False, stored=(stored,))
 
 
+def reordered(order: np.ndarray, axis: int, *, keeps_rows: bool = False) -> Transform:
+    """Another order along an axis, counted from the front: entry i of the parameter is entry order[i] of the file."""
+    inverse = np.argsort(order)
+    return Transform(
+        lambda x: np.take(x, order, axis),
+        lambda x: np.take(x, inverse, axis),
+        keeps_rows=keeps_rows,
+        origin=lambda along, entries: {axis: order[entries]} if along == axis else {axis: order, along: entries},
+    )
+
+
 def tile_heads(groups: int, per_group: int, width: int, axis: int, skip: int = 0) -> Transform:
     """Reorder heads along `axis` from grouped (head j of group j // per_group) to tiled (group j % groups).
 
@@ -81,5 +99,4 @@ def tile_heads(groups: int, per_group: int, width: int, axis: int, skip: int = 0
     """
     heads = np.arange(groups * per_group * width).reshape(groups, per_group, width)
     order = np.concatenate([np.arange(skip), skip + heads.swapaxes(0, 1).reshape(-1)])
-    inverse = np.argsort(order)
-    return Transform(lambda x: np.take(x, order, axis), lambda x: np.take(x, inverse, axis))
+    return reordered(order, axis)

@@ -10,6 +10,8 @@ array `parts.blocks` of a `QTensor`. It also holds
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +27,7 @@ from checkpoints.gguf.ggml_types import GGML_TYPES, PLAIN_TYPES, decode_rows, is
 from checkpoints.json_file import read_object
 from checkpoints.mapping.tree import unflatten
 from checkpoints.safetensors.file import SafetensorsFiles
-from checkpoints.source import TensorInfo, TensorSource, aligned_empty
+from checkpoints.source import ALL, Only, TensorInfo, TensorSource, aligned_empty
 from pallas_kernels.matmul import FORMATS, QTensor
 from pallas_kernels.matmul.qtensor import BLOCKS
 
@@ -41,6 +43,7 @@ _TREE = "_METADATA"
 
 Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding | None]
 _ROWS_PER_STEP = 256
+_CACHE_BYTES = 1 << 24
 
 
 class OrbaxFolder:
@@ -87,47 +90,69 @@ class OrbaxFolder:
         """Whether the parameter holds floating-point numbers, of a type that can be decoded."""
         return is_decodable(GGML_TYPES[self.tensors[name].type])
 
-    def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
+    def read(self, name: str, dtype: DTypeLike, only: Only = ALL) -> np.ndarray:
         """The parameter, decoded to `dtype`."""
         info = self.tensors[name]
         if info.type in PLAIN_TYPES:
-            return self._array(name, info.shape, np.dtype(PLAIN_TYPES[info.type])).astype(dtype, copy=False)
-        out, packed = aligned_empty(info.shape, dtype), self.read_blocks(name)
-        rows, packed = out.reshape(-1, info.shape[-1]), packed.reshape(-1, packed.shape[-1])
+            return self._array(name, info.shape, np.dtype(PLAIN_TYPES[info.type]), only).astype(dtype, copy=False)
+        kind, packed = GGML_TYPES[info.type], self.read_blocks(name, only)
+        out = aligned_empty((*packed.shape[:-1], packed.shape[-1] // kind.num_bytes * kind.values), dtype)
+        rows, packed = out.reshape(-1, out.shape[-1]), packed.reshape(-1, packed.shape[-1])
         for start in range(0, len(rows), _ROWS_PER_STEP):
             portion = slice(start, start + _ROWS_PER_STEP)
-            rows[portion] = decode_rows(packed[portion], GGML_TYPES[info.type])
+            rows[portion] = decode_rows(packed[portion], kind)
         return out
 
-    def read_blocks(self, name: str) -> np.ndarray:
+    def read_blocks(self, name: str, only: Only = ALL) -> np.ndarray:
         """The parameter's bytes as they lie in a GGUF file, [..., N, bytes of a row] uint8."""
         info = self.tensors[name]
         if info.type in PLAIN_TYPES:
-            raw = self._array(name, info.shape, np.dtype(PLAIN_TYPES[info.type]))
-            return raw.reshape(*info.shape[:-1], -1).view(np.uint8)
-        shape = (*info.shape[:-1], GGML_TYPES[info.type].row_bytes(info.shape[-1]))
-        return self._array(name + PACKED, shape, np.dtype(np.uint8))
+            raw = self._array(name, info.shape, np.dtype(PLAIN_TYPES[info.type]), only)
+            return raw.reshape(*raw.shape[:-1], -1).view(np.uint8)
+        kind, last = GGML_TYPES[info.type], len(info.shape) - 1
+        if last in only:
+            blocks = only[last][:: kind.values] // kind.values
+            own = (blocks[:, None] * kind.num_bytes + np.arange(kind.num_bytes)).reshape(-1)
+            only = {**only, last: own}
+        shape = (*info.shape[:-1], kind.row_bytes(info.shape[-1]))
+        return self._array(name + PACKED, shape, np.dtype(np.uint8), only)
 
-    def _array(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    @cached_property
+    def _context(self) -> Any:
+        """Keeps what is read of the database's own tables, which are asked for every chunk."""
+        import tensorstore
+
+        return tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+
+    def _array(self, name: str, shape: tuple[int, ...], dtype: np.dtype, only: Only) -> np.ndarray:
         import tensorstore  # comes with Orbax, whose files are OCDBT databases of zarr arrays
 
         base = {"driver": "file", "path": f"{self.path.absolute()}/"}  # not a URL, in which #, ? and % mean something
         spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
         try:
-            store = tensorstore.open(spec, open=True, read=True).result()
+            store = tensorstore.open(spec, open=True, read=True, context=self._context).result()
             if store.shape != shape:
                 raise FormatError(f"{self.path}: {name} is {store.shape}, but {MANIFEST} says {shape}")
             if store.dtype.numpy_dtype != dtype:
                 raise FormatError(f"{self.path}: {name} is {store.dtype.name}, but {MANIFEST} says {dtype.name}")
-            array = aligned_empty(shape, dtype)
             chunk = cast(tuple[int, ...], store.chunk_layout.read_chunk.shape)
-            # All at once would be in memory a second time, as chunks.
-            for index in np.ndindex(*(-(-size // step) for size, step in zip(shape, chunk, strict=True))):
-                part = tuple(slice(i * n, min((i + 1) * n, end)) for i, n, end in zip(index, chunk, shape, strict=True))
-                array[part] = store[part].read().result()
+            wanted = [only.get(axis, np.arange(size)) for axis, size in enumerate(shape)]
+            array = aligned_empty(tuple(map(len, wanted)), dtype)
+            # All at once would be in memory a second time, as chunks. Chunks of which nothing is wanted are not read.
+            for index in product(*(np.unique(own // n) for own, n in zip(wanted, chunk, strict=True))):
+                ends = [(i * n, (i + 1) * n) for i, n in zip(index, chunk, strict=True)]
+                here = [slice(*np.searchsorted(own, end)) for own, end in zip(wanted, ends, strict=True)]
+                part = tuple(_index(own[place]) for own, place in zip(wanted, here, strict=True))
+                array[tuple(here)] = store.oindex[part].read().result()
         except (ValueError, OSError) as error:
             raise FormatError(f"{self.path}: {name} cannot be read: {error}") from error
         return array
+
+
+def _index(numbers: np.ndarray) -> slice | np.ndarray:
+    """Ascending numbers as an index, as a slice if none is left out."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
 
 
 def restore(path: str | Path, sharding: Placement) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import FormatError
 from checkpoints.json_file import read_object
-from checkpoints.source import FileRange, TensorInfo, aligned_empty
+from checkpoints.region import Region
+from checkpoints.source import ALL, FileRange, Only, TensorInfo, aligned_empty
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 DTYPES: Mapping[str, DTypeLike] = {
@@ -60,21 +61,24 @@ class SafetensorsFiles:
         """Whether the tensor holds floating-point numbers of 16 bits or more."""
         return self.tensors[name].type in _FLOATS
 
-    def read(self, name: str, dtype: DTypeLike) -> np.ndarray:
+    def read(self, name: str, dtype: DTypeLike, only: Only = ALL) -> np.ndarray:
         """The tensor, converted to `dtype`."""
         info, stored = self.tensors[name], np.dtype(DTYPES[self.tensors[name].type])
-        out, width = aligned_empty(info.shape, dtype), info.shape[-1] if info.shape else 1
-        rows, row = out.reshape(-1, width), width * stored.itemsize
-        for portion, raw in self._ranges[name].steps(row, max(1, _BYTES_PER_STEP // max(1, row))):
+        region = Region.of(info.shape, only, 1, stored.itemsize)
+        out, width = aligned_empty(region.shape, dtype), region.shape[-1] if info.shape else 1
+        rows, row = out.reshape(-1, width), (info.shape[-1] if info.shape else 1) * stored.itemsize
+        for portion, raw in self._ranges[name].steps(row, max(1, _BYTES_PER_STEP // max(1, row)), region):
             np.copyto(rows[portion], raw.view(stored), casting="unsafe")
         return out
 
-    def read_blocks(self, name: str) -> np.ndarray:
+    def read_blocks(self, name: str, only: Only = ALL) -> np.ndarray:
         """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; a fresh array."""
         info = self.tensors[name]
         rows = math.prod(info.shape[:-1])
-        out = aligned_empty((*info.shape[:-1], info.num_bytes // rows if rows else 0), np.uint8)
-        self._ranges[name].read_into(out)
+        row = info.num_bytes // rows if rows else 0
+        region = Region.of(info.shape, only, 1, row // info.shape[-1] if row else 0)
+        out = aligned_empty((*region.shape[:-1], region.width(row)), np.uint8)
+        self._ranges[name].read_into(out, row, region)
         return out
 
     def _open(self, path: Path) -> None:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from checkpoints.mapping.reading import Values
 from specjax.mesh.shards import MODEL, ROWS, devices_of
 
 Shape = tuple[int, ...]
@@ -42,14 +43,15 @@ class Cut(NamedTuple):
         ends = [self.size, *(end for own in self.pieces for piece in own for end in piece)]
         return self.axis != -1 or not any(end % unit for end in ends)
 
-    def part(self, values: np.ndarray, index: int) -> np.ndarray:
-        """What one part has of an array, whose split axis may count bytes instead of values."""
-        size = values.shape[self.axis]
-        ends = [(start * size // self.length, stop * size // self.length) for start, stop in self.pieces[index]]
-        chosen = np.concatenate([np.arange(*each) for each in ends])
-        padding = [(0, 0)] * values.ndim
-        padding[self.axis] = (0, self.size * size // self.length - len(chosen))
-        return np.ascontiguousarray(np.pad(np.take(values, chosen, axis=self.axis), padding))
+    def part(self, values: Values, index: int) -> np.ndarray:
+        """What one part has of values, whose split axis may count bytes instead."""
+        own = sum(stop - start for start, stop in self.pieces[index])
+        if not own:
+            return np.zeros_like(values.part(self.axis, self.length, ((0, self.size),)))
+        part = values.part(self.axis, self.length, self.pieces[index])
+        padding = [(0, 0)] * part.ndim
+        padding[self.axis] = (0, part.shape[self.axis] * (self.size - own) // own)
+        return np.pad(part, padding) if self.size > own else part
 
 
 def cut_of(
@@ -149,37 +151,57 @@ class Plan:
         """Paths of the matrices that are cut within blocks, if their values come in blocks of so many."""
         return [path for path, cut in self.cuts.items() if not cut.fits(units.get(path, 1))]
 
-    def put(self, path: str, values: np.ndarray, form: Callable[[np.ndarray], Any] = np.asarray) -> Any:
-        """The parameter of a path on the mesh.
+    def put(self, path: str, values: Values, form: Callable[[np.ndarray], Any] = np.asarray) -> Any:
+        """The parameter of a path on the mesh, of which this process reads what its own devices have.
 
         An array keeps its axes. Of a packed matrix each device has one of its own; they are piled on the first axis.
 
         Args:
             path: of the parameter.
-            values: the whole as the file has it: floats, or rows of packed blocks.
+            values: of the whole, as the file has them: floats, or rows of packed blocks.
             form: makes the parameter of one device from its part of the values.
         """
         cut = self.cuts.get(path)
         if cut is None:
-            return jax.device_put(form(values), NamedSharding(self.mesh, PartitionSpec()))
-        parts = [cut.part(values, index) for index in range(self.mesh.shape[MODEL])]
-        return jax.tree.map(lambda *leaves: self._joined(cut, parts[0].shape, leaves), *map(form, parts))
+            return jax.tree.map(self._everywhere, form(values.read()))
+        shape, forms = (), {}
+        for index in self._own_parts():
+            if (pieces := cut.pieces[index]) not in forms:  # neighbours may have the same
+                part = cut.part(values, index)
+                shape, forms[pieces] = part.shape, form(part)
+        own = [forms[cut.pieces[index]] for index in self._own_parts()]
+        return jax.tree.map(lambda *leaves: self._joined(cut, shape, leaves), *own)
 
-    def put_besides(self, path: str, values: Any, form: Callable[[np.ndarray], Any] = np.asarray) -> Any:
+    def _own_parts(self) -> list[int]:
+        """The parts of the model that devices of this process have."""
+        here = jax.process_index()
+        columns = enumerate(self.mesh.devices.T)
+        return [index for index, devices in columns if any(device.process_index == here for device in devices)]
+
+    def _everywhere(self, array: Any) -> jax.Array:
+        """The array, whole on each device."""
+        placed = [jax.device_put(array, device) for device in self.mesh.local_devices]
+        return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(self.mesh, PartitionSpec()), placed)
+
+    def put_besides(self, path: str, values: Values, form: Callable[[np.ndarray], Any] = np.asarray) -> Any:
         """A further parameter, whole on every device, if it does not lie on the mesh already."""
         del path
-        if devices_of(values) is not None:
-            return values
-        return jax.device_put(form(values), NamedSharding(self.mesh, PartitionSpec()))
+        own = values.read()
+        return own if devices_of(own) is not None else jax.tree.map(self._everywhere, form(own))
 
     def _joined(self, cut: Cut, shape: Shape, parts: Sequence[Any]) -> jax.Array:
-        """One array of the parts on all devices; `shape` is that of a part of the values."""
-        axis = cut.axis % len(shape) if parts[0].shape == shape else 0
+        """One array of the parts that this process has, on its devices; `shape` is that of a part of the values."""
         local = parts[0].shape
+        axis = cut.axis % len(shape) if local == shape else 0
         spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(local))))
-        total = tuple(size * len(parts) if each == axis else size for each, size in enumerate(local))
+        number = self.mesh.shape[MODEL]
+        total = tuple(size * number if each == axis else size for each, size in enumerate(local))
+        part_of_index, here = dict(zip(self._own_parts(), parts, strict=True)), jax.process_index()
         placed = [
-            jax.device_put(part, device) for row in self.mesh.devices for part, device in zip(parts, row, strict=True)
+            jax.device_put(part_of_index[index], device)
+            for row in self.mesh.devices
+            for index, device in enumerate(row)
+            if device.process_index == here
         ]
         return jax.make_array_from_single_device_arrays(total, NamedSharding(self.mesh, spec), placed)
 

@@ -13,6 +13,7 @@ from gguf import TokenType
 from jax.sharding import Mesh
 
 import checkpoints
+from checkpoints.mapping.reading import Given
 from checkpoints.mapping.table import PLAIN, Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import Activations
@@ -176,7 +177,7 @@ class _Value:
                 f"the parameters of {self.drafter!r} are called {', '.join(taken)}, as those of the target are; give"
                 " them another name"
             )
-        placed = {path: settings.put(path, value, PLAIN) for path, value in flatten(self._params).items()}
+        placed = {path: settings.put(path, Given(value), PLAIN) for path, value in flatten(self._params).items()}
         return unflatten(placed)
 
 

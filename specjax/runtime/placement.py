@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from checkpoints.mapping.reading import Values
 from checkpoints.mapping.table import PLAIN, Form
 from checkpoints.mapping.tree import flatten
 from specjax.errors import SpecjaxError
@@ -84,10 +85,10 @@ class Placement:
         placement._check_one_device(paths)
         return placement
 
-    def put(self, path: str, values: Any, form: Form = PLAIN) -> Any:
-        """The parameter of a path as JAX arrays where the rules want it; `values` is an array or a pytree of them."""
+    def put(self, path: str, values: Values, form: Form = PLAIN) -> Any:
+        """The parameter of a path as JAX arrays where the rules want it."""
         rule = self._rule(path)
-        return jax.device_put(form(values), rule.sharding if rule else None)
+        return jax.device_put(form(values.read()), rule.sharding if rule else None)
 
     def _rule(self, path: str) -> PlacementRule | None:
         return next((rule for rule in self.rules if rule.pattern.search(path)), None)

@@ -24,9 +24,10 @@ from checkpoints.atomic import replaced
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig
 from specjax.errors import SpecjaxError
-from specjax.mesh.shards import devices_of
+from specjax.mesh.hosts import by_first, fetched
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
 from specjax.runtime.options import GenerateOptions
+from specjax.runtime.whole_state import Layout
 from specjax.sessions.beginning import Reuse
 from specjax.sessions.context_shift import Dropped
 from specjax.sessions.opening import open_session
@@ -46,9 +47,7 @@ def save_session(session: Session, path: str | Path) -> None:
     Raises:
         OSError: the file cannot be written.
         checkpoints.CheckpointError: the disk is full.
-        SpecjaxError: the model is split over devices.
     """
-    _check_one_device(session.model)
     header = {
         "model": _marks(session.model, session.options),
         "options": asdict(session.options),
@@ -63,10 +62,15 @@ def save_session(session: Session, path: str | Path) -> None:
         "memory": None if session.memory is None else _memory_header(session.memory),
         "reuse": None if session.reuse is None else asdict(session.reuse),
     }
-    arrays = {} if session.memory is None else dict(_memory_arrays(session.memory))
+    layout = Layout.of(session.decoder, session.model.params, session.slots)
+    arrays = {} if session.memory is None else dict(_memory_arrays(session.memory, layout))
     text, plain = json.dumps(header), {name: _plain(array) for name, array in arrays.items()}
-    with replaced(Path(path)) as temporary:
-        save_file(plain, temporary, {_KEY: text, _SUM: _sum(text, plain)})
+
+    def write() -> None:
+        with replaced(Path(path)) as temporary:
+            save_file(plain, temporary, {_KEY: text, _SUM: _sum(text, plain)})
+
+    by_first(write)
 
 
 def load_session(model: Model, path: str | Path) -> Session:
@@ -76,7 +80,6 @@ def load_session(model: Model, path: str | Path) -> Session:
         SpecjaxError: the file holds none, is damaged, or is of another model; the message says in what they differ.
         OSError: it cannot be read.
     """
-    _check_one_device(model)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -91,14 +94,6 @@ def load_session(model: Model, path: str | Path) -> Session:
     options = _options(header["options"])
     _check_model(model, options, header["model"], path)
     return _read(model, options, header, arrays)
-
-
-def _check_one_device(model: Model) -> None:
-    """Files have states as one device has them; those on a mesh lie in the order of its parts."""
-    if devices_of(model.params) is not None:
-        raise SpecjaxError(
-            f"{model.path} is loaded onto a mesh, whose sessions cannot be saved or read; load it onto one device"
-        )
 
 
 def _sum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
@@ -122,10 +117,10 @@ def _memory_header(memory: Memory) -> dict[str, Any]:
     }
 
 
-def _memory_arrays(memory: Memory) -> Iterator[tuple[str, Any]]:
-    yield from _named("state", memory.state.used(len(memory.tokens)))
+def _memory_arrays(memory: Memory, layout: Layout) -> Iterator[tuple[str, Any]]:
+    yield from _named("state", layout.whole(memory.state).used(len(memory.tokens)))
     for index, point in enumerate(memory.points):
-        yield from _named(f"points.{index}", point.parts)
+        yield from _named(f"points.{index}", layout.whole(point.parts))
 
 
 def _read(
@@ -136,26 +131,30 @@ def _read(
 ) -> Session:
     wishes = {name: header[name] for name in ("slots", "when_full", "keep", "point_bytes")}
     session = open_session(model, options, **wishes)
-    saved = header["memory"]
+    saved, decoder = header["memory"], model.decoder(options)
+    layout = Layout.of(decoder, model.params, session.slots)
     return replace(
         session,
         name=header["name"],
         conversation=tuple(header["conversation"]),
         turns=tuple(Turn(*turn) for turn in header["turns"]),
         drops=tuple(Dropped(Cut(*cut), at) for cut, at in header["drops"]),
-        memory=None if saved is None else _memory(model.decoder(options), session.slots, saved, arrays),
+        memory=None if saved is None else _memory(decoder, session.slots, saved, arrays, layout),
         reuse=None if header["reuse"] is None else Reuse(**header["reuse"]),
     )
 
 
-def _memory(decoder: Decoder, slots: int, saved: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Memory:
+def _memory(
+    decoder: Decoder, slots: int, saved: dict[str, Any], arrays: Mapping[str, np.ndarray], layout: Layout
+) -> Memory:
     empty = partial(decoder.init_state, 1, slots)
     parts = jax.eval_shape(lambda: empty().kept())
 
     def filled(prefix: str, shapes: Any) -> Any:
         leaves, tree = jax.tree.flatten(shapes)
         names = [name for name, _ in _named(prefix, shapes)]
-        return jax.tree.unflatten(tree, [_whole(arrays[name], leaf) for name, leaf in zip(names, leaves, strict=True)])
+        filled = [_whole(arrays[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
+        return layout.placed(jax.tree.unflatten(tree, filled))
 
     return Memory(
         tokens=tuple(saved["tokens"]),
@@ -172,33 +171,35 @@ def _named(prefix: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield f"{prefix}{jax.tree_util.keystr(path)}", leaf
 
 
-def _plain(array: jax.Array) -> np.ndarray:
+def _plain(array: jax.Array | np.ndarray) -> np.ndarray:
     """The array in a type that NumPy knows by itself."""
     host = np.asarray(array)
     return host.view(f"u{host.itemsize}") if host.dtype.kind == "V" else host
 
 
-def _whole(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+def _whole(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> np.ndarray:
     """The array with all slots. Slots that were not in use are zeros."""
     array = array.view(wanted.dtype)
     if array.shape == wanted.shape:
-        return jnp.asarray(array)
+        return array
     unused = [(0, size - used) for used, size in zip(array.shape, wanted.shape, strict=True)]
-    return jnp.asarray(np.pad(array, unused))
+    return np.pad(array, unused)
 
 
 def _marks(model: Model, options: GenerateOptions) -> dict[str, str]:
     """Properties by which a model is recognised. They do not depend on where parameters lie or how matrices are packed.
 
-    The digest is that of the target's file; norms and biases are also those of a drafter.
+    The digest is that of the target's file; norms and biases are also those of a drafter. Of these the numbers count
+    that occur, in no order: parts on a mesh have another order, and some have the same.
     """
     drafter = model.decoder(options).drafter
-    vectors = [leaf for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1 and leaf.dtype == jnp.float32]
+    vectors = [fetched(leaf) for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1 and leaf.dtype == jnp.float32]
+    numbers = np.unique(np.concatenate(vectors)) if vectors else np.zeros(0, np.float32)
     return {
         "config": repr(model.config),
         "drafter": repr(drafter and drafter.keeper),
         "digest of the weights": str(model.digest),
-        "norms and biases": f"{zlib.crc32(b''.join(np.asarray(leaf).tobytes() for leaf in vectors)):08x}",
+        "norms and biases": f"{zlib.crc32(numbers.tobytes()):08x}",
     }
 
 

@@ -94,6 +94,11 @@ class Part:
             lambda part, new: part.put(new, rows), lambda old, new: old.at[rows].set(new, mode="drop"), rows_state
         )
 
+    def segments(self) -> Self:
+        """What stands side by side on the axis by which each array is split over a mesh: in the array's place the
+        lengths, () for one thing alone."""
+        return self._map(lambda part: part.segments(), lambda _: ())
+
     def contents(self, row: int, length: int) -> tuple[Content, ...]:
         """What later tokens may read of one of the sequences, to compare it with what another state says.
 

@@ -15,8 +15,9 @@ newest tokens and on commit only remembers which one counts. Both start from zer
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -62,6 +63,17 @@ def _contents(state: RecurrentState, row: int, length: int) -> tuple[Content, ..
     )
 
 
+def _segments(heads: int, key_width: int, value_width: int, channels: int, head_map: gated_delta.HeadMap) -> tuple:
+    """Value heads in blocks, one for each value head of a key head; and queries, keys and such values in channels.
+
+    A part of the model has the value heads that read its key heads.
+    """
+    keys = (channels - heads * value_width) // 2
+    blocks = 1 if head_map == "grouped" else heads // (keys // key_width)
+    counts = (heads // blocks,) * blocks
+    return counts, (keys, keys, *(count * value_width for count in counts))
+
+
 class _Whole:
     """A window that holds all it needs: a trial that goes on from it leaves it as it is."""
 
@@ -81,6 +93,12 @@ class ReplayState(_Sum):
     def contents(self, row: int, length: int) -> tuple[Content, ...]:
         """The committed state, whichever strategy keeps it."""
         return _contents(self, row, length)
+
+    def segments(self) -> Any:
+        """Blocks of value heads, and what the convolution reads."""
+        _, heads, key_width, value_width = self.matrix.shape
+        counts, channels = _segments(heads, key_width, value_width, self.window.shape[-1], self.head_map)
+        return jax.tree.unflatten(jax.tree.structure(self), (counts, channels))
 
     def conv_window(self) -> Float[Array, "B W-1 C"]:
         """The last W - 1 committed inputs of the convolution."""
@@ -154,6 +172,12 @@ class SnapshotState(_Sum):
     conv_inputs: Float[Array, "B W-1+R C"]
     offset: Int[Array, "B"]
     head_map: gated_delta.HeadMap = struct.field(pytree_node=False)
+
+    def segments(self) -> Any:
+        """Blocks of value heads, and what the convolution reads."""
+        _, _, heads, key_width, value_width = self.slots.shape
+        counts, channels = _segments(heads, key_width, value_width, self.conv_inputs.shape[-1], self.head_map)
+        return jax.tree.unflatten(jax.tree.structure(self), (counts, (), channels, ()))
 
     @property
     def _width(self) -> int:

@@ -15,7 +15,7 @@ from checkpoints.family import FileFormat
 from checkpoints.mapping.rope_formula import DIVISORS
 from checkpoints.mapping.rule import copies, weights
 from checkpoints.mapping.table import RuleTable
-from checkpoints.mapping.transforms import IDENTITY, Transform
+from checkpoints.mapping.transforms import IDENTITY, Transform, reordered
 from checkpoints.source import TensorInfo
 from specjax.models.dense.config import DenseConfig
 from specjax.models.dense.parameters import parameter_shapes
@@ -50,8 +50,7 @@ def config_to_gguf(config: DenseConfig) -> dict[str, Any]:
 def interleave_pairs(heads: int, width: int) -> Transform:
     """Rows of q and k from neighbouring rotary pairs, as GGUF files of `llama` have them, to half-split ones."""
     order = np.arange(heads * width).reshape(heads, width // 2, 2).swapaxes(1, 2).reshape(-1)
-    inverse = np.argsort(order)
-    return Transform(lambda x: x[order], lambda x: x[inverse], keeps_rows=True)
+    return reordered(order, axis=0, keeps_rows=True)
 
 
 def gguf_rules(config: DenseConfig, names: Collection[str] = ()) -> RuleTable:

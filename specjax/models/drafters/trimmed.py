@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from checkpoints.mapping.reading import Given
 from checkpoints.mapping.table import PLAIN, Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import ROWS_THAT_JOIN, as_weight, joined, submatrix
@@ -98,8 +99,8 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
     """
     flat, paths = flatten(params), trimmed_paths(drafter)
     tokens = tokens[tokens < min(size_of(flat[path]) // flat[path].shape[-1] for path in paths)]
-    rows = {path: put(path, _gathered(flat[path], jnp.asarray(tokens)), PLAIN) for path in paths}
-    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], tokens, PLAIN), "rows": unflatten(rows)}}
+    rows = {path: put(path, Given(_gathered(flat[path], jnp.asarray(tokens))), PLAIN) for path in paths}
+    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], Given(tokens), PLAIN), "rows": unflatten(rows)}}
 
 
 def trimmed_paths(drafter: Drafter) -> tuple[str, ...]:

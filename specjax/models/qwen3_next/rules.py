@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.rule import Piece, Rule
 from checkpoints.mapping.transforms import Shape
 from specjax.models.qwen3_next.config import Qwen3NextConfig
 
@@ -34,6 +34,10 @@ class Regrouped(Rule):
 
     def backward(self, parameters: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.concatenate(parameters)[np.argsort(np.concatenate(self._orders()))]
+
+    def pieces(self, number: int, axis: int, entries: np.ndarray, shapes: Sequence[Shape]) -> Sequence[Piece] | None:
+        order = self._orders()[number]
+        return [Piece(self.sources[0], {0: order[entries]} if axis == 0 else {0: order, axis: entries})]
 
     def _orders(self) -> list[np.ndarray]:
         """For each parameter, which row of the tensor each of its rows is."""
