@@ -25,7 +25,7 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.new_state import new_sequences, new_state, seats_on
 from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows, widened
 from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
-from specjax.models.protocol import Params, Target
+from specjax.models.protocol import Params
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.grammars import GrammarShelf
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
@@ -35,27 +35,14 @@ from specjax.runtime.prefixes import PrefixCache
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job, Request, Update
 from specjax.runtime.rounds import Rounds
+from specjax.runtime.slots import slots_for
 from specjax.state import SequenceState, keep_rows, put_rows, take_rows
 
 NEAR = 64
 """How many requests at the head of the queue are searched for prompts that start alike."""
 
-IDLE = Settings(draft=DraftConfig(n_max=0))
+IDLE = Settings(draft=DraftConfig(n_max=0), scored=False)
 """The settings of a row that has no request."""
-
-SLOT_STEP = 256
-"""Slots of KV caches grow in steps of so many, so that prompts of similar length share compiled programs."""
-
-
-def slots_for(length: int) -> int:
-    """Slots of KV caches for sequences of at most `length` tokens."""
-    return -(-length // SLOT_STEP) * SLOT_STEP
-
-
-def slots_of(requests: Sequence[Request], target: Target) -> int:
-    """Slots in which each of these requests fits, as far as the model's context reaches."""
-    longest = max(len(request.prompt) + request.max_tokens for request in requests)
-    return slots_for(min(longest, target.context_length))
 
 
 class Engine:
@@ -113,6 +100,16 @@ class Engine:
         """Put a request in the queue.
 
         Raises:
+            ValueError: see `check`.
+        """
+        self.check(request)
+        job = Job(request, self._limit(request), room=self.slots - len(request.prompt) + 1)
+        self._waiting.append(job)
+        return job
+
+    def check(self, request: Request) -> None:
+        """
+        Raises:
             ValueError: its prompt leaves no slot for a new token, or this decoder cannot do what its settings say.
         """
         self.decoder.check(request.settings)
@@ -122,9 +119,6 @@ class Engine:
                 f"the prompt has {len(request.prompt)} tokens, and a seat of this engine has {self.slots} slots (the"
                 f" model's context is {context}), of which a new token needs one; shorten it, or give more slots"
             )
-        job = Job(request, self._limit(request), room=self.slots - len(request.prompt) + 1)
-        self._waiting.append(job)
-        return job
 
     def cancel(self, job: Job) -> None:
         """End a request; its seat is free from the next step on. One that has finished stays as it is."""
@@ -141,10 +135,25 @@ class Engine:
         """Seconds spent on building programs so far."""
         return self._building.seconds
 
+    def jobs(self) -> list[Job | None]:
+        """The request in each seat that goes on, None in a free one."""
+        seated = self._seated()
+        return [seated.get(row) for row in range(self.seats)]
+
+    @property
+    def busy(self) -> int:
+        """How many seats have a request that goes on."""
+        return len(self._seated())
+
+    @property
+    def load(self) -> int:
+        """How many requests go on or wait."""
+        return len(self._waiting) + self.busy
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._waiting and not self._seated()
+        return not self.load
 
     @property
     def state(self) -> DecodeState:

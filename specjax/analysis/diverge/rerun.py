@@ -15,13 +15,14 @@ from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.new_state import new_state
 from specjax.decoding.seats import Newcomers, feed_rows, start_rows
 from specjax.decoding.settings import stop_width_of
-from specjax.runtime.engine import IDLE, slots_of
+from specjax.runtime.engine import IDLE
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.pace import USUAL
 from specjax.runtime.pieces import piece_size
 from specjax.runtime.reading import of_row
 from specjax.runtime.request import Job
+from specjax.runtime.slots import slots_of
 
 
 @dataclass(frozen=True)
