@@ -1,4 +1,4 @@
-"""/v1/chat/completions: conversations are continued."""
+"""The path /v1/chat/completions: the model goes on with a conversation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
 from specjax.serving.forms import ChatForm, MessageForm
 from specjax.serving.parts import Part
+from specjax.serving.sessions import Turn
 from specjax.serving.wishes import options_of
 
 
 class ChatAnswer(Answering):
-    """An answer of /v1/chat/completions."""
+    """What a conversation is answered with."""
 
     form: ChatForm
 
@@ -57,11 +58,12 @@ class ChatAnswer(Answering):
 
 
 class Chat(Endpoint[ChatForm]):
-    """/v1/chat/completions."""
+    """Takes conversations, and answers with messages."""
 
     form, prefix, answering = ChatForm, "chatcmpl", ChatAnswer
 
-    def prepare(self, form: ChatForm) -> Prepared:
+    def prepare(self, form: ChatForm, turn: Turn | None) -> Prepared:
+        """The texts that go on with the conversation."""
         service = self.service
         count = form.n or 1
         if count > service.settings.limits.choices:
@@ -75,7 +77,9 @@ class Chat(Endpoint[ChatForm]):
         limit = service.settings.limits.tokens
         options = options_of(form, service.settings.defaults, service.most_drafts, wanted or min(room, limit))
         wishes = [
-            service.wish(prompt, options, sequence=sequence, traced=bool(form.trace), scored=bool(form.logprobs))
+            service.wish(
+                prompt, options, sequence=sequence, traced=bool(form.trace), scored=bool(form.logprobs), turn=turn
+            )
             for sequence in range(count)
         ]
         return Prepared(wishes, [len(prompt)])
