@@ -85,6 +85,12 @@ class CompletionAnswer(Answering):
             choices.append(self._choice(index, text, logprobs, reason_of(choice.end)))
         return self.document("text_completion", choices)
 
+    def usage(self) -> dict[str, Any]:
+        usage = super().usage()
+        if self.prepared.told.silent:  # a token was generated for each, and is not shown
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
     def last(self) -> dict[str, Any]:
         return self.document("text_completion", [])
 
@@ -131,11 +137,12 @@ class Completions(Endpoint[CompletionForm]):
         prompts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         count = len(prompts) * (form.n or 1)
         if not 1 <= count <= limits.choices:
-            raise refused(f"{count} texts are asked for; ask for 1 to {limits.choices} in a request", param="prompt")
+            field = "prompt" if len(prompts) != 1 else "n"
+            raise refused(f"{count} texts are asked for; ask for 1 to {limits.choices} in a request", param=field)
         encoded = [service.model.encode(prompt) for prompt in prompts]
         if turn is not None:
             encoded = [_further(service.model, turn, prompts)]
-        options = options_of(form, service.settings.defaults, service.most_drafts, max_tokens)
+        options = options_of(form, service.settings.defaults, service.most_drafts, max_tokens, limits.tokens)
         wishes = []
         for prompt in encoded:
             service.room(prompt)

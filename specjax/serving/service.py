@@ -15,7 +15,7 @@ from specjax.runtime.building import Experience
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prompts import check_prompts
-from specjax.runtime.stop_strings import StopStrings
+from specjax.runtime.stop_strings import Decoding, StopStrings
 from specjax.runtime.warm_engine import WarmEngine
 from specjax.serving.errors import ApiError, refused
 from specjax.serving.forms import Wanted
@@ -163,7 +163,7 @@ class Service:
         sequence: int,
         traced: bool = False,
         scored: bool = False,
-        special: bool = False,
+        decoder: Decoding | None = None,
         turn: Turn | None = None,
     ) -> Wish:
         """A text as the engine's thread wants it. It can take seconds if a grammar is compiled.
@@ -174,7 +174,7 @@ class Service:
             sequence: its number among the texts of a prompt, which names its random stream.
             traced: whether it is wanted to know how each token was made.
             scored: whether log-probabilities are wanted.
-            special: whether control tokens stand in the text.
+            decoder: turns tokens into text; by default one that leaves control tokens out.
             turn: of the session whose turn it is, if it is one.
 
         Raises:
@@ -183,7 +183,7 @@ class Service:
         with self._compiling:
             request = self.model.request(prompt, options, sequence=sequence)
         tokenizer = self.tokenizer
-        text = StopStrings(tokenizer.stream(special), options.stop, tokenizer.vocab_size)
+        text = StopStrings(decoder or tokenizer.stream(special=False), options.stop, tokenizer.vocab_size)
         request = replace(request, watch=text, settings=replace(request.settings, scored=scored))
         if turn is not None:
             turn.prompt = request.prompt
