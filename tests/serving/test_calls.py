@@ -36,7 +36,8 @@ CALLS: list[tuple[CallFormat, str, list[tuple[str, Any]]]] = [
     (
         MarkedJson(),
         '<tool_call>\n{"name": "weather", "arguments": '
-        '{"city": "S\u00e3o \\"Paulo\\"", "days": 3, "units": ["C", "mm"]}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        '{"city": "S\u00e3o \\"Paulo\\"", "days": 3, "units": ["C", "mm"]}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
         [WANTED, ("now", {})],
     ),
     (
