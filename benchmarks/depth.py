@@ -32,7 +32,7 @@ from specjax.decoding.acceptance import Synthetic
 from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.stats import DecodeStats
 from specjax.runtime.compilation_cache import use_compilation_cache
-from specjax.runtime.engine import slots_for
+from specjax.runtime.slots import slots_for
 
 PROMPT_TOKENS, MAX_TOKENS = 32, 448
 

@@ -12,10 +12,10 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn, NotRequired, TypedDict
 
 import jinja2
 import jinja2.sandbox
@@ -33,13 +33,24 @@ _LONGEST, _LARGEST_POWER = 10**7, 64
 
 
 class Message(TypedDict):
-    """What a template sees of a turn; the role is "system", "user" or "assistant"."""
+    """What a template sees of a turn; the role is "system", "user", "assistant" or "tool"."""
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
-def render(tokenizer: TextTokenizer, messages: Sequence[Message], *, continue_last: bool = False) -> str:
+def render(
+    tokenizer: TextTokenizer,
+    messages: Sequence[Message],
+    *,
+    continue_last: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> str:
     """The text of a conversation, up to where the model's next turn begins.
 
     Tokens at its start that encoding adds are left out.
@@ -48,6 +59,8 @@ def render(tokenizer: TextTokenizer, messages: Sequence[Message], *, continue_la
         tokenizer: with a template.
         messages: oldest first.
         continue_last: end with the last message's own text, so that the model goes on with it.
+        tools: functions that the model may call, in the form of OpenAI's API.
+        more: what else the template may read, such as `enable_thinking`.
 
     Raises:
         TokenizerError: there is no template, it is not valid Jinja, it refuses the conversation, or it runs too long.
@@ -64,12 +77,15 @@ def render(tokenizer: TextTokenizer, messages: Sequence[Message], *, continue_la
     try:
         with _time_limit(SECONDS):
             text = environment.from_string(vocabulary.chat_template).render(
-                messages=list(messages),
-                add_generation_prompt=not continue_last,
-                tools=None,
-                documents=None,
-                bos_token=names.get("bos", ""),
-                eos_token=names.get("eos", ""),
+                **{
+                    **(more or {}),
+                    "messages": list(messages),
+                    "add_generation_prompt": not continue_last,
+                    "tools": None if tools is None else list(tools),
+                    "documents": None,
+                    "bos_token": names.get("bos", ""),
+                    "eos_token": names.get("eos", ""),
+                }
             )
     except Exception as error:  # foreign code
         raise TokenizerError(f"the chat template does not take this conversation: {error}") from error

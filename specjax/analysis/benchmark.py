@@ -14,11 +14,12 @@ from specjax.analysis.profiling import RoundCost, round_cost, speedup_bound
 from specjax.decoding.acceptance import Synthetic
 from specjax.decoding.stats import DecodeStats
 from specjax.runtime.building import Experience
-from specjax.runtime.engine import Engine, slots_of
+from specjax.runtime.engine import Engine
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.request import Job
+from specjax.runtime.slots import slots_of
 
 TURNS = 5
 FINDING_RUNS = 3

@@ -19,10 +19,10 @@ from specjax.analysis.profiling import RoundCost, round_cost
 from specjax.decoding.new_state import new_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.errors import SpecjaxError
-from specjax.runtime.engine import slots_for
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prompts import Prompt
+from specjax.runtime.slots import slots_for
 from specjax.traces.replay import WhatIf
 from specjax.traces.trace import Trace
 

@@ -25,6 +25,7 @@ from specjax.cli import (
     plan,
     quantize,
     score,
+    serve,
     train,
     verify,
     vocabulary,
@@ -116,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     reading = (inspect, verify, check, diverge, convert, quantize, imatrix, vocabulary, logits, score)
-    for command in (generate, chat, *reading, evaluate, merge_results, bench, plan, train):
+    for command in (generate, chat, serve, *reading, evaluate, merge_results, bench, plan, train):
         command.add_parser(commands)
     return parser
 

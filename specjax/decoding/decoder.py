@@ -63,8 +63,8 @@ class Decoder:
                     f"{self.max_drafts} draft tokens are asked for, but there are {len(self.rule.probabilities)}"
                     " probabilities of accepting them; give one for each"
                 )
-        elif self.rule not in (*RULES, "greedy"):
-            raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, (*RULES, 'greedy')))}")
+        elif self.rule not in (*RULES, "greedy", "each"):
+            raise ValueError(f"rule is {self.rule!r}; known are {', '.join(map(repr, (*RULES, 'greedy', 'each')))}")
         if self.max_drafts < 0:
             raise ValueError(f"max_drafts is {self.max_drafts}; give 0 for plain decoding, or the most drafts")
         if self.max_drafts > 0 and self.drafter is None:
@@ -120,7 +120,8 @@ class Decoder:
                 f"the grammar is made for a vocabulary of {len(row.grammar.classes)} tokens, and the target has"
                 f" {self.target.vocab_size}; make it for this model"
             )
-        row.draft.check_lossless(drawn=draws_drafts(self.rule) and not row.sampler.greedy)
+        rule = row.rule if self.rule == "each" else self.rule
+        row.draft.check_lossless(drawn=draws_drafts(rule) and not row.sampler.greedy)
 
     @property
     def drafts(self) -> bool:

@@ -69,6 +69,11 @@ class Grammar:
         return state * self.next.shape[1]
 
 
+def places_for(count: int) -> int:
+    """How many grammars there is room for where so many are used; number 0 is that of rows without one."""
+    return 1 << count.bit_length()
+
+
 @struct.dataclass
 class GrammarTables:
     """The tables of several grammars. Number 0 is that of rows without a grammar, and allows everything.
@@ -107,7 +112,7 @@ class GrammarTables:
         sizes = [1, *(0 if grammar is None else grammar.entries for grammar in grammars)]
         widest = max((grammar.next.shape[1] for grammar in grammars if grammar is not None), default=1)
         entries = max(_padded(sum(sizes), LEAST_ENTRIES), least[0])
-        places = max(1 << len(grammars).bit_length(), least[1])
+        places = max(places_for(len(grammars)), least[1])
         width = max(min(_padded(widest, LEAST_CLASSES), vocab_size), least[2])
         following = np.zeros(entries, np.int32)
         begin = np.zeros(places, np.int32)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.argmax import argmax
@@ -14,6 +15,7 @@ from specjax.decoding.probabilities import Probabilities
 from specjax.decoding.sampling import top2_margin
 from specjax.decoding.vocabulary import logsumexp
 from specjax.mesh.columns import top_k, values_at
+from specjax.mesh.rows import anywhere
 
 
 class TopTokens(NamedTuple):
@@ -43,19 +45,28 @@ def token_scores(
     choices: Float[Array, "B R V"],
     tokens: Int[Array, "B R"],
     n_valid: Int[Array, "B"],
+    scored: Bool[Array, "B"],
 ) -> TokenScores:
     """What the logits say of chosen tokens; the first `n_valid` places count. `choices` are the logits that grammars
-    leave.
+    leave. Log-probabilities are those of rows that are `scored`; if there is none, they cost nothing.
     """
     peak = values_at(logits, argmax(logits)[..., None])[..., 0]
     logprob = top = None
-    if decoder.logprobs is not None:
-        wide = logits.astype(jnp.float32)
-        log_total = logsumexp(wide)
-        chosen = jnp.maximum(tokens, 0)[..., None]  # padding has no logit
-        logprob = (values_at(wide, chosen) - log_total)[..., 0]
-        best, index = top_k(wide, decoder.logprobs)
-        top = TopTokens(best - log_total, index)
+    if (count := decoder.logprobs) is not None:
+
+        def look() -> tuple[Array, Array, Array]:
+            wide = logits.astype(jnp.float32)
+            log_total = logsumexp(wide)
+            chosen = jnp.maximum(tokens, 0)[..., None]  # padding has no logit
+            best, index = top_k(wide, count)
+            return (values_at(wide, chosen) - log_total)[..., 0], best - log_total, index
+
+        def skip() -> tuple[Array, Array, Array]:
+            nothing = jnp.zeros((*tokens.shape, count), jnp.float32)
+            return jnp.zeros(tokens.shape, jnp.float32), nothing, nothing.astype(jnp.int32)
+
+        logprob, best, index = lax.cond(anywhere(scored), look, skip)
+        top = TopTokens(best, index)
     return TokenScores(
         margin=top2_margin(choices) if decoder.margins else None,
         logprob=logprob,

@@ -120,7 +120,14 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         source=jnp.zeros_like(n_accepted) if proposal is None or proposal.source is None else proposal.source,
         skipped=state.skip,
         hidden_norm=_hidden_norm(decoder, state),
-        **token_scores(decoder, logits, choices, verdict.tokens, jnp.where(state.active, n_drafted + 1, 0))._asdict(),
+        **token_scores(
+            decoder,
+            logits,
+            choices,
+            verdict.tokens,
+            jnp.where(state.active, n_drafted + 1, 0),
+            state.settings.scored & state.active,
+        )._asdict(),
         probabilities=(
             probabilities(choices, proposal, n_drafted, verdict, settings) if decoder.probabilities else None
         ),

@@ -128,7 +128,7 @@ def _start(
         source=zero,
         skipped=zero > 0,
         hidden_norm=jnp.zeros(zero.shape, jnp.float32),
-        **token_scores(decoder, places, choices, first, zero + 1)._asdict(),
+        **token_scores(decoder, places, choices, first, zero + 1, new.settings.scored)._asdict(),
     )
     # Caches drop what is written past their end, so that whatever came after would be wrong without a word.
     limit = state.sequences.limit

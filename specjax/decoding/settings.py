@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,10 @@ from specjax.decoding.grammar import Grammar
 
 STOP_WIDTHS = (4, 16, 64, 256)
 """Stop tokens are padded to one of these counts, because each count is a program of its own."""
+
+DrawingRule = Literal["coupled", "rejection", "block"]
+RULES: tuple[DrawingRule, ...] = get_args(DrawingRule)
+"""The rules of acceptance for rows that draw, see `specjax.decoding.acceptance`."""
 
 NO_STOP = -1
 """Fills `RowSettings.stop_tokens`: no token has this id."""
@@ -115,6 +120,8 @@ class Settings:
         seed: of its random draws, from 0 to 2**32 - 1.
         stop_tokens: tokens that end its text; the token itself is still emitted.
         grammar: which tokens may follow each other; None allows all. `RowSettings` does not have it, see `Constraint`.
+        rule: how drafts are accepted, where the program leaves this to its rows.
+        scored: whether log-probabilities are recorded, where the program records any.
 
     Raises:
         ValueError: the seed is out of its range, or a stop token is negative.
@@ -125,6 +132,8 @@ class Settings:
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     grammar: Grammar | None = None
+    rule: DrawingRule = "rejection"
+    scored: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
@@ -143,6 +152,8 @@ class RowSettings:
         seed: of random draws.
         n_drafts, n_min, p_min, skip_streak: see `DraftConfig`, whose `n_max` is called n_drafts here: 0 up to the
             program's K.
+        rule: the number of the rule in `RULES`; it counts where the program leaves this to its rows.
+        scored: whether log-probabilities are recorded, where the program records any.
         stop_tokens: tokens that end the row, padded with `NO_STOP`.
     """
 
@@ -155,6 +166,8 @@ class RowSettings:
     n_min: Int[Array, "B"]
     p_min: Float[Array, "B"]
     skip_streak: Int[Array, "B"]
+    rule: Int[Array, "B"]
+    scored: Bool[Array, "B"]
     stop_tokens: Int[Array, "B M"]
 
     @classmethod
@@ -185,6 +198,8 @@ class RowSettings:
             "n_min": (np.int32, [row.draft.n_min for row in rows]),
             "p_min": (np.float32, [row.draft.p_min for row in rows]),
             "skip_streak": (np.int32, [row.draft.skip_streak for row in rows]),
+            "rule": (np.int32, [RULES.index(row.rule) for row in rows]),
+            "scored": (np.bool_, [row.scored for row in rows]),
         }
         arrays = {name: jnp.asarray(np.array(values, dtype)) for name, (dtype, values) in numbers.items()}
         return cls(**arrays, stop_tokens=jnp.asarray(stops))

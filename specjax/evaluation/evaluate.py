@@ -11,12 +11,12 @@ from typing import Any
 from specjax.errors import PromptError
 from specjax.evaluation.prompts import BadPrompt, PromptLine
 from specjax.grammar.expression import GrammarError
-from specjax.runtime.engine import slots_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions, options_of
 from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.request import Job, Request
+from specjax.runtime.slots import slots_of
 from specjax.runtime.stream import generation_of
 from specjax.traces.trace import Trace
 

@@ -11,7 +11,7 @@ rows, which can decide a near-tie.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -24,38 +24,22 @@ import numpy as np
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.new_state import new_sequences, new_state, seats_on
 from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows, widened
-from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
-from specjax.models.protocol import Params, Target
+from specjax.decoding.settings import RowSettings, Settings, stop_width_of
+from specjax.models.protocol import Params
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.grammars import GrammarShelf
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
+from specjax.runtime.newcomers import IDLE, newcomers
 from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.runtime.pieces import Piece
 from specjax.runtime.prefixes import PrefixCache
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job, Request, Update
 from specjax.runtime.rounds import Rounds
-from specjax.state import SequenceState, keep_rows, put_rows, take_rows
+from specjax.state import SequenceState, keep_rows, put_rows
 
 NEAR = 64
 """How many requests at the head of the queue are searched for prompts that start alike."""
-
-IDLE = Settings(draft=DraftConfig(n_max=0))
-"""The settings of a row that has no request."""
-
-SLOT_STEP = 256
-"""Slots of KV caches grow in steps of so many, so that prompts of similar length share compiled programs."""
-
-
-def slots_for(length: int) -> int:
-    """Slots of KV caches for sequences of at most `length` tokens."""
-    return -(-length // SLOT_STEP) * SLOT_STEP
-
-
-def slots_of(requests: Sequence[Request], target: Target) -> int:
-    """Slots in which each of these requests fits, as far as the model's context reaches."""
-    longest = max(len(request.prompt) + request.max_tokens for request in requests)
-    return slots_for(min(longest, target.context_length))
 
 
 class Engine:
@@ -79,12 +63,14 @@ class Engine:
         slots: int,
         rounds_per_chunk: int = DEFAULT_ROUNDS,
         prefix_bytes: int = 0,
+        grammar_room: tuple[int, int, int] = (0, 0, 0),
         experience: Experience | None = None,
     ) -> None:
         """
         Args:
             decoder, params, seats, slots, rounds_per_chunk: see the attributes.
             prefix_bytes: budget for texts that are kept, so that prompts which start alike are computed once.
+            grammar_room: see `GrammarShelf`.
             experience: that of other engines of the model, if there are any.
 
         Raises:
@@ -105,13 +91,23 @@ class Engine:
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
         self._stop_width = 0
-        self._grammars = GrammarShelf(decoder.target.vocab_size, seats)
+        self._grammars = GrammarShelf(decoder.target.vocab_size, seats, grammar_room)
 
     # What callers do
 
     def submit(self, request: Request) -> Job:
         """Put a request in the queue.
 
+        Raises:
+            ValueError: see `check`.
+        """
+        self.check(request)
+        job = Job(request, self._limit(request), room=self.slots - len(request.prompt) + 1)
+        self._waiting.append(job)
+        return job
+
+    def check(self, request: Request) -> None:
+        """
         Raises:
             ValueError: its prompt leaves no slot for a new token, or this decoder cannot do what its settings say.
         """
@@ -122,9 +118,6 @@ class Engine:
                 f"the prompt has {len(request.prompt)} tokens, and a seat of this engine has {self.slots} slots (the"
                 f" model's context is {context}), of which a new token needs one; shorten it, or give more slots"
             )
-        job = Job(request, self._limit(request), room=self.slots - len(request.prompt) + 1)
-        self._waiting.append(job)
-        return job
 
     def cancel(self, job: Job) -> None:
         """End a request; its seat is free from the next step on. One that has finished stays as it is."""
@@ -141,10 +134,25 @@ class Engine:
         """Seconds spent on building programs so far."""
         return self._building.seconds
 
+    def jobs(self) -> list[Job | None]:
+        """The request in each seat that goes on, None in a free one."""
+        seated = self._seated()
+        return [seated.get(row) for row in range(self.seats)]
+
+    @property
+    def busy(self) -> int:
+        """How many seats have a request that goes on."""
+        return len(self._seated())
+
+    @property
+    def load(self) -> int:
+        """How many requests go on or wait."""
+        return len(self._waiting) + self.busy
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._waiting and not self._seated()
+        return not self.load
 
     @property
     def state(self) -> DecodeState:
@@ -179,8 +187,9 @@ class Engine:
         running = 0 if rounds == 0 else self._decode(alone=not fed, most=rounds)
         while len(self._unread) > running:
             reading = self._unread.popleft()
+            going = [job for job in reading.jobs.values() if job.finish_reason is None]
             yield from reading.updates(self._building.clock)
-            self._after(reading)
+            self._after([job for job in going if job.finish_reason not in (None, "cancelled")])
             self._rounds.learn(reading, self._jobs)
         if self.idle:
             self._unread.clear()  # a chunk in which every row was idle
@@ -240,7 +249,7 @@ class Engine:
                 self._state = replace(self._running, sequences=request.start.state)
                 return
             begin = request.start.state
-        elif (found := self.prefixes.find(request.prompt)) is not None:
+        elif (found := self.prefixes.find(request.prompt, request.memory)) is not None:
             job.held = job.reused = len(found.tokens)
             job.points = list(found.points)
             begin = found.state
@@ -286,28 +295,27 @@ class Engine:
             if job.held in job.stops:
                 job.points.append(ReturnPoint(job.held, keep_rows(self._running.sequences, jnp.asarray([row]))))
 
-    def _remember(self, row: int, job: Job, tokens: tuple[int, ...]) -> None:
-        """Keep a text for prompts that start like it; the row holds these tokens and no others."""
-        if not self.prefixes.num_bytes or job.request.start is not None or job.cuts:
-            return
-        sequences, rows = self.state.sequences, jnp.asarray([row])
-        job.points.append(ReturnPoint(len(tokens), keep_rows(sequences, rows)))
-        limits = CutLimits.of(self.decoder, self.slots).after_writing(len(tokens))
-        state = take_rows(sequences, rows, min(slots_for(len(tokens)), self.slots))
-        self.prefixes.keep(Memory(tokens, state, limits, tuple(job.points)))
+    def _remember(self, row: int, job: Job, tokens: tuple[int, ...], *, exact: bool = True) -> None:
+        """Keep a text for prompts that start like it, and for who asked for it.
 
-    def _newcomers(self, complete: dict[int, tuple[int, Job]], width: int) -> Newcomers:
-        numbers = np.full((4, width), 0, np.int32)
-        numbers[0] = self.seats
-        settings = [IDLE] * width
-        grammars = self._grammars.rows({column: job for column, (_, job) in complete.items()}, width)
-        for column, (row, job) in complete.items():
-            request = job.request
-            before = 0 if request.start is None else request.start.dropped
-            numbers[:, column] = row, request.sequence, min(job.limit, job.room) - 1, before
-            settings[column] = request.settings
-        rows, sequence, budget, dropped = map(jnp.asarray, numbers)
-        return Newcomers(rows, self._settings(settings), sequence, budget, dropped, grammars)
+        Args:
+            row, job: whose text it is.
+            tokens: what the row holds.
+            exact: whether it holds nothing else. Of more, what was kept before the end can be taken up.
+        """
+        keep = job.request.keep
+        if job.request.start is not None or job.cuts or not (self.prefixes.num_bytes or keep):
+            return
+        sequences, held = self.state.sequences, len(tokens)
+        if exact:
+            job.points.append(ReturnPoint(held, keep_rows(sequences, jnp.asarray([row]))))
+        else:
+            held = int(sequences.length[row])
+        limits = CutLimits.of(self.decoder, self.slots).after_writing(held)
+        memory = Memory.of_row(sequences, row, self.slots, tokens, limits, tuple(job.points), held)
+        self.prefixes.keep(memory)
+        if keep is not None:
+            keep(memory)
 
     def _feed_rows(self, piece: Piece) -> tuple[SequenceState, jax.Array]:
         models, state = (self.decoder.target, self.decoder.drafter), self._running.sequences
@@ -338,12 +346,12 @@ class Engine:
         self._unread.append(reading)
         return 1
 
-    def _after(self, reading: Reading) -> None:
-        """Stop rows whose texts end for reasons that the device does not know; make room where slots ran out."""
-        self._stop([job for job in reading.jobs.values() if job.finish_reason == "stop"])
-        for row, job in enumerate(self._jobs):
-            if job is not None and job in reading.jobs.values() and job.finish_reason in ("eos", "length"):
-                self._remember(row, job, (*job.request.prompt, *job.tokens[:-1]))
+    def _after(self, ended: Sequence[Job]) -> None:
+        """Keep texts that have ended, stop those whose ends the device does not know; make room where slots ran out."""
+        self._stop([job for job in ended if job.finish_reason == "stop"])
+        for job in ended:
+            text = (*job.request.prompt, *job.tokens[:-1])
+            self._remember(self._jobs.index(job), job, text, exact=job.finish_reason != "stop")
         full = {row: job for row, job in self._seated().items() if job.fed and len(job.tokens) == job.room}
         if full:
             self._shift(full)
@@ -372,6 +380,10 @@ class Engine:
         self._set_budgets({row: min(job.limit, job.room) - len(job.tokens) for row, job in full.items()})
 
     # Programs
+
+    def _newcomers(self, complete: Mapping[int, tuple[int, Job]], width: int) -> Newcomers:
+        grammars = self._grammars.rows({column: job for column, (_, job) in complete.items()}, width)
+        return newcomers(complete, width, self.seats, self._settings, grammars)
 
     def _settings(self, settings: Sequence[Settings]) -> RowSettings:
         return self.decoder.settings(settings, stop_width=self._stop_width)

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import new_sequences
 from specjax.models.protocol import FeatureRequest
-from specjax.runtime.engine import slots_for
 from specjax.runtime.feeding import read
 from specjax.runtime.prompts import check_prompts
+from specjax.runtime.slots import slots_for
 
 if TYPE_CHECKING:
     from specjax.runtime.model import Model

@@ -20,7 +20,7 @@ from specjax.runtime.pieces import piece_size
 from specjax.state import SequenceState
 
 
-def _pieces(tokens: Sequence[int]) -> Iterator[tuple[Int[np.ndarray, "1 T"], Int[np.ndarray, "1"]]]:
+def pieces_of(tokens: Sequence[int]) -> Iterator[tuple[Int[np.ndarray, "1 T"], Int[np.ndarray, "1"]]]:
     """The tokens in pieces of the sizes that prompts are fed in, padded, and how many of each count."""
     begin = 0
     while begin < len(tokens):
@@ -45,7 +45,7 @@ def feed(
     """
     if not len(tokens):
         raise ValueError("there are no tokens to feed; give at least one")
-    for piece, n_valid in _pieces(tokens):
+    for piece, n_valid in pieces_of(tokens):
         state, logits = feed_rows(decoder.target, decoder.drafter, params, state, None, piece, n_valid)
     return state, logits[0]
 
@@ -77,7 +77,7 @@ def read(
         For each piece, how many tokens it has, and the output, whose rows beyond these mean nothing.
     """
     state = replace(state, drafter=None)
-    for piece, n_valid in _pieces(tokens):
+    for piece, n_valid in pieces_of(tokens):
         output, state = _read_piece(target, params, state, piece, n_valid, request, rows)
         yield int(n_valid[0]), output
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import DecodeState
-from specjax.decoding.grammar import Constraint, Grammar, GrammarRows, GrammarTables
+from specjax.decoding.grammar import Constraint, Grammar, GrammarRows, GrammarTables, places_for
 from specjax.decoding.new_state import with_constraint
 from specjax.models.protocol import Params
 from specjax.runtime.request import Job
@@ -24,15 +25,24 @@ class GrammarShelf:
         shape: what programs depend on, see `GrammarTables.shape`; zeros as long as there are none.
     """
 
-    def __init__(self, vocab_size: int, seats: int) -> None:
+    def __init__(self, vocab_size: int, seats: int, room: tuple[int, int, int] = (0, 0, 0)) -> None:
+        """
+        Args:
+            vocab_size: V.
+            seats: of the engine.
+            room: the least shape. What fits into it needs no other programs.
+        """
         self.shape = (0, 0, 0)
-        self._least = (0, 1 << min(seats, ROOM).bit_length(), 0)
+        self._least = (room[0], max(places_for(min(seats, ROOM)), room[1]), room[2])
         self._vocab_size = vocab_size
         self._places: list[Grammar | None] = []
 
     def brought(self, state: DecodeState, jobs: Sequence[Job], params: Params) -> DecodeState:
         """The running state with the grammars of these jobs, in place of those that none of them has."""
         wanted = dict.fromkeys(job.request.settings.grammar for job in jobs)
+        if not any(wanted):
+            self._places, self.shape = [], (0, 0, 0)
+            return state if state.constraint is None else replace(state, constraint=None)
         missing = [grammar for grammar in wanted if grammar is not None and grammar not in self._places]
         if not missing:
             return state

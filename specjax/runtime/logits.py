@@ -14,9 +14,9 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import new_sequences
 from specjax.mesh.shards import MODEL, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
-from specjax.runtime.engine import slots_for
 from specjax.runtime.feeding import feed
 from specjax.runtime.prompts import check_prompts
+from specjax.runtime.slots import slots_for
 from specjax.state import KVTypes
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from specjax.runtime.options import (
     OptionChanges,
     options_of,
     options_of_each,
+    rule_of,
     takes_options,
 )
 from specjax.runtime.prompts import Prompt, check_begun, encode, encode_further
@@ -130,7 +131,7 @@ class Model:
         return Decoder(
             target=self.target,
             drafter=self.drafter if drafts > 0 else None,
-            rule="greedy" if all(each.sampler.greedy for each in options) else first.accept,
+            rule=rule_of(options),
             max_drafts=drafts,
             rollback=first.rollback_strategy,
             kv_types=first.kv_types,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
 
@@ -215,7 +215,15 @@ class GenerateOptions:
             draft: the drafting part, see `draft_config`.
             eos_ids: the model's tokens that end a text.
         """
-        return Settings(self.sampler, draft, self.seed, () if self.ignore_eos else tuple(eos_ids))
+        stops = () if self.ignore_eos else tuple(eos_ids)
+        scored = self.logprobs is not None or self.trace
+        return Settings(self.sampler, draft, self.seed, stops, rule=self.accept, scored=scored)
+
+
+def rule_of(options: Iterable[GenerateOptions]) -> Rule:
+    """The rule of a program for requests with these options."""
+    rules = {each.rule for each in options} - {"greedy"}
+    return "greedy" if not rules else rules.pop() if len(rules) == 1 else "each"
 
 
 _TYPES: dict[str, tuple[type, tuple[type, ...]]] = {

@@ -76,7 +76,7 @@ class Reading:
         count = job.take(of_row(record, row, rounds.tokens))
         if rounds.margin is not None:
             job.margins += of_row(record, row, rounds.margin)[:count]
-        if rounds.logprob is not None and rounds.top_logprobs is not None:
+        if job.request.settings.scored and rounds.logprob is not None and rounds.top_logprobs is not None:
             chosen = of_row(record, row, rounds.logprob)
             best = of_row(record, row, rounds.top_logprobs.tokens), of_row(record, row, rounds.top_logprobs.logprobs)
             top = (tuple(zip(*pair, strict=True)) for pair in zip(*best, strict=True))

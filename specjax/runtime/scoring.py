@@ -20,10 +20,10 @@ from specjax.decoding.vocabulary import logsumexp
 from specjax.mesh.columns import values_at
 from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
-from specjax.runtime.engine import slots_for
 from specjax.runtime.pieces import piece_size, width_of
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.scoring_plan import Batch, Cluster, plan
+from specjax.runtime.slots import slots_for
 from specjax.state import SequenceState
 
 if TYPE_CHECKING:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from specjax.errors import NonFiniteWarning, SpecjaxError
-from specjax.runtime.engine import Engine, slots_of
+from specjax.runtime.engine import Engine
 from specjax.runtime.generation import Generation
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.recording import trace_of
 from specjax.runtime.request import Job, Request, Update
+from specjax.runtime.slots import slots_of
 from specjax.runtime.stop_strings import StopStrings, cut_at
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
-from specjax.runtime.engine import Engine, slots_of
+from specjax.runtime.engine import Engine
 from specjax.runtime.request import Job, Request
+from specjax.runtime.slots import slots_of
 
 PLAIN = Decoder(Qwen35Target(DENSE), None, max_drafts=0)
 DRAFTING = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "coupled", 3, margins=True)

@@ -17,9 +17,9 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.grammar import Grammar
 from specjax.decoding.sampling import sample_tokens
 from specjax.decoding.settings import RowSettings, Settings
-from specjax.runtime.engine import slots_for
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
+from specjax.runtime.slots import slots_for
 from specjax.state import KVTypes
 
 SAFETY, WIDEST = 4, 4

@@ -10,10 +10,10 @@ import numpy as np
 
 from specjax.decoding.decoder import DecodeState
 from specjax.decoding.loop import ChunkRecord
-from specjax.runtime.engine import slots_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.request import Job, Request
+from specjax.runtime.slots import slots_of
 from specjax.runtime.stream import started
 
 

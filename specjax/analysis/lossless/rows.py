@@ -15,7 +15,7 @@ from specjax.decoding.new_state import new_sequences, on_device_of
 from specjax.decoding.seats import feed_rows
 from specjax.decoding.settings import Settings
 from specjax.models.protocol import Params
-from specjax.runtime.engine import slots_for
+from specjax.runtime.slots import slots_for
 from specjax.state import SequenceState
 
 PIECE = 64

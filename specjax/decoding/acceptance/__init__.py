@@ -10,7 +10,7 @@ guess of that token. The first n drafts are accepted and row n gives the next to
 | block | as for rejection | the longest start of the drafts that passes a test of its own, see `block` | the target's distribution |
 | `Synthetic` | as for coupled | while u < a given probability | none: it is for measuring speed |
 
-Each rule is a file. Rejection: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318). Block:
+With the rule "each", every row has a rule of its own, which is data. Each rule is a file. Rejection: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318). Block:
 Sun et al. 2024 (arXiv:2403.10444). Coupled: Daliri et al. 2025 (arXiv:2408.07978), with Gumbel noise. A greedy row draws
 nothing, and all rules accept its drafts while they are the target's argmax, whatever the rows beside it do. The rule
 "greedy" is for batches in which no row draws: its program has no code for drawing, and is compiled sooner. All rules

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.acceptance.rule import Rule, draws_drafts
+from specjax.decoding.acceptance.rule import RULES, Rule, draws_drafts
 from specjax.decoding.acceptance.synthetic import Synthetic
 from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, Purposes, of_round
@@ -35,14 +35,17 @@ def choose_token(
     return sample_tokens(logits, settings=settings, sequence=sequence, position=position)
 
 
-def _purpose(rule: Rule | Synthetic, ahead: Int[Array, "B"] | None) -> Purposes:
+def _purpose(rule: Rule | Synthetic, ahead: Int[Array, "B"] | None, settings: RowSettings) -> Purposes:
     if not draws_drafts(rule):
         return Purpose.TOKEN
     if rule == "rejection":
         return Purpose.DRAFT
     if ahead is None:
         raise ValueError("the block rule keys a draft by its place in the round: give `ahead`")
-    return of_round(Purpose.DRAFT, ahead)
+    if rule == "block":
+        return of_round(Purpose.DRAFT, ahead)
+    alone = jnp.where(settings.rule == RULES.index("coupled"), Purpose.TOKEN, Purpose.DRAFT)
+    return jnp.where(settings.rule == RULES.index("block"), of_round(Purpose.DRAFT, ahead), alone)
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "rule"), inline=True)  # a round has K of them: traced once
@@ -64,7 +67,7 @@ def propose_token(
     as well. There all rows have log-probabilities; those of greedy rows mean nothing. `ahead` is how many drafts of its
     round stand before it, which the block rule needs.
     """
-    purpose, drawn_drafts = _purpose(rule, ahead), draws_drafts(rule)
+    purpose, drawn_drafts = _purpose(rule, ahead, settings), draws_drafts(rule)
     size = vocab_size or vocabulary_size(logits)
 
     def named(column: Int[Array, "B *M"]) -> Int[Array, "B *M"]:

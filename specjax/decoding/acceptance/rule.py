@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-DrawingRule = Literal["coupled", "rejection", "block"]
-RULES: tuple[DrawingRule, ...] = get_args(DrawingRule)
-"""The rules for rows that draw."""
+from specjax.decoding.settings import RULES, DrawingRule
 
-Rule = DrawingRule | Literal["greedy"]
-"""The rules that keep the target's tokens or its distribution."""
+__all__ = ["RULES", "DrawingRule", "Rule", "draws_drafts"]
+
+Rule = DrawingRule | Literal["greedy", "each"]
+"""The rules that keep the target's tokens or its distribution. With "each", every row has a rule of its own."""
 
 
 def draws_drafts(rule: Any) -> bool:
     """Whether drafts are drawn with noise of their own, so that a verdict needs the probabilities they were drawn
     from.
     """
-    return rule in ("rejection", "block")
+    return rule in ("rejection", "block", "each")

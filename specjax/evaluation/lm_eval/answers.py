@@ -13,13 +13,13 @@ from specjax.errors import SpecjaxError
 from specjax.evaluation.evaluate import stream_of
 from specjax.evaluation.lm_eval.arguments import Limits, decoding
 from specjax.evaluation.lm_eval.encoding import Pair, encode, encode_pair, windows, within
-from specjax.runtime.engine import slots_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
 from specjax.runtime.prompts import check_prompts
 from specjax.runtime.request import Request
 from specjax.runtime.scoring import MOST_ROWS, Score, score_each
+from specjax.runtime.slots import slots_of
 from specjax.runtime.stream import MOST_SEATS, generation_of
 
 Done = Callable[[int, Any], None]

@@ -153,10 +153,10 @@ class DepthControl:
             ready: the depths whose programs have been built.
             may_build: whether another program may be built.
         """
-        if not any(want.auto for want in wants.values()):
-            return Choice(self.depths[-1])
         floor = max((want.n_max for want in wants.values() if not want.auto), default=0)
         allowed = [depth for depth in self.depths if depth >= floor]
+        if not any(want.auto for want in wants.values()):
+            return Choice(next((depth for depth in allowed if depth in ready), self.depths[-1]))
         able = [depth for depth in allowed if may_build or depth in ready]
         tokens = self._tokens(wants)
         speed = {depth: tokens[depth] / self.costs.of(depth) for depth in allowed}

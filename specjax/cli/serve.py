@@ -1,0 +1,161 @@
+"""`specjax serve`: an HTTP server in the forms of OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specjax.cli.options import add_command, add_decoding_options, add_model_options, generate_options, load_model
+from specjax.cli.runtime import UsageError, say
+
+DESCRIPTION = """\
+Serve a model over HTTP, in the forms of OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models; and /tokenize,
+/detokenize, /health, /metrics, /slots. Needs the extra `serve`.
+
+Requests share one running batch of --seats rows. What a text says does not depend on its neighbours. The options of
+decoding hold for requests that do not say otherwise; --draft is also the most drafts that a request can ask for.
+"""
+
+EPILOG = """\
+examples:
+  specjax serve                                          the bundled model on http://127.0.0.1:8080
+  specjax serve --model model.gguf --draft auto --seats 16 --slots 8192 --prefix-bytes 2G
+  specjax serve --model model.gguf --host 0.0.0.0 --api-key "$KEY"
+  curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def f("}'
+
+SIGTERM and Ctrl-C let requests that run come to their end, for --drain-seconds at most.
+"""
+
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
+    parser = add_command(subparsers, "serve", "serve a model over HTTP", DESCRIPTION, EPILOG, run)
+    add_model_options(parser)
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
+    server.add_argument("--port", type=int, default=8080, metavar="N", help="port to listen on (default: 8080)")
+    server.add_argument("--api-key", metavar="KEY", help="clients must send it as Authorization: Bearer KEY")
+    server.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this site ask, such as https://example.org; can be repeated (default: none)",
+    )
+    server.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which clients may call the server; can be repeated. Without --host 0.0.0.0 or the like"
+        " only names of this machine are taken",
+    )
+    server.add_argument("--alias", metavar="NAME", help="the model's name for clients (default: the file's)")
+    seats = parser.add_argument_group("seats and limits")
+    seats.add_argument("--seats", type=int, default=16, metavar="B", help="texts that run at once (default: 16)")
+    seats.add_argument(
+        "--slots", type=int, default=8192, metavar="S", help="tokens of a text with its prompt (default: 8192)"
+    )
+    seats.add_argument(
+        "--prefix-bytes",
+        type=byte_count,
+        default=byte_count("256M"),
+        metavar="N",
+        help="memory for prompts that start alike, such as 512M or 2G; 0 keeps none (default: 256M)",
+    )
+    seats.add_argument(
+        "--sessions", type=Path, metavar="FOLDER", help="where sessions are saved (default: they stay in memory)"
+    )
+    seats.add_argument(
+        "--session-bytes",
+        type=byte_count,
+        default=byte_count("1G"),
+        metavar="N",
+        help="memory for states of sessions; those that were not used for long are saved, or computed again"
+        " (default: 1G)",
+    )
+    seats.add_argument("--queue", type=int, default=256, metavar="N", help="texts that may wait (default: 256)")
+    seats.add_argument(
+        "--most-tokens", type=int, default=8192, metavar="N", help="tokens that a request may ask for (default: 8192)"
+    )
+    seats.add_argument(
+        "--body-bytes", type=byte_count, default=byte_count("4M"), metavar="N", help="longest body (default: 4M)"
+    )
+    seats.add_argument(
+        "--request-seconds", type=float, default=600.0, metavar="T", help="longest time of a request (default: 600)"
+    )
+    seats.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=60.0,
+        metavar="T",
+        help="how long requests may go on when the server is told to end (default: 60)",
+    )
+    seats.add_argument(
+        "--no-warm",
+        action="store_true",
+        help="compile programs when requests first need them, and not before the server listens",
+    )
+    add_decoding_options(parser)
+
+
+def byte_count(text: str) -> int:
+    """A number of bytes, with K, M or G for its unit if it has one."""
+    number, unit = (text[:-1], UNITS[text[-1].upper()]) if text[-1:].upper() in UNITS else (text, 1)
+    try:
+        count = int(float(number) * unit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; give one such as 4096, 512M or 2G") from None
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative; give 0 or more bytes")
+    return count
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit status once the server has ended."""
+    options = generate_options(args)
+    if args.temperature is None:
+        options = replace(options, temperature=1.0)  # as OpenAI has it
+    try:
+        import pydantic  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"serve needs the extra `serve`: pip install 'specjax[serve]' ({error})") from error
+    from specjax.serving.app import Access
+    from specjax.serving.limits import Limits
+    from specjax.serving.run import run_server
+    from specjax.serving.service import Service, Settings
+
+    model = load_model(args, need_tokenizer=True)
+    limits = Limits(
+        queue=args.queue,
+        tokens=args.most_tokens,
+        body_bytes=args.body_bytes,
+        seconds=args.request_seconds,
+        drain_seconds=args.drain_seconds,
+    )
+    settings = Settings(
+        args.alias or model.path.stem,
+        options,
+        seats=args.seats,
+        slots=args.slots,
+        prefix_bytes=args.prefix_bytes,
+        sessions=args.sessions,
+        session_bytes=args.session_bytes,
+        limits=limits,
+    )
+    local = args.host in ("127.0.0.1", "localhost", "::1")
+    hosts = ["127.0.0.1", "localhost", "::1", *args.allow_host] if local else ["*"]
+    service = Service(model, settings)
+    if not args.no_warm:
+        say("building programs; with a cache of compiled programs later starts are fast")
+        for _ in service.warm():
+            pass
+    say(f"{settings.name} on http://{args.host}:{args.port}, {args.seats} seats of {service.settings.slots} tokens")
+    run_server(service, Access(args.api_key, hosts, args.cors), args.host, args.port)
+    return 0

@@ -1,0 +1,93 @@
+"""From the fields of a request to the options of its texts."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from specjax.decoding.settings import DraftConfig
+from specjax.runtime.options import GenerateOptions
+from specjax.serving.errors import refused
+from specjax.serving.forms import Wanted
+
+PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "regex", "grammar_after", "accept")
+"""Fields that are options by the same name."""
+
+
+def options_of(
+    form: Wanted, defaults: GenerateOptions, most_drafts: int, max_tokens: int, most_tokens: int
+) -> GenerateOptions:
+    """The options that a request asks for.
+
+    Args:
+        form: the request.
+        defaults: what holds where it says nothing.
+        most_drafts: K of the server.
+        max_tokens: tokens to emit at most.
+        most_tokens: tokens that the server allows.
+
+    Raises:
+        ApiError: an option is out of its range, or cannot be had.
+    """
+    _refuse_unknown(form)
+    changes: dict[str, Any] = {name: value for name in PASSED_ON if (value := getattr(form, name)) is not None}
+    if changes.get("top_k") == -1:  # as llama.cpp and vLLM say that all tokens are kept
+        changes["top_k"] = 0
+    if form.seed is not None:
+        changes["seed"] = form.seed % 2**32
+    elif changes.get("temperature", defaults.temperature):
+        changes["seed"] = secrets.randbits(32)
+    changes |= _grammar(form)
+    changes["draft"] = _draft(form, defaults, most_drafts)
+    if max_tokens > most_tokens:
+        raise refused(f"max_tokens is {max_tokens}; this server allows at most {most_tokens}", param="max_tokens")
+    changes["max_tokens"] = max(max_tokens, 1)
+    try:
+        return replace(defaults, **changes)
+    except (ValueError, TypeError) as error:
+        raise refused(str(error), param=next((name for name in changes if str(error).startswith(name)), None)) from None
+
+
+def _refuse_unknown(form: Wanted) -> None:
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
+        if getattr(form, name):
+            raise refused(f"{name} is {getattr(form, name)!r}; this server cannot do it: leave it out", param=name)
+
+
+def _grammar(form: Wanted) -> dict[str, Any]:
+    """The schema of a text: OpenAI's field, or our own."""
+    schema: Any = form.json_schema
+    wrapped = form.response_format
+    if wrapped is not None and wrapped.type != "text":
+        if schema is not None or form.regex is not None:
+            raise refused(
+                "response_format and json_schema or regex are both given; give one of them", "response_format"
+            )
+        if wrapped.type == "json_object":
+            schema = {"type": "object"}
+        elif wrapped.json_schema is None:
+            raise refused("response_format has the type json_schema, but no json_schema", "response_format.json_schema")
+        else:
+            schema = wrapped.json_schema.schema_
+            if not isinstance(schema, dict):
+                schema = {} if schema else {"enum": []}
+    return {} if schema is None else {"json_schema": schema}
+
+
+def _draft(form: Wanted, defaults: GenerateOptions, most: int) -> DraftConfig:
+    """How many drafts a text gets."""
+    config = defaults.draft_config(most > 0, most)
+    if form.draft == "auto":
+        config = replace(config, n_max=most, auto=most > 0)
+    elif form.draft is not None:
+        if not 0 <= form.draft <= most:
+            reason = f"this server drafts at most {most} tokens a round" if most else "this server drafts nothing"
+            raise refused(f"draft is {form.draft}; {reason}: give 0 to {most}, or auto", param="draft")
+        config = replace(config, n_max=form.draft, auto=False)
+    if form.p_min is not None:
+        try:
+            config = replace(config, p_min=form.p_min)
+        except ValueError as error:
+            raise refused(str(error), param="p_min") from None
+    return config

@@ -1,0 +1,287 @@
+"""The thread that drives the engine. Handlers of requests ask it for texts, and are told what becomes known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from specjax.runtime.engine import Engine
+from specjax.runtime.request import Job, Request, TokenLogprobs, Update
+from specjax.runtime.stop_strings import StopStrings
+from specjax.serving.errors import ApiError
+from specjax.serving.fair_queue import FairQueue, QueueFull
+from specjax.serving.parts import End, Part, made_of
+
+Value = TypeVar("Value")
+AnEngine = TypeVar("AnEngine", bound=Engine)
+Work = Generator[None, None, Value]
+"""Something for the engine's thread that is not a text. It yields wherever rounds of texts may come in between."""
+
+AHEAD = 1
+"""Texts that wait in the engine's own queue, so that a free seat is taken at once. The others wait in the fair one."""
+
+
+class Observer(Protocol):
+    """Is told what the engine does, for figures."""
+
+    def stepped(self, seconds: float) -> None:
+        """A step of the engine has ended that took so long."""
+        ...
+
+    def updated(self, update: Update) -> None:
+        """Tokens of a text became known."""
+        ...
+
+    def failed(self) -> None:
+        """The engine has failed and was replaced."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Wish:
+    """One text that a client wants.
+
+    Attributes:
+        request: for the engine.
+        text: the request's own watch, which turns tokens into text.
+        traced: whether the client wants to know how each token was made.
+        done: called on the engine's thread when the text has ended, before its last part is sent.
+    """
+
+    request: Request
+    text: StopStrings
+    traced: bool = False
+    done: Callable[[Job], None] | None = None
+
+
+class Asked:
+    """Texts of one request, on their way. Iterate over it to get each part with the number of its text."""
+
+    def __init__(self, count: int) -> None:
+        self._parts: asyncio.Queue[tuple[int, Part] | Exception] = asyncio.Queue()
+        self._left = count
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Part]]:
+        return self
+
+    async def __anext__(self) -> tuple[int, Part]:
+        if not self._left:
+            raise StopAsyncIteration
+        got = await self._parts.get()
+        if isinstance(got, Exception):
+            self._left = 0
+            raise got
+        self._left -= got[1].end is not None
+        return got
+
+    def tell(self, index: int, news: Part | Exception) -> None:
+        """Pass on what became known of a text; from any thread."""
+        item = news if isinstance(news, Exception) else (index, news)
+        try:
+            self._loop.call_soon_threadsafe(self._parts.put_nowait, item)
+        except RuntimeError:  # the loop has ended, and with it whoever waited
+            return
+
+
+@dataclass(eq=False)
+class _Text:
+    """A wish and what has come of it."""
+
+    wish: Wish
+    index: int
+    asked: Asked
+    job: Job | None = None
+    logprobs: int = 0
+    dropped: bool = field(default=False)
+
+    def part(self, update: Update) -> Part:
+        """What an update adds to the text."""
+        job, wish = update.job, self.wish
+        text = wish.text.shown()
+        end = None
+        if job.finish_reason is not None:
+            text += wish.text.rest()
+            prompt = len(job.request.prompt)
+            end = End(job.finish_reason, prompt, job.reused, len(job.tokens), job.stats, job.finite)
+        return Part(text, update.tokens, self._new_logprobs(job), made_of(update) if wish.traced else (), end)
+
+    def _new_logprobs(self, job: Job) -> Sequence[TokenLogprobs]:
+        new, self.logprobs = job.logprobs[self.logprobs :], len(job.logprobs)
+        return new
+
+
+class Worker(Generic[AnEngine]):
+    """Runs an engine in a thread of its own.
+
+    Attributes:
+        engine: what runs; only the worker's thread may change it.
+        queue: texts that wait.
+        stopping: whether nothing more is taken.
+    """
+
+    def __init__(self, make_engine: Callable[[], AnEngine], most_waiting: int, observer: Observer) -> None:
+        """
+        Args:
+            make_engine: also makes another one, should the first one fail.
+            most_waiting: texts that may wait for a seat.
+            observer: is told what happens.
+        """
+        self._make_engine, self._observer = make_engine, observer
+        self.engine = make_engine()
+        self.queue: FairQueue[_Text] = FairQueue(most_waiting)
+        self.stopping = False
+        self._texts: dict[Job, _Text] = {}
+        self._calls: deque[Callable[[], object]] = deque()
+        self._work: deque[tuple[Work, asyncio.Future, asyncio.AbstractEventLoop]] = deque()
+        self._news = threading.Event()
+        context = contextvars.copy_context()  # kernels and listeners are chosen by context
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="engine", daemon=True)
+
+    # What handlers call, in the thread of the event loop
+
+    def start(self) -> None:
+        """Begin to work on what is asked for."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its step; texts that have not ended are given up."""
+        self.stopping = True
+        self._news.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def ask(self, wishes: Sequence[Wish], client: str) -> tuple[Asked, Callable[[], None]]:
+        """Ask for texts.
+
+        Args:
+            wishes: the texts of one request.
+            client: those of one client wait in one line, and lines take turns.
+
+        Returns:
+            The texts on their way, and a function that gives up those that have not ended.
+
+        Raises:
+            ApiError: too many texts wait, or the server is about to end.
+        """
+        asked = Asked(len(wishes))
+        texts = [_Text(wish, index, asked) for index, wish in enumerate(wishes)]
+        if self.stopping:
+            raise ApiError(503, "the server is about to end", code="ending", headers={"Retry-After": "5"})
+        try:
+            self.queue.put(client, texts)
+        except QueueFull as error:
+            message = f"the server is busy: {error}; try again later"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"}) from None
+        self._news.set()
+        return asked, lambda: self._call(partial(self._give_up, texts))
+
+    async def do(self, work: Work[Value]) -> Value:
+        """Let the engine's thread do something that is not a text, piece by piece between rounds."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Value] = loop.create_future()
+        self._call(lambda: self._work.append((work, future, loop)))
+        return await future
+
+    def _call(self, function: Callable[[], object]) -> None:
+        self._calls.append(function)
+        self._news.set()
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self.stopping:
+            self._news.clear()
+            while self._calls:
+                self._calls.popleft()()
+            self._admit()
+            if self.engine.idle and not self._work:
+                self._news.wait()
+                continue
+            if not self.engine.idle:
+                self._step()
+            if self._work:
+                self._work_on(*self._work.popleft())
+        for text in [*self._texts.values()]:
+            self._tell(text, ApiError(503, "the server has ended", code="ending"))
+        while (waiting := self.queue.take()) is not None:
+            self._tell(waiting, ApiError(503, "the server has ended", code="ending"))
+
+    def _admit(self) -> None:
+        """Give the engine as many texts as it has seats for, and a few that wait."""
+        while self.engine.load < self.engine.seats + AHEAD and (text := self.queue.take()) is not None:
+            if text.dropped:
+                continue
+            try:
+                text.job = self.engine.submit(text.wish.request)
+            except ValueError as error:
+                self._tell(text, error)
+            else:
+                self._texts[text.job] = text
+
+    def _step(self) -> None:
+        begin = time.perf_counter()
+        try:
+            for update in self.engine.step():
+                self._observer.updated(update)
+                self._deliver(update)
+        except Exception as error:  # whatever it is: the state may be gone, and those who wait must hear of it
+            self._recover(error)
+        self._observer.stepped(time.perf_counter() - begin)
+
+    def _deliver(self, update: Update) -> None:
+        text = self._texts.get(update.job)
+        if text is None:
+            return
+        part = text.part(update)
+        if part.end is not None:
+            del self._texts[update.job]
+            if text.wish.done is not None:
+                text.wish.done(update.job)
+        self._tell(text, part)
+
+    def _recover(self, error: Exception) -> None:
+        """Go on with a new engine; the texts of the old one are lost."""
+        texts = [*self._texts.values()]
+        self._texts.clear()
+        for text in texts:
+            self._tell(text, error)
+        self._observer.failed()
+        self.engine = self._make_engine()
+
+    def _work_on(self, work: Work, future: asyncio.Future, loop: asyncio.AbstractEventLoop) -> None:
+        """Do a piece of it."""
+
+        def settle(setter: Callable[[Any], None], value: Any) -> None:
+            if not future.done():
+                setter(value)
+
+        try:
+            if future.cancelled():
+                work.close()
+                return
+            next(work)
+            self._work.append((work, future, loop))
+        except StopIteration as end:
+            loop.call_soon_threadsafe(settle, future.set_result, end.value)
+        except Exception as error:
+            loop.call_soon_threadsafe(settle, future.set_exception, error)
+
+    def _give_up(self, texts: Sequence[_Text]) -> None:
+        for text in texts:
+            text.dropped = True
+            if text.job is None:
+                self.queue.remove(text)
+            elif self._texts.pop(text.job, None) is not None:
+                self.engine.cancel(text.job)
+
+    def _tell(self, text: _Text, news: Part | Exception) -> None:
+        if not text.dropped:
+            text.asked.tell(text.index, news)
