@@ -34,7 +34,7 @@ class Backlog:
     _chunks: deque[_Chunk] = field(default_factory=deque)
 
     def add(self, unseen: Unseen) -> None:
-        """Let a chunk wait."""
+        """Let what was not seen of a chunk wait."""
         self._chunks.append(_Chunk(unseen, np.ones(unseen.length.shape, bool)))
 
     def forget(self, row: int) -> None:
