@@ -72,7 +72,7 @@ class Rounds:
         jax.block_until_ready(state)
         seconds = self._building.clock() - begin
         self._pace.left_out(seconds)
-        self._control.lost(seconds)
+        self._control.lost(agreed(seconds))
         return state
 
     def start(
