@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from specjax.mesh.shards import MODEL, ROWS, devices_of
+from specjax.mesh.shards import EXACT, MODEL, ROWS, devices_of
 
 Shape = tuple[int, ...]
 Segments = Mapping[str, Sequence[int]]
@@ -99,7 +99,7 @@ class Plan:
     """Where parameters lie on a mesh.
 
     Attributes:
-        mesh: of the axes "rows" and "model", both explicit.
+        mesh: of the axes "rows" and "model", and maybe "exact", all explicit.
         cuts: how each parameter is split, by its path; what is not here lies whole on every device.
     """
 
@@ -179,7 +179,9 @@ class Plan:
         spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(local))))
         total = tuple(size * len(parts) if each == axis else size for each, size in enumerate(local))
         placed = [
-            jax.device_put(part, device) for row in self.mesh.devices for part, device in zip(parts, row, strict=True)
+            jax.device_put(part, device)
+            for row in self.mesh.devices.reshape(-1, len(parts))
+            for part, device in zip(parts, row, strict=True)
         ]
         return jax.make_array_from_single_device_arrays(total, NamedSharding(self.mesh, spec), placed)
 
@@ -195,8 +197,10 @@ def size_of(parameter: Any) -> int:
     return parameter.size * max(each.mesh.shape[MODEL] if MODEL in each.spec else 1 for each in shardings)
 
 
-def as_mesh(given: str | Mesh) -> Mesh:
+def as_mesh(given: str | Mesh, *, exact: bool = False) -> Mesh:
     """A mesh of the devices that there are, from "ROWSxMODEL"; or one that is given, with the right axes.
+
+    `exact` asks for numbers that do not depend on the mesh, see `specjax.mesh.shards.exact`.
 
     Raises:
         ValueError: the text is something else, there are too few devices, or the mesh has other axes.
@@ -204,7 +208,7 @@ def as_mesh(given: str | Mesh) -> Mesh:
     if isinstance(given, Mesh):
         if given.axis_names != (ROWS, MODEL):
             raise ValueError(f"the mesh has the axes {given.axis_names}; they must be {(ROWS, MODEL)}")
-        return _explicit(given.devices)
+        return _explicit(given.devices, exact)
     sizes = given.split("x")
     if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
         raise ValueError(f"mesh is {given!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
@@ -215,8 +219,9 @@ def as_mesh(given: str | Mesh) -> Mesh:
             f"mesh is {given!r}, which takes {rows * model} devices; there are {len(devices)}. On a CPU more can be"
             " made: XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
-    return _explicit(np.array(devices[: rows * model]).reshape(rows, model))
+    return _explicit(np.array(devices[: rows * model]).reshape(rows, model), exact)
 
 
-def _explicit(devices: np.ndarray) -> Mesh:
-    return Mesh(devices, (ROWS, MODEL), axis_types=(AxisType.Explicit,) * 2)
+def _explicit(devices: np.ndarray, exact: bool) -> Mesh:
+    axes = (ROWS, MODEL, EXACT) if exact else (ROWS, MODEL)
+    return Mesh(devices[..., None] if exact else devices, axes, axis_types=(AxisType.Explicit,) * len(axes))
