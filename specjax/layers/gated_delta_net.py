@@ -91,7 +91,8 @@ class GatedDeltaNet(nn.Module):
         step = state.verify if rollback else state.extend
         out, new_state = step(inputs, conv_inputs, n_valid)
         out = RMSNorm(c.norm_eps, name="norm")(out, gate=z)
-        return SummedLinear(width, groups=c.value_groups, name="out_proj")(out.reshape(batch, rows, values).astype(x.dtype)), new_state
+        out_proj = SummedLinear(width, groups=c.value_groups, name="out_proj")
+        return out_proj(out.reshape(batch, rows, values).astype(x.dtype)), new_state
 
 
 def init_decay(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
