@@ -75,6 +75,11 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
             help="devices that share the work, such as 1x4: the model is split into MODEL parts, and the texts of a"
             " batch over ROWS (default: one device)",
         )
+        parser.add_argument(
+            "--exact",
+            action="store_true",
+            help="logits do not depend on --mesh, bit by bit; devices send each other more",
+        )
     parser.add_argument(
         "--kernels",
         metavar="SPEC",
@@ -277,6 +282,7 @@ def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
         packed=None if args.packed == "off" else args.packed,
         place=args.place,
         mesh=getattr(args, "mesh", None),
+        exact=getattr(args, "exact", False),
         need_tokenizer=need_tokenizer,
     )
     if not getattr(args, "quiet", False):

@@ -96,6 +96,10 @@ class GrammarTables:
         """The tables as this part of a split model has them, from those of the whole model."""
         return replace(self, classes=own_columns(self.classes))
 
+    def divisible(self, parts: int) -> GrammarTables:
+        """The tables with as many tokens for each of so many parts of a model, see `specjax.mesh.columns`."""
+        return replace(self, classes=jnp.pad(self.classes, ((0, 0), (0, -self.classes.shape[1] % parts))))
+
     @classmethod
     def of(
         cls, grammars: Sequence[Grammar | None], vocab_size: int, least: tuple[int, int, int] = (0, 0, 0)

@@ -110,6 +110,7 @@ def with_constraint(state: DecodeState, params: Params, constraint: Constraint) 
     mesh = devices_of(params)
     if mesh is None:
         return replace(state, constraint=on_device_of(params, constraint))
+    constraint = replace(constraint, tables=constraint.tables.divisible(mesh.shape[MODEL]))
     specs = constraint_specs(constraint, _over_rows(mesh, len(state.pending)))
     lie = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), constraint, specs)
     return replace(state, constraint=lie)

@@ -41,7 +41,8 @@ class GatedDeltaNet(nn.Module):
 
     Attributes:
         config: says Hk, Hv, Dk and Dv as `linear_key_heads`, `linear_value_heads`, `linear_key_width` and
-            `linear_value_width`, W as `conv_width`, and `norm_eps` of the output norm and of the L2 norm of q and k.
+            `linear_value_width`, W as `conv_width`, and `norm_eps` of the output norm and of the L2 norm of q and k;
+            besides, in how many groups value heads stand side by side, as `value_groups`.
 
     Source: Yang et al., "Gated Delta Networks", arXiv 2412.06464; `Qwen3_5GatedDeltaNet` in transformers,
     `build_layer_attn_linear` in llama.cpp's `src/models/qwen35.cpp`.
@@ -90,7 +91,8 @@ class GatedDeltaNet(nn.Module):
         step = state.verify if rollback else state.extend
         out, new_state = step(inputs, conv_inputs, n_valid)
         out = RMSNorm(c.norm_eps, name="norm")(out, gate=z)
-        return SummedLinear(width, name="out_proj")(out.reshape(batch, rows, values).astype(x.dtype)), new_state
+        out_proj = SummedLinear(width, groups=c.value_groups, name="out_proj")
+        return out_proj(out.reshape(batch, rows, values).astype(x.dtype)), new_state
 
 
 def init_decay(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:

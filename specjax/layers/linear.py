@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.matmul import Weight, as_weight, products
 from specjax.mesh.columns import share, up_to
-from specjax.mesh.shards import gathered, part_index, parts, total
+from specjax.mesh.shards import exact, gathered, part_index, parts, total
 
 
 def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
@@ -27,23 +27,6 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> Weight:
     if weight.shape != shape:
         raise ValueError(f"parameter {name} of {type(module).__name__} is {weight}; its shape must be {list(shape)}")
     return weight
-
-
-def expert_weights(
-    module: nn.Module, prefix: str, count: int, hidden: int, width: int
-) -> tuple[Weight, Weight, Weight]:
-    """The stacks of gates, ups and downs of E experts, of hidden width F, in a stream of width D.
-
-    `count` is the number of experts of the whole model, of which each part has some.
-    """
-    count //= parts()
-    gate, up = (weight_of(module, f"{prefix}{kind}", (count, hidden, width)) for kind in ("gate", "up"))
-    return gate, up, weight_of(module, f"{prefix}down", (count, width, hidden))
-
-
-def own_experts(expert: Int[Array, "M k"], count: int) -> Int[Array, "M k"]:
-    """The numbers of chosen experts, of `count` in all, as this part counts its own; others are out of its range."""
-    return expert - part_index() * (count // parts()) if parts() > 1 else expert
 
 
 class Linear(nn.Module):
@@ -64,13 +47,6 @@ class Linear(nn.Module):
 
     def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
         return self.matrix(x.shape[-1]).matmul(x, self.dtype)
-
-
-class SummedLinear(Linear):
-    """A linear layer whose input is split: each part multiplies its own columns, and the products are added up."""
-
-    def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
-        return total(super().__call__(x))
 
 
 class GatheredLinear(Linear):
@@ -95,6 +71,34 @@ class GatheredLinear(Linear):
 def apply_all(x: Float[Array, "... K"], *layers: Linear) -> list[Float[Array, "... N"]]:
     """layer(x) of each, those with weights of one kind in one call."""
     return products(x, [layer.matrix(x.shape[-1]) for layer in layers], [layer.dtype for layer in layers])
+
+
+class SummedLinear(GatheredLinear):
+    """A linear layer whose input is split: each part multiplies its own columns, and the products are added up.
+
+    Where results must not depend on the number of parts, inputs are gathered, and each part computes some outputs.
+
+    Attributes:
+        groups: how many groups of inputs stand side by side, of each of which every part has a share.
+    """
+
+    groups: int = 1
+
+    @nn.compact
+    def matrix(self, width: int) -> Weight:
+        """What this part has of the weight, for inputs of which it has `width`."""
+        if not exact():
+            return weight_of(self, "weight", (self.features, width))
+        rows = self.features // parts() if self._divides else self.features
+        return weight_of(self, "weight", (rows, width * parts()))
+
+    def __call__(self, x: Float[Array, "... k"]) -> Float[Array, "... N"]:
+        if not exact():
+            return total(self.matrix(x.shape[-1]).matmul(x, self.dtype))
+        shares = gathered(x).reshape(*x.shape[:-1], parts(), self.groups, -1)
+        whole = jnp.swapaxes(shares, -3, -2).reshape(*x.shape[:-1], -1)
+        out = self.matrix(x.shape[-1]).matmul(whole, self.dtype)
+        return gathered(out) if self._divides else out
 
 
 class VocabularyLinear(Linear):

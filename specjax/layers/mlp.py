@@ -5,9 +5,9 @@ from __future__ import annotations
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from pallas_kernels.matmul import swiglu_products
-from specjax.layers.linear import Linear
-from specjax.mesh.shards import total
+from pallas_kernels.matmul import swiglu, swiglu_products
+from specjax.layers.linear import Linear, SummedLinear, apply_all
+from specjax.mesh.shards import exact, total
 
 
 class SwiGLU(nn.Module):
@@ -16,7 +16,8 @@ class SwiGLU(nn.Module):
     Attributes:
         hidden: F.
         limit: see `pallas_kernels.matmul.swiglu`.
-        summed: whether the products of all parts are added up, where a model is split; if not, the caller does it.
+        summed: whether the products of all parts are added up, where a model is split; if not, the caller does it, by
+            `specjax.layers.experts.summed`.
     """
 
     hidden: int
@@ -25,8 +26,11 @@ class SwiGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        gate = Linear(self.hidden, name="gate_proj").matrix(x.shape[-1])
-        up = Linear(self.hidden, name="up_proj").matrix(x.shape[-1])
-        down = Linear(x.shape[-1], name="down_proj").matrix(self.hidden)
-        out = swiglu_products(x, gate, up, down, self.limit)
+        gate, up = Linear(self.hidden, name="gate_proj"), Linear(self.hidden, name="up_proj")
+        down = SummedLinear(x.shape[-1], name="down_proj")
+        if exact():
+            gated, upper = apply_all(x, gate, up)
+            return down(swiglu(gated, upper, self.limit))
+        matrices = gate.matrix(x.shape[-1]), up.matrix(x.shape[-1]), down.matrix(self.hidden)
+        out = swiglu_products(x, *matrices, self.limit)
         return total(out) if self.summed else out

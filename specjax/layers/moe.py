@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.matmul import experts
-from specjax.layers.linear import Linear, expert_weights, own_experts
+from specjax.layers.experts import expert_weights, routed, summed
+from specjax.layers.linear import Linear
 from specjax.layers.mlp import SwiGLU
-from specjax.mesh.shards import parts, total
 
 
 class MoE(nn.Module):
@@ -35,8 +34,7 @@ class MoE(nn.Module):
         probabilities = jax.nn.softmax(Linear(c.num_experts, name="router")(flat).astype(jnp.float32), axis=-1)
         weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
         weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
-        own = own_experts(expert, c.num_experts)
-        routed = experts(flat, own, weight, *weights, elsewhere=parts() > 1).reshape(x.shape)
+        out = routed(flat, expert, weight, weights).reshape(x.shape)
 
-        shared = SwiGLU(c.shared_expert_width // parts(), summed=False, name="shared")(x)
-        return total(routed + jax.nn.sigmoid(Linear(1, name="shared_gate")(x)) * shared)
+        shared = SwiGLU(c.shared_expert_width, summed=False, name="shared")(x)
+        return summed(out + jax.nn.sigmoid(Linear(1, name="shared_gate")(x)) * shared)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from checkpoints.mapping.reading import Values
-from specjax.mesh.shards import MODEL, ROWS, devices_of
+from specjax.mesh.shards import EXACT, MODEL, ROWS, devices_of
 
 Shape = tuple[int, ...]
 Segments = Mapping[str, Sequence[int]]
@@ -101,7 +101,7 @@ class Plan:
     """Where parameters lie on a mesh.
 
     Attributes:
-        mesh: of the axes "rows" and "model", both explicit.
+        mesh: of the axes "rows" and "model", and maybe "exact", all explicit.
         cuts: how each parameter is split, by its path; what is not here lies whole on every device.
     """
 
@@ -175,8 +175,13 @@ class Plan:
     def _own_parts(self) -> list[int]:
         """The parts of the model that devices of this process have."""
         here = jax.process_index()
-        columns = enumerate(self.mesh.devices.T)
+        columns = enumerate(self._grid.T)
         return [index for index, devices in columns if any(device.process_index == here for device in devices)]
+
+    @property
+    def _grid(self) -> np.ndarray:
+        """The devices, with a column for each part of the model."""
+        return self.mesh.devices.reshape(-1, self.mesh.shape[MODEL])
 
     def _everywhere(self, array: Any) -> jax.Array:
         """The array, whole on each device."""
@@ -199,7 +204,7 @@ class Plan:
         part_of_index, here = dict(zip(self._own_parts(), parts, strict=True)), jax.process_index()
         placed = [
             jax.device_put(part_of_index[index], device)
-            for row in self.mesh.devices
+            for row in self._grid
             for index, device in enumerate(row)
             if device.process_index == here
         ]
@@ -217,8 +222,10 @@ def size_of(parameter: Any) -> int:
     return parameter.size * max(each.mesh.shape[MODEL] if MODEL in each.spec else 1 for each in shardings)
 
 
-def as_mesh(given: str | Mesh) -> Mesh:
+def as_mesh(given: str | Mesh, *, exact: bool = False) -> Mesh:
     """A mesh of the devices that there are, from "ROWSxMODEL"; or one that is given, with the right axes.
+
+    `exact` asks for numbers that do not depend on the mesh, see `specjax.mesh.shards.exact`.
 
     Raises:
         ValueError: the text is something else, there are too few devices, or the mesh has other axes.
@@ -226,7 +233,7 @@ def as_mesh(given: str | Mesh) -> Mesh:
     if isinstance(given, Mesh):
         if given.axis_names != (ROWS, MODEL):
             raise ValueError(f"the mesh has the axes {given.axis_names}; they must be {(ROWS, MODEL)}")
-        return _explicit(given.devices)
+        return _explicit(given.devices, exact)
     sizes = given.split("x")
     if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
         raise ValueError(f"mesh is {given!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
@@ -237,8 +244,9 @@ def as_mesh(given: str | Mesh) -> Mesh:
             f"mesh is {given!r}, which takes {rows * model} devices; there are {len(devices)}. On a CPU more can be"
             " made: XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
-    return _explicit(np.array(devices[: rows * model]).reshape(rows, model))
+    return _explicit(np.array(devices[: rows * model]).reshape(rows, model), exact)
 
 
-def _explicit(devices: np.ndarray) -> Mesh:
-    return Mesh(devices, (ROWS, MODEL), axis_types=(AxisType.Explicit,) * 2)
+def _explicit(devices: np.ndarray, exact: bool) -> Mesh:
+    axes = (ROWS, MODEL, EXACT) if exact else (ROWS, MODEL)
+    return Mesh(devices[..., None] if exact else devices, axes, axis_types=(AxisType.Explicit,) * len(axes))

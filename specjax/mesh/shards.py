@@ -24,6 +24,10 @@ from jaxtyping import Array, Int
 ROWS, MODEL = "rows", "model"
 """The axes of a mesh: over sequences, and over parts of the model."""
 
+EXACT = "exact"
+"""A further axis, of length 1: programs on a mesh that has it compute the same numbers into however many parts the
+model is split, see `exact`."""
+
 REPLICATED: Any = PartitionSpec()
 """How arrays lie that every device has whole."""
 
@@ -74,6 +78,13 @@ def on_shards(run: Callable[..., Tree], *args: Any, out: Callable[..., Any]) -> 
 def parts() -> int:
     """Into how many parts the model is split where this is called: 1 outside of shards."""
     return int(jax.sharding.get_abstract_mesh().shape.get(MODEL, 1))
+
+
+def exact() -> bool:
+    """Whether numbers must not depend on the number of parts: then nothing is added up across parts that one part would
+    add up in another order.
+    """
+    return EXACT in jax.sharding.get_abstract_mesh().shape
 
 
 def part_index() -> Int[Array, ""] | int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -33,6 +33,15 @@ the target's own file, or any drafter: `specjax.NGram(longest=3)`, or an object 
 
 DrafterSources = DrafterSource | Sequence[DrafterSource]
 """One drafter, or several, see `FirstOf`."""
+
+
+Fitted = Callable[[checkpoints.OpenedCheckpoint], checkpoints.OpenedCheckpoint]
+"""Fits what a file says of its model to the devices that it is loaded onto."""
+
+
+def as_it_is(opened: checkpoints.OpenedCheckpoint) -> checkpoints.OpenedCheckpoint:
+    """The file as it is, for one device."""
+    return opened
 
 
 @dataclass(frozen=True)
@@ -72,12 +81,15 @@ class Candidate(Protocol):
         ...
 
 
-def open_drafters(sources: DrafterSources, opened: checkpoints.OpenedCheckpoint) -> Candidate:
+def open_drafters(
+    sources: DrafterSources, opened: checkpoints.OpenedCheckpoint, fitted: Fitted = as_it_is
+) -> Candidate:
     """The candidate that a source or several stand for. No weights are read.
 
     Args:
         sources: see `DrafterSources`.
         opened: the file of the target.
+        fitted: see `Fitted`.
 
     Raises:
         SpecjaxError: an object is no drafter; a drafter does not fit the target; or the list is empty.
@@ -86,12 +98,12 @@ def open_drafters(sources: DrafterSources, opened: checkpoints.OpenedCheckpoint)
     every = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     if not every:
         raise SpecjaxError("the list of drafters is empty; leave the drafter out, or name one")
-    earlier = [_open(each, opened, NGram.before_others()) for each in every[:-1]]
-    last = _open(every[-1], opened, NGram())
+    earlier = [_open(each, opened, NGram.before_others(), fitted) for each in every[:-1]]
+    last = _open(every[-1], opened, NGram(), fitted)
     return _Several((*earlier, last)) if earlier else last
 
 
-def _open(source: DrafterSource, target_file: checkpoints.OpenedCheckpoint, ngram: NGram) -> Candidate:
+def _open(source: DrafterSource, target_file: checkpoints.OpenedCheckpoint, ngram: NGram, fitted: Fitted) -> Candidate:
     """The candidate that a source stands for; `ngram` is what "ngram" means."""
     target, head = registry.build(target_file.config)
     if not isinstance(source, str | Path):
@@ -102,7 +114,7 @@ def _open(source: DrafterSource, target_file: checkpoints.OpenedCheckpoint, ngra
         if head is None:
             raise SpecjaxError(f"{target_file.path} has no MTP head, which the drafter 'mtp' names; leave it out")
         return _Own(head)
-    opened = checkpoints.open_checkpoint(source, registry.FAMILIES)
+    opened = fitted(checkpoints.open_checkpoint(source, registry.FAMILIES))
     form = registry.from_file(opened.config)
     try:
         return _File(opened, form, form.attach(target))

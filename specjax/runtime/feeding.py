@@ -89,7 +89,7 @@ def read_logits(
     rows = []
     for count, output in read(target, params, state, tokens, rows="all"):
         assert output.logits is not None
-        rows.append(np.asarray(output.logits[0, :count], np.float32))
+        rows.append(np.asarray(output.logits[0, :count], np.float32)[:, : target.vocab_size])
     return np.concatenate(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -13,17 +14,17 @@ import checkpoints
 from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import Plan
+from specjax.mesh.plan import Plan, as_mesh
 from specjax.mesh.shards import MODEL
 from specjax.models import registry
 from specjax.models.drafters.trimmed import trimmed
 from specjax.models.protocol import Drafter, ModelConfig
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
-from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, check_head, open_drafters
+from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, as_it_is, check_head, open_drafters
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
-from specjax.runtime.plan import plan_for
+from specjax.runtime.plan import in_blocks, plan_for
 
 
 def bundled_model() -> Path:
@@ -48,6 +49,7 @@ def load(
     packed: Activations | None = "a16",
     place: Sequence[str] = (),
     mesh: str | Mesh | None = None,
+    exact: bool = False,
     need_tokenizer: bool = False,
     progress: Any = None,
 ) -> Model:
@@ -72,6 +74,8 @@ def load(
             The first rule that matches a parameter's path decides. See `specjax.runtime.placement`.
         mesh: the devices that share the work, as "ROWSxMODEL" or as a `jax.sharding.Mesh` with the axes ("rows",
             "model"). The model is split into MODEL parts, and sequences over ROWS. Default: one device.
+        exact: logits do not depend on the mesh, bit by bit: on all meshes they are those of `mesh="1x1"`, which is the
+            default then. Devices send each other more for this. See docs/devices.md.
         need_tokenizer: whether a missing or unusable tokenizer is an error. If not, prompts must be token ids.
         progress: called with bytes done and bytes in all.
 
@@ -88,13 +92,18 @@ def load(
         known = ", ".join(map(repr, get_args(Activations)))
         raise SpecjaxError(f"packed is {packed!r}; give {known}, or None to decode quantized matrices")
     use_compilation_cache()
-    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES)
+    if place and (mesh is not None or exact):
+        given = f"mesh={mesh!r}" if mesh is not None else "exact=True"
+        raise SpecjaxError(f"{given} and place={list(place)} do not go together; leave one of them out")
+    devices = _devices(mesh, exact)
+    fitted = as_it_is if devices is None else partial(in_blocks, devices, packed=packed is not None)
+    opened = fitted(checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES))
     if registry.is_assistant(opened.config):
         raise SpecjaxError(
             f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
         )
     target, chosen = registry.build(opened.config)
-    other = None if drafter is None else open_drafters(drafter, opened)
+    other = None if drafter is None else open_drafters(drafter, opened, fitted)
     if other is not None:
         chosen = other.drafter
     tokens = None
@@ -103,14 +112,12 @@ def load(
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
-    if mesh is None:
+    if devices is None:
         placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
         put: Put = placement.put
         put_besides: Put = placement.put
-    elif place:
-        raise SpecjaxError(f"mesh={mesh!r} and place={list(place)} do not go together; leave one of them out")
     else:
-        plan = _plan(mesh, opened, chosen, other, packed=packed is not None)
+        plan = _plan(devices, opened, chosen, other, packed=packed is not None)
         put, put_besides = plan.put, plan.put_besides
     settings = LoadSettings(dtype, packed, progress, put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
@@ -131,8 +138,16 @@ def load(
     )
 
 
+def _devices(given: str | Mesh | None, exact: bool) -> Mesh | None:
+    """The mesh that is asked for; None for one device."""
+    try:
+        return as_mesh("1x1" if given is None else given, exact=exact) if exact or given is not None else None
+    except ValueError as error:
+        raise SpecjaxError(str(error)) from error
+
+
 def _plan(
-    given: str | Mesh,
+    mesh: Mesh,
     opened: checkpoints.OpenedCheckpoint,
     drafter: Drafter | None,
     other: Candidate | None,
@@ -140,7 +155,7 @@ def _plan(
     packed: bool,
 ) -> Plan:
     """How the parameters of a file, and those of a drafter that has its own, are split over a mesh."""
-    plan = plan_for(given, opened, packed=packed)
+    plan = plan_for(mesh, opened, packed=packed)
     try:
         if drafter is not None:
             drafter.shard(plan.mesh.shape[MODEL])

@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh
 
 from checkpoints import OpenedCheckpoint
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import Plan, as_mesh
+from specjax.mesh.plan import Plan
 from specjax.mesh.shards import MODEL, traced_in_parts
 
 
-def plan_for(given: str | Mesh, opened: OpenedCheckpoint, *, packed: bool) -> Plan:
+def in_blocks(mesh: Mesh, opened: OpenedCheckpoint, *, packed: bool) -> OpenedCheckpoint:
+    """The file with a config that has hidden columns split between blocks, if matrices stay packed.
+
+    Raises:
+        SpecjaxError: as `plan_for`.
+    """
+    units = _units(opened, packed=packed)
+    if cut := _plan(mesh, opened).misfits(units):
+        config: Any = opened.config
+        return replace(opened, config=replace(config, unit=max(units[path] for path in cut)))
+    return opened
+
+
+def plan_for(mesh: Mesh, opened: OpenedCheckpoint, *, packed: bool) -> Plan:
     """How the parameters of a file are split over the devices of a mesh; `packed`: matrices stay in blocks.
 
     Raises:
-        SpecjaxError: the mesh is none, or the model cannot be split so; the message lists what does not divide.
+        SpecjaxError: the model cannot be split so; the message lists what does not divide.
     """
-    config: Any = opened.config
-    try:
-        mesh = as_mesh(given)
-        parts = mesh.shape[MODEL]
-        if parts == 1:
-            return Plan(mesh, {})
-        whole = _shapes(opened, config)
-        local = traced_in_parts(mesh, lambda: _shapes(opened, config.shard(parts)))
-        plan = Plan.of(mesh, whole, local, config.segments, config.shared)
-    except ValueError as error:
-        raise SpecjaxError(str(error)) from error
-    if packed and (misfits := plan.misfits(units := opened.rules.units(opened.source))):
+    plan, units = _plan(mesh, opened), _units(opened, packed=packed)
+    if misfits := plan.misfits(units):
         listed = ", ".join(f"{path} (blocks of {units[path]})" for path in misfits)
         raise SpecjaxError(
-            f"the columns of these matrices cannot be split into {parts} parts without cutting blocks of their formats:"
-            f" {listed}. Use fewer parts, or decode the matrices: packed=None (--packed off)"
+            f"the columns of these matrices cannot be split into {mesh.shape[MODEL]} parts without cutting blocks of"
+            f" their formats: {listed}. Use fewer parts, or decode the matrices: packed=None (--packed off)"
         )
     return plan
+
+
+def _units(opened: OpenedCheckpoint, *, packed: bool) -> Mapping[str, int]:
+    return opened.rules.units(opened.source) if packed else {}
+
+
+def _plan(mesh: Mesh, opened: OpenedCheckpoint) -> Plan:
+    config: Any = opened.config
+    parts = mesh.shape[MODEL]
+    if parts == 1:
+        return Plan(mesh, {})
+    try:
+        local, segments = traced_in_parts(mesh, lambda: (_shapes(opened, config.shard(parts)), config.segments))
+        return Plan.of(mesh, _shapes(opened, config), local, segments, config.shared)
+    except ValueError as error:
+        raise SpecjaxError(str(error)) from error
 
 
 def _shapes(opened: OpenedCheckpoint, config: Any) -> Mapping[str, tuple[int, ...]]:

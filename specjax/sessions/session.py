@@ -220,7 +220,7 @@ class Session:
         begin = back(self, self.conversation, len(self.conversation))
         self._check_readable(len(begin.ids))
         _, logits = feed(self.decoder, self.model.params, begin.memory.state, begin.rest)
-        return np.asarray(logits, np.float32)
+        return np.asarray(logits, np.float32)[: self.model.target.vocab_size]
 
     def logits(self, start: int = 0, stop: int | None = None) -> Float[np.ndarray, "T V"]:
         """The target's logits in a span of the conversation, float32; row p predicts the token after start + p.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
-from made_models import write
+from made_models import MODELS, write
 
 import specjax
 
@@ -24,13 +25,16 @@ def _devices() -> None:
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., specjax.Model]:
     """(name, type of matrices, mesh, drafter) -> a model of `made_models`; each is made and loaded once.
 
-    The drafter is "ngram", or the name of a model of a file of its own.
+    The drafter is "ngram", an object, or the name of a model of a file of its own. Other settings are those of
+    `specjax.load`.
     """
     folder = tmp_path_factory.mktemp("models")
 
     @cache
-    def made(name: str, weights: str = "F32", mesh: str | None = None, drafter: str | None = None) -> specjax.Model:
-        source = drafter if drafter in (None, "ngram") else write(Path(folder), drafter, "F32")
-        return specjax.load(write(Path(folder), name, weights), mesh=mesh, drafter=source)
+    def made(
+        name: str, weights: str = "F32", mesh: str | None = None, drafter: Any = None, **settings: Any
+    ) -> specjax.Model:
+        source = write(Path(folder), drafter, "F32") if drafter in MODELS else drafter
+        return specjax.load(write(Path(folder), name, weights), mesh=mesh, drafter=source, **settings)
 
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ import checkpoints
 from checkpoints.quantization import QuantizeOptions, prepare
 from specjax.models import dense, gemma4, qwen3_5
 from specjax.models.dense import DenseConfig
+from specjax.models.drafters import dflash as block_drafters
+from specjax.models.drafters import eagle3
+from specjax.models.drafters.dflash import Convolution, DFlashConfig, MarkovHead, Selector
+from specjax.models.drafters.eagle3 import Eagle3Config
 from specjax.models.protocol import Params
 from specjax.models.registry import FAMILIES
 
@@ -49,11 +54,41 @@ def gemma(**changes: Any) -> gemma4.Gemma4Config:
     return gemma4.Gemma4Config(layer_types=(gemma4.SLIDING_ATTENTION, gemma4.FULL_ATTENTION) * 2, **(GEMMA | changes))
 
 
-def assistant(wide: bool = False) -> gemma4.Gemma4AssistantConfig:
+def assistant(**changes: Any) -> gemma4.Gemma4AssistantConfig:
     """An assistant for `gemma`."""
-    del wide
     layers = (gemma4.SLIDING_ATTENTION, gemma4.FULL_ATTENTION)
-    return gemma4.Gemma4AssistantConfig(target_width=SIZES["width"], layer_types=layers, **GEMMA)
+    return gemma4.Gemma4AssistantConfig(target_width=SIZES["width"], layer_types=layers, **(GEMMA | changes))
+
+
+def large_gemma(**changes: Any) -> gemma4.Gemma4Config:
+    """Of a size of which a quarter still has whole blocks of Q4_K, and rows in multiples of 64."""
+    attention = {
+        "sliding": replace(SLIDING, head_width=64, rope_width=64),
+        "full": replace(FULL, head_width=128, rope_width=32),
+    }
+    return gemma(vocab_size=512, width=256, mlp_width=1024, num_heads=16, **attention, **changes)
+
+
+DRAFTER: dict[str, Any] = {
+    "width": 64,
+    "mlp_width": 128,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_width": 16,
+    "target_layers": (0, 1, 2),
+}
+
+
+def eagle(**changes: Any) -> Eagle3Config:
+    """An EAGLE-3 drafter for models of the usual sizes, which knows 90 tokens."""
+    sizes = {"vocab_size": 272, "draft_vocab_size": 90, "target_width": 64}
+    return Eagle3Config(**(sizes | DRAFTER | changes))
+
+
+def dflash(**changes: Any) -> DFlashConfig:
+    """A block drafter for the same models, of a layer that sees all and one that has a window."""
+    sizes = {"vocab_size": 272, "draft_vocab_size": 272, "block_size": 5, "mask_token": 270, "rope_width": 16}
+    return DFlashConfig(**(sizes | {"windows": (None, 6), "causal": (False, False)} | DRAFTER | changes))
 
 
 def random_params(shapes: Params) -> Params:
@@ -61,6 +96,8 @@ def random_params(shapes: Params) -> Params:
     rng = np.random.default_rng(0)
 
     def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if leaf.dtype == np.int32:  # which tokens a drafter knows, or an order of all
+            return np.sort(rng.permutation(272)[: leaf.size]) if leaf.size < 272 else rng.permutation(272)
         noise = rng.normal(size=leaf.shape).astype(np.float32)
         if "embed" in jax.tree_util.keystr(path):
             return noise
@@ -88,6 +125,8 @@ PARAMS: dict[type, Callable[[Any], Params]] = {
     qwen3_5.Qwen35Config: hybrid_params,
     gemma4.Gemma4Config: lambda config: changing(random_params(gemma4.parameter_shapes(config))),
     gemma4.Gemma4AssistantConfig: lambda config: random_params(gemma4.assistant_shapes(config)),
+    Eagle3Config: lambda config: random_params(eagle3.parameter_shapes(config)),
+    DFlashConfig: lambda config: random_params(block_drafters.parameter_shapes(config)),
 }
 
 MODELS: dict[str, Callable[[bool], Any]] = {
@@ -98,8 +137,18 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "gemma4": lambda wide: gemma(full_value_is_key=True),
     "gemma4 edge": lambda wide: gemma(shared_kv_layers=2, wide_shared_mlp=True, per_layer_width=16),
     "gemma4 moe": lambda wide: gemma(moe=gemma4.MoEConfig(8, 2, 32)),
-    "assistant": assistant,
-    "narrow": lambda wide: plain("qwen3", mlp_width=96),
+    "assistant": lambda wide: assistant(),
+    "narrow": lambda wide: plain("qwen3", head_width=8),
+    "odd": lambda wide: plain("llama", wide, vocab_size=271, mlp_width=1280 if wide else 90),
+    "odd moe": lambda wide: hybrid(wide, vocab_size=271, moe=qwen3_5.MoEConfig(8, 2, 256 if wide else 32, 512)),
+    "eagle3": lambda wide: eagle(),
+    "dspark": lambda wide: dflash(from_anchor=True, markov=MarkovHead(8), confidence="both"),
+    "dflash2": lambda wide: dflash(selector=Selector(8, 6), convolution=Convolution(3, 8)),
+    "exact dense": lambda wide: plain("qwen3", True, vocab_size=512),
+    "exact hybrid": lambda wide: hybrid(True, vocab_size=512),
+    "exact moe": lambda wide: hybrid(True, vocab_size=512, moe=qwen3_5.MoEConfig(8, 2, 256, 1024)),
+    "exact gemma4": lambda wide: large_gemma(full_value_is_key=True),
+    "exact gemma4 moe": lambda wide: large_gemma(moe=gemma4.MoEConfig(8, 2, 256)),
     "hybrid tied": lambda wide: hybrid(wide, tied_embeddings=True),
 }
 

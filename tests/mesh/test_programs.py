@@ -61,6 +61,31 @@ def test_a_round_with_drafts_keeps_to_its_budget(load: Load, weights: str) -> No
     assert len(found["all-gather"]) <= 1 + 2 + 2
 
 
+@pytest.mark.parametrize(
+    ("drafter", "sums", "gathers"),
+    [
+        ("eagle3", 2 * (1 + 2 + 2), 1 + 2),
+        pytest.param("dspark", 1 + 2 * 2 + 2 * (1 + 2), 1 + 2, marks=pytest.mark.slow),
+        pytest.param("dflash2", 1 + 2 * 2 + 2 * (2 + 2), 1 + 2 * 2 + 2 * 3, marks=pytest.mark.slow),
+    ],
+)
+def test_other_drafters_keep_to_their_budget_too(load: Load, drafter: str, sums: int, gathers: int) -> None:
+    """EAGLE-3 runs twice: an embedding, two sums of a layer, two of the confidence. A block is run once, and chosen
+    from twice: by the embedding of the token before it, and with a selector by those of candidates. Features are
+    projected once. The two convolutions of a layer are gathered, and the best tokens of all parts. No row of logits
+    travels, no weight and no cache.
+    """
+    model = load("qwen3", "F32", "1x4", drafter)
+    program, state = chunk_of(model, draft=3)
+    found = collectives(program)
+    assert found.keys() == {"all-reduce", "all-gather"}
+    assert len(found["all-reduce"]) <= 2 * model.config.num_layers + 2 + sums
+    assert len(found["all-gather"]) <= 1 + gathers
+    assert max(size for each in found.values() for size in each) <= BATCH * 5 * model.config.width
+    own = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
+    assert program.memory_analysis().alias_size_in_bytes >= own
+
+
 def test_no_weight_and_no_cache_travels(load: Load) -> None:
     """The largest thing that is sent is the residual stream of the rows of a round."""
     model = load("hybrid", "F32", "1x4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ pytestmark = pytest.mark.mesh
 Load = Callable[..., specjax.Model]
 
 
-@dataclass(frozen=True)
-class Own(specjax.BaseDrafter):
-    """A drafter that does not say how it is split."""
-
-    def propose(self, params: Any, pending: Any, state: Any, **options: Any) -> Any:
-        raise AssertionError("it is refused before it drafts")
-
-
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("files"), "hybrid", "F32")
@@ -35,12 +26,11 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mesh": "1x3"}, r"3 parts.*: vocab_size \(272\), num_heads \(8\), .*mlp_width \(128\), num_kv_heads \(2\);"),
+        ({"mesh": "1x3"}, r"3 parts.*: num_heads \(8\), linear_key_heads \(4\), .*, num_kv_heads \(2\);"),
         ({"mesh": "2x4"}, "takes 8 devices; there are 4"),
         ({"mesh": "4"}, "give ROWSxMODEL"),
         ({"mesh": "1x2", "place": ["mtp=pinned_host"]}, "do not go together"),
-        ({"mesh": "1x2", "draft_vocab": 100}, "do not go together"),
-        ({"mesh": "1x2", "drafter": Own()}, "Own cannot draft for a model that is split into 2 parts"),
+        ({"exact": True, "place": ["mtp=pinned_host"]}, "exact=True and place=.* do not go together"),
     ],
     ids=str,
 )
@@ -56,12 +46,12 @@ def test_a_mesh_with_other_axes_is_refused(hybrid: Path) -> None:
 
 
 def test_blocks_that_would_be_cut_are_listed(tmp_path: Path) -> None:
-    """A quarter of 128 columns is a block of Q8_0, and no block of Q4_K has as few."""
+    """A quarter of 128 columns of heads is a block of Q8_0, and a quarter of 64 is none."""
     path = write(tmp_path, "qwen3", "Q8_0")
     specjax.load(path, mesh="1x4")
     narrow = write(tmp_path, "narrow", "Q8_0")
     with pytest.raises(
-        specjax.SpecjaxError, match=r"layers_0.mlp.down_proj.weight \(blocks of 32\).*layers_1.*packed=None"
+        specjax.SpecjaxError, match=r"layers_0.attention.o_proj.weight \(blocks of 32\).*layers_1.*packed=None"
     ):
         specjax.load(narrow, mesh="1x4")
     specjax.load(narrow, mesh="1x4", packed=None)

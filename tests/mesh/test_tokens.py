@@ -25,8 +25,9 @@ GREEDY = [
     ("hybrid", "Q8_0", "1x2"),
     ("moe", "Q8_0", "2x2"),
     ("gemma4 edge", "F32", "1x2"),
+    ("odd", "Q4_K", "1x4"),
 ]
-NAMES = ("qwen3", "llama", "hybrid", "hybrid tied", "moe", "gemma4", "gemma4 edge", "gemma4 moe")
+NAMES = ("odd", "odd moe", "qwen3", "llama", "hybrid", "hybrid tied", "moe", "gemma4", "gemma4 edge", "gemma4 moe")
 LATER = [
     (name, weights, mesh)
     for name in NAMES

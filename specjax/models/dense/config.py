@@ -57,7 +57,7 @@ class DenseConfig(Divisible):
 
     def shard(self, parts: int) -> DenseConfig:
         """See `Divisible.shard`. There may be fewer KV heads than parts."""
-        return self.divided(parts, "mlp_width", "num_heads", shared=["num_kv_heads"])
+        return self.divided(parts, "num_heads", padded=["mlp_width"], shared=["num_kv_heads"])
 
     @property
     def layer_kinds(self) -> tuple[None, ...]:

@@ -65,7 +65,8 @@ class TrimmedDrafter(RunningDrafter):
             before: Drafted | None = None,
         ) -> Choice:
             if tokens is None:
-                tokens = jnp.broadcast_to(jnp.arange(logits.shape[1] * parts()), (logits.shape[0], -1))
+                places = jnp.arange(logits.shape[1] * parts())
+                tokens = jnp.broadcast_to(places, (logits.shape[0], places.size))
             logits = jnp.where(own_columns(tokens, scored.size) < scored.size, logits, -jnp.inf)
             return choose(logits, position, scored[jnp.minimum(tokens, scored.size - 1)], before)
 

@@ -71,7 +71,7 @@ class Gemma4AssistantConfig(Divisible):
 
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts. Every part chooses among all centroids."""
-        return self.divided(parts, "num_heads", "mlp_width", inner=["sliding", "full"])
+        return self.divided(parts, "num_heads", padded=["mlp_width"], inner=["sliding", "full"])
 
     @property
     def architecture(self) -> str:

@@ -144,7 +144,7 @@ class Gemma4Config(Divisible):
 
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts."""
-        return self.divided(parts, "num_heads", "mlp_width", inner=["sliding", "full", "moe"])
+        return self.divided(parts, "num_heads", padded=["mlp_width"], inner=["sliding", "full", "moe"])
 
     @property
     def num_layers(self) -> int:

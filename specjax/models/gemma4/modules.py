@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.matmul import experts
 from pallas_kernels.rms_norm import rms_norm
-from specjax.layers.linear import Embedding, Linear, SummedLinear, apply_all, expert_weights, own_experts
+from specjax.layers.experts import expert_weights, routed, summed
+from specjax.layers.linear import Embedding, GatheredLinear, Linear, SummedLinear, apply_all
 from specjax.layers.norm import RMSNorm
 from specjax.mesh.columns import up_to
-from specjax.mesh.shards import parts, total
 from specjax.models.gemma4.config import Gemma4Config, LayerConfig, MoEConfig
 from specjax.models.parts.trunk import Call, Trunk
 from specjax.state.kv import KVCache
@@ -103,9 +102,7 @@ class Experts(nn.Module):
         probabilities = jax.nn.softmax(Linear(c.num_experts, jnp.float32, name="router")(routed_by), axis=-1)
         weight, expert = jax.lax.top_k(probabilities, c.experts_per_token)
         weight = weight / jnp.sum(weight, axis=-1, keepdims=True) * expert_scale[expert]
-        own = own_experts(expert, c.num_experts)
-        out = experts(x.reshape(-1, width), own, weight, *weights, activation=geglu, elsewhere=parts() > 1)
-        return total(out.reshape(x.shape))
+        return summed(routed(x.reshape(-1, width), expert, weight, weights, activation=geglu).reshape(x.shape))
 
 
 class Layer(nn.Module):
@@ -154,7 +151,7 @@ class Gemma4Trunk(Trunk):
         c = self.config
         if c.per_layer_width:
             self.per_layer_embed = Embedding(c.vocab_size, c.num_layers * c.per_layer_width)
-            self.per_layer_proj = Linear(c.num_layers * c.per_layer_width)
+            self.per_layer_proj = GatheredLinear(c.num_layers * c.per_layer_width)
             self.per_layer_norm = RMSNorm(c.norm_eps)
 
     @nn.nowrap

@@ -71,7 +71,7 @@ class Glm4MoeConfig(Divisible):
 
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts."""
-        return self.divided(parts, "mlp_width", "num_heads", shared=["num_kv_heads"], inner=["moe"])
+        return self.divided(parts, "num_heads", padded=["mlp_width"], shared=["num_kv_heads"], inner=["moe"])
 
     @property
     def architecture(self) -> str:

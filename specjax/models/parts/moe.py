@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.matmul import experts
-from specjax.layers.linear import Linear, expert_weights, own_experts
+from specjax.layers.experts import expert_weights, routed, summed
+from specjax.layers.linear import Linear
 from specjax.layers.mlp import SwiGLU
-from specjax.mesh.shards import parts, total
 from specjax.models.parts.split import Divisible
 
 
@@ -44,7 +43,7 @@ class MoEConfig(Divisible):
 
     def shard(self, parts: int) -> MoEConfig:
         """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
-        return self.divided(parts, kept=["num_experts", "shared_expert_width"])
+        return self.divided(parts, padded=["shared_expert_width"], kept=["num_experts"])
 
     def __post_init__(self) -> None:
         if self.groups == 1:
@@ -88,10 +87,9 @@ class SigmoidMoE(nn.Module):
         weight = jnp.take_along_axis(scores, expert, axis=-1)
         if c.normalize:
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
-        own = own_experts(expert, c.num_experts)
-        routed = experts(flat, own, weight * c.scale, *weights, limit=self.expert_limit, elsewhere=parts() > 1)
-        shared = SwiGLU(c.shared_expert_width // parts(), self.shared_limit, summed=False, name="shared")(x)
-        return total(routed.reshape(x.shape) + shared)
+        out = routed(flat, expert, weight * c.scale, weights, limit=self.expert_limit)
+        shared = SwiGLU(c.shared_expert_width, self.shared_limit, summed=False, name="shared")(x)
+        return summed(out.reshape(x.shape) + shared)
 
 
 def _in_best_groups(scores: Float[Array, "N E"], groups: int, used: int) -> Float[Array, "N E"]:

@@ -10,7 +10,7 @@ from checkpoints.mapping.rule import Rule, fitting
 from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.transforms import Shape
 from checkpoints.mapping.tree import flatten
-from specjax.mesh.shards import parts
+from specjax.mesh.shards import exact, parts
 
 ParameterShapes = Callable[[Any], Mapping[str, Any]]
 """Gives the parameter tree of a config, with a `jax.ShapeDtypeStruct` in place of each array."""
@@ -32,12 +32,12 @@ def rule_table(
         names: of the file's tensors; empty when writing.
         ignored, integers: see `RuleTable`.
     """
-    shapes = _shapes(parameter_shapes, config, parts())
+    shapes = _shapes(parameter_shapes, config, (parts(), exact()))
     return RuleTable(fitting(rules, shapes.keys(), names), ignored or {}, shapes, integers or {})
 
 
 @functools.cache
-def _shapes(parameter_shapes: ParameterShapes, config: Any, count: int) -> Mapping[str, Shape]:
-    """Path -> shape of every parameter, where this is called: in one of `count` parts of the model."""
-    del count
+def _shapes(parameter_shapes: ParameterShapes, config: Any, where: tuple[int, bool]) -> Mapping[str, Shape]:
+    """Path -> shape of every parameter, where this is called: in one of so many parts of the model, exact or not."""
+    del where
     return {path: tuple(leaf.shape) for path, leaf in flatten(parameter_shapes(config)).items()}

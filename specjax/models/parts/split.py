@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
+
+from specjax.mesh.shards import exact
 
 
 class Indivisible(ValueError):
@@ -22,8 +24,15 @@ class Indivisible(ValueError):
         self.wrong = tuple(wrong)
 
 
+@dataclass(frozen=True)
 class Divisible:
-    """What configs say of splitting their models; a family whose models can be split replaces `shard`."""
+    """What configs say of splitting their models; a family whose models can be split replaces `shard`.
+
+    Attributes:
+        unit: parts have a multiple of so many hidden columns, as blocks of packed matrices have them.
+    """
+
+    unit: int = field(default=1, kw_only=True, repr=False)
 
     def shard(self, parts: int) -> Self:
         """The config of one of so many equal parts: with its heads and hidden columns. Width and vocabulary stay.
@@ -49,6 +58,7 @@ class Divisible:
         self,
         parts: int,
         *names: str,
+        padded: Sequence[str] = (),
         shared: Sequence[str] = (),
         kept: Sequence[str] = (),
         inner: Sequence[str] = (),
@@ -58,6 +68,7 @@ class Divisible:
         Args:
             parts: into how many the model is split.
             names: the numbers that are divided.
+            padded: those that are rounded up if they do not divide, to whole units. What fills them up is zeros.
             shared: those that may also be fewer than the parts, so that several parts have the same one.
             kept: those that must divide too, but which a part is told whole.
             inner: fields that are such configs themselves, or None.
@@ -67,6 +78,11 @@ class Divisible:
         """
         changes: dict[str, Any] = {}
         wrong = [f"{name} ({getattr(self, name)})" for name in kept if getattr(self, name) % parts]
+        for name in padded:
+            number, step = getattr(self, name), parts * self.unit
+            if exact() and number % parts:
+                wrong.append(f"{name} ({number})")
+            changes[name] = -(-number // step) * self.unit if number % step else number // parts
         for name in (*names, *shared):
             number = getattr(self, name)
             if number % parts == 0:
@@ -77,9 +93,10 @@ class Divisible:
                 wrong.append(f"{name} ({number})")
         for name in inner:
             try:
-                changes[name] = None if getattr(self, name) is None else getattr(self, name).shard(parts)
+                inside = getattr(self, name)
+                changes[name] = None if inside is None else replace(inside, unit=self.unit).shard(parts)
             except Indivisible as error:
                 wrong += [f"{name}.{each}" for each in error.wrong]
         if wrong:
             raise Indivisible(parts, wrong)
-        return replace(self, **changes)  # type: ignore[type-var]
+        return replace(self, **changes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from pallas_kernels.gated_delta import HeadMap
+from specjax.mesh.shards import exact
 from specjax.models.parts.requirements import require, require_groups, require_kinds, require_one_head, require_pairs
 from specjax.models.parts.split import Divisible
 
@@ -25,7 +26,7 @@ class MoEConfig(Divisible):
 
     def shard(self, parts: int) -> MoEConfig:
         """See `Divisible.shard`. Every part chooses among all experts, and has some of them."""
-        return self.divided(parts, kept=["num_experts", "shared_expert_width"])
+        return self.divided(parts, padded=["shared_expert_width"], kept=["num_experts"])
 
 
 @dataclass(frozen=True)
@@ -95,19 +96,23 @@ class Qwen35Config(Divisible):
         """See `Divisible.shard`. There may be fewer KV heads than parts, but not fewer heads of delta nets."""
         names = ["num_heads", "linear_key_heads", "linear_value_heads"]
         mlp = ["mlp_width"] if self.moe is None else []
-        return self.divided(parts, *names, *mlp, shared=["num_kv_heads"], inner=["moe"])
+        return self.divided(parts, *names, padded=mlp, shared=["num_kv_heads"], inner=["moe"])
+
+    @property
+    def value_groups(self) -> int:
+        """How many groups of value heads stand side by side, of which each has a head for every key head."""
+        return 1 if self.head_map == "grouped" else self.linear_value_heads // self.linear_key_heads
 
     @property
     def segments(self) -> Mapping[str, Sequence[int]]:
         """Queries, keys and values of delta nets side by side. A part has the value heads that read its key heads."""
-        blocks = 1 if self.head_map == "grouped" else self.linear_value_heads // self.linear_key_heads
-        heads = (self.linear_value_heads // blocks,) * blocks
+        heads = (self.linear_value_heads // self.value_groups,) * self.value_groups
         values = tuple(count * self.linear_value_width for count in heads)
         keys = self.linear_key_heads * self.linear_key_width
         inputs = (keys, keys, *values)
         return {
             **dict.fromkeys(("qkv_proj", "conv"), inputs),
-            **dict.fromkeys(("z_proj", "out_proj"), values),
+            **dict.fromkeys(("z_proj",) if exact() else ("z_proj", "out_proj"), values),
             **dict.fromkeys(("beta_proj", "alpha_proj", "a", "dt_bias"), heads),
         }
 

@@ -116,7 +116,7 @@ class Step35Config(Divisible):
 
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts."""
-        return self.divided(parts, "mlp_width", inner=["full", "sliding", "moe"])
+        return self.divided(parts, padded=["mlp_width"], inner=["full", "sliding", "moe"])
 
     @property
     def layer_kinds(self) -> tuple[LayerConfig, ...]:

@@ -150,7 +150,7 @@ class DFlashConfig(Divisible):
 
     def shard(self, parts: int) -> Self:
         """See `Divisible.shard`. There may be fewer KV heads than parts."""
-        return self.divided(parts, "mlp_width", "num_heads", shared=["num_kv_heads"])
+        return self.divided(parts, "num_heads", padded=["mlp_width"], shared=["num_kv_heads"])
 
     @property
     def architecture(self) -> str:
