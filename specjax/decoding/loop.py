@@ -14,7 +14,7 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
 from specjax.mesh.rows import Sharing, anywhere
-from specjax.mesh.shards import REPLICATED, lying, on_shards
+from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import Features, Params
 
 UNSEEN_BLOCKS = (8, 32, 128)
@@ -47,20 +47,20 @@ def decode_chunk(
     Rounds without drafts leave the drafter's part of the state alone: the tokens of the chunk enter it together at the
     end.
     """
-    axis = Sharing.of(state).axis
     return on_shards(
-        partial(_chunk, decoder, rounds),
+        partial(_chunk, decoder, rounds, Sharing.of(state)),
         params,
         state,
         limit,
         patience,
-        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, lying(None, axis))),
+        out=lambda params, state, *_: (state, REPLICATED),
     )
 
 
 def _chunk(
     decoder: Decoder,
     rounds: int,
+    sharing: Sharing,
     parts: int,
     params: Params,
     state: DecodeState,
@@ -103,7 +103,7 @@ def _chunk(
     n_rounds, state, (records, features) = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, outputs))
     if idle_drafter:
         state = _with_drafter(state, _shown(decoder, params, before, records, features, n_rounds))
-    return state, ChunkRecord(n_rounds, records)
+    return state, ChunkRecord(n_rounds, jax.tree.map(partial(sharing.whole, axis=1), records))
 
 
 def _with_drafter(state: DecodeState, part: object) -> DecodeState:

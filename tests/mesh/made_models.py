@@ -99,6 +99,7 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "gemma4 edge": lambda wide: gemma(shared_kv_layers=2, wide_shared_mlp=True, per_layer_width=16),
     "gemma4 moe": lambda wide: gemma(moe=gemma4.MoEConfig(8, 2, 32)),
     "assistant": assistant,
+    "big": lambda wide: plain("qwen3", width=512, mlp_width=2048, vocab_size=1024, head_width=64),
     "narrow": lambda wide: plain("qwen3", mlp_width=96),
     "hybrid tied": lambda wide: hybrid(wide, tied_embeddings=True),
 }
