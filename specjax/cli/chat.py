@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens is None:
         args.max_tokens = REPLY_TOKENS if chat.has_template else LINE_TOKENS
     earlier: list[Chat] = []
-    for line in _lines():
+    for line in _agreed(_lines()):
         if line == "/exit":
             break
         if line == "/undo":
@@ -101,17 +101,29 @@ def _lines() -> Iterator[str]:
             return
 
 
+def _agreed(lines: Iterator[str]) -> Iterator[str]:
+    """The lines that process 0 has, in every process."""
+    from specjax.mesh.hosts import agreed, is_first
+
+    while (line := agreed(next(lines, None) if is_first() else None)) is not None:
+        yield line
+
+
 def _turn(chat: Chat, line: str, args: argparse.Namespace) -> Chat:
     """Let the model reply. The chat stays as it is if the turn cannot be taken."""
+    from specjax.mesh.hosts import several
+
     reply = _Reply(chat)
     try:
         generation, after = chat.say(line, reply.add, max_tokens=args.max_tokens)
     except KeyboardInterrupt:
+        if several():  # the others go on with the reply
+            raise
         reply.end()
         say("broken off")
         return chat.after(line, reply.tokens) if reply.tokens else chat
     except Exception as error:
-        if (message := message_of(error)) is None or not sys.stdin.isatty():
+        if (message := message_of(error)) is None or not sys.stdin.isatty() or several():
             raise
         say(f"error: {message}")
         return chat

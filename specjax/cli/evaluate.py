@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
     from specjax.cli.progress import prompt_progress
     from specjax.evaluation import Evaluation, ResultFile, Shard, parse_prompts, samples_of, sift
+    from specjax.mesh.hosts import agreed
 
     shard = Shard.parse(args.shard or "1/1")
     prompt_bytes = args.prompts.read_bytes()  # once: it may be a pipe
@@ -131,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
         check_output(path)
     settings = settings_of(args, options, prompt_bytes)
     results = ResultFile(args.out, settings)
-    left = [prompt for prompt in prompts if prompt.key not in results.results]
+    finished = {tuple(key) for key in agreed(list(results.results))}
+    left = [prompt for prompt in prompts if prompt.key not in finished]
     if len(left) < len(prompts) and not args.quiet:
         say(f"{len(prompts) - len(left)} of {_counted(args, prompts)} are done already")
     evaluation = None

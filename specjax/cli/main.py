@@ -30,8 +30,12 @@ from specjax.cli import (
     verify,
     vocabulary,
 )
+from specjax.cli.hosts import joined
 from specjax.cli.runtime import (
+    BAD_INPUT,
+    BROKEN_PIPE,
     DEBUG_VARIABLE,
+    INTERRUPTED,
     UsageError,
     chosen_kernels,
     lasting_interrupts,
@@ -68,10 +72,9 @@ environment:
   SPECJAX_KERNELS  which kernels compute, as --kernels has it
   SPECJAX_DEBUG    if set, errors come with a traceback
 
-exit status: 0 success, 1 a check failed (generate --compare, inspect, check, diverge), 2 bad input, 130 interrupted
+exit status: 0 success, 1 a check failed (generate --compare, inspect, check, diverge), 2 bad input, 3 another process
+of the job was lost (--coordinator), 130 interrupted
 """
-
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
 class Parser(argparse.ArgumentParser):
@@ -138,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             notices(getattr(args, "quiet", False)),
             lasting_interrupts(),
             chosen_kernels(getattr(args, "kernels", None)),
+            joined(args),
         ):
             status = args.run(args)
         sys.stdout.flush()

@@ -80,12 +80,28 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
             action="store_true",
             help="logits do not depend on --mesh, bit by bit; devices send each other more",
         )
+        add_host_options(parser)
     parser.add_argument(
         "--kernels",
         metavar="SPEC",
         help="auto, by device and sizes; xla, plain XLA only; or pairs such as gated_delta.verify=xla_recurrent,"
         "matmul.packed=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
     )
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """--coordinator, --processes and --process, see `specjax.cli.hosts`."""
+    hosts = parser.add_argument_group(
+        "several hosts", "the same command in each process; --mesh is of all their devices, and process 0 speaks"
+    )
+    hosts.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT|auto",
+        help="where the processes meet: an address of process 0 and a free port there; auto asks SLURM, Open MPI, Cloud"
+        " TPU or GKE, also for the two numbers (default: one process)",
+    )
+    hosts.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
+    hosts.add_argument("--process", type=int, metavar="I", help="which of them this one is, from 0")
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -262,30 +278,43 @@ def read_prompt(args: argparse.Namespace) -> str | list[int] | None:
     """
     if args.prompt_file is None:
         return args.tokens if args.prompt is None else args.prompt
-    data = sys.stdin.buffer.read() if args.prompt_file == "-" else Path(args.prompt_file).read_bytes()
+    data = standard_input(args) if args.prompt_file == "-" else Path(args.prompt_file).read_bytes()
     try:
         return data.decode("utf-8")  # not as text files are read, which turns \r\n into \n
     except UnicodeDecodeError as error:
         raise UsageError(f"{args.prompt_file} is not UTF-8 text: {error}") from error
 
 
+def standard_input(args: argparse.Namespace) -> bytes:
+    """All that comes from there. Of several processes the first one reads it, and tells the others."""
+    if getattr(args, "coordinator", None) is None:
+        return sys.stdin.buffer.read()
+    from specjax.mesh.hosts import agreed, is_first
+
+    return agreed(sys.stdin.buffer.read().decode("latin-1") if is_first() else "").encode("latin-1")
+
+
 def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     """The model of the command line, with the drafter it names."""
+    from specjax.cli.progress import byte_progress
     from specjax.runtime.loading import load
     from specjax.runtime.placement import summary
 
-    model = load(
-        args.model,
-        drafter=getattr(args, "drafter", None),  # commands that do not decode have none
-        draft_vocab=getattr(args, "draft_vocab", None),
-        dtype=args.dtype,
-        packed=None if args.packed == "off" else args.packed,
-        place=args.place,
-        mesh=getattr(args, "mesh", None),
-        exact=getattr(args, "exact", False),
-        need_tokenizer=need_tokenizer,
-    )
-    if not getattr(args, "quiet", False):
+    quiet = getattr(args, "quiet", False)
+    with byte_progress("loading", quiet=quiet) as progress:
+        model = load(
+            args.model,
+            drafter=getattr(args, "drafter", None),  # commands that do not decode have none
+            draft_vocab=getattr(args, "draft_vocab", None),
+            dtype=args.dtype,
+            packed=None if args.packed == "off" else args.packed,
+            place=args.place,
+            mesh=getattr(args, "mesh", None),
+            exact=getattr(args, "exact", False),
+            need_tokenizer=need_tokenizer,
+            progress=progress,
+        )
+    if not quiet:
         if args.place:
             say(f"placed {summary(model.params)}")
         if why := _slow_products(model, args.kernels):

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 DEBUG_VARIABLE = "SPECJAX_DEBUG"
+BAD_INPUT, LOST, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
+"""Exit statuses."""
 DEAF = ("_xla_gc_callback", "__del__")
 """Functions in which Python drops exceptions."""
 

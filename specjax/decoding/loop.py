@@ -15,7 +15,7 @@ from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
 from specjax.decoding.unseen import Unseen
 from specjax.mesh.rows import Sharing, anywhere
-from specjax.mesh.shards import REPLICATED, lying, on_shards
+from specjax.mesh.shards import REPLICATED, ROWS, lying, on_shards
 from specjax.models.protocol import Features, Params
 
 
@@ -50,22 +50,24 @@ def decode_chunk(
     Rounds without drafts leave the drafter's part of the state alone. What it has not seen is in the record, and must
     be given to it before anything is drafted from this state: see `give_unseen`.
     """
-    axis = Sharing.of(state).axis
-    every = lying(None, axis)
-    unseen = Unseen(REPLICATED, lying(axis), every, every, every) if _leaves_behind(decoder, state) else None
+    sharing = Sharing.of(state)
+    rows = ROWS if sharing.split else None
+    own, every = lying(rows), lying(None, rows)
+    unseen = Unseen(REPLICATED, own, every, every, every) if _leaves_behind(decoder, state) else None
     return on_shards(
-        partial(_chunk, decoder, rounds),
+        partial(_chunk, decoder, rounds, sharing),
         params,
         state,
         limit,
         patience,
-        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, every, unseen)),
+        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, REPLICATED, unseen)),
     )
 
 
 def _chunk(
     decoder: Decoder,
     rounds: int,
+    sharing: Sharing,
     parts: int,
     params: Params,
     state: DecodeState,
@@ -105,11 +107,12 @@ def _chunk(
         return index + 1, state, outputs
 
     n_rounds, state, (records, features) = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, outputs))
+    whole = jax.tree.map(partial(sharing.whole, axis=1), records)
     if features is None:
-        return state, ChunkRecord(n_rounds, records)
+        return state, ChunkRecord(n_rounds, whole)
     fed = jnp.concatenate([before.pending[None], records.tokens[:-1, :, 0]])  # what the round before has chosen
     unseen = Unseen(n_rounds, before.sequences.length, fed, records.n_emitted, features)
-    return _with_drafter(state, before.sequences.drafter), ChunkRecord(n_rounds, records, unseen)
+    return _with_drafter(state, before.sequences.drafter), ChunkRecord(n_rounds, whole, unseen)
 
 
 def _leaves_behind(decoder: Decoder, state: DecodeState) -> bool:

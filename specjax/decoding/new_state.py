@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
 from specjax.decoding.grammar import Constraint
 from specjax.decoding.settings import RowSettings
+from specjax.mesh.hosts import placed
 from specjax.mesh.shards import MODEL, REPLICATED, ROWS, devices_of
 from specjax.models.protocol import Params
 from specjax.state import SequenceState
@@ -89,13 +90,13 @@ def new_state(decoder: Decoder, params: Params, settings: RowSettings, slots: in
         return on_device_of(params, idle_state(decoder, settings, slots))
     state = idle_state(decoder, settings, slots, new_sequences(decoder, params, batch, slots))
 
-    def placed(x: jax.Array) -> jax.Array:
+    def lie(x: jax.Array) -> jax.Array:
         if devices_of(x) is not None:
             return x
         spec = PartitionSpec(_over_rows(mesh, batch), *(None,) * (x.ndim - 1))
-        return jax.device_put(x, NamedSharding(mesh, spec))
+        return placed(x, NamedSharding(mesh, spec))
 
-    return jax.tree.map(placed, state)
+    return jax.tree.map(lie, state)
 
 
 def constraint_specs(constraint: Constraint, over_rows: str | None = None) -> Constraint:
@@ -112,7 +113,7 @@ def with_constraint(state: DecodeState, params: Params, constraint: Constraint) 
         return replace(state, constraint=on_device_of(params, constraint))
     constraint = replace(constraint, tables=constraint.tables.divisible(mesh.shape[MODEL]))
     specs = constraint_specs(constraint, _over_rows(mesh, len(state.pending)))
-    lie = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), constraint, specs)
+    lie = jax.tree.map(lambda x, spec: placed(x, NamedSharding(mesh, spec)), constraint, specs)
     return replace(state, constraint=lie)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ def is_first() -> bool:
 
 
 def agreed(value: T) -> T:
-    """What process 0 gives, in each process: plain data, as JSON has them. All must call it; they wait for each other."""
+    """What process 0 gives, in each process: plain data, as JSON has them. All must call it, and they wait for it."""
     if not several():
         return value
     text = json.dumps(value if is_first() else None).encode()
@@ -88,6 +89,14 @@ def by_first(work: Callable[[], None]) -> None:
         raise error
     if failure is not None:
         raise RuntimeError(f"process 0 failed: {failure}")
+
+
+def placed(array: Any, where: NamedSharding) -> jax.Array:
+    """An array that every process has, on a mesh; or one that lies on a mesh already."""
+    if isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding):
+        return jax.device_put(array, where)
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
 
 def fetched(array: Any) -> np.ndarray:

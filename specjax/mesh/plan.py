@@ -244,7 +244,13 @@ def as_mesh(given: str | Mesh, *, exact: bool = False) -> Mesh:
             f"mesh is {given!r}, which takes {rows * model} devices; there are {len(devices)}. On a CPU more can be"
             " made: XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
-    return _explicit(np.array(devices[: rows * model]).reshape(rows, model), exact)
+    chosen = devices[: rows * model]
+    if idle := {device.process_index for device in devices} - {device.process_index for device in chosen}:
+        raise ValueError(
+            f"mesh is {given!r}, which leaves the devices of the processes {sorted(idle)} out; there are"
+            f" {len(devices)} devices: use all of them, or start fewer processes"
+        )
+    return _explicit(np.array(chosen).reshape(rows, model), exact)
 
 
 def _explicit(devices: np.ndarray, exact: bool) -> Mesh:

@@ -49,18 +49,13 @@ class Sharing:
         sharding = jax.typeof(jax.tree.leaves(state)[0]).sharding
         return cls(ROWS in sharding.spec[:1] and ROWS not in sharding.mesh.manual_axes)
 
-    @property
-    def axis(self) -> str | None:
-        """The axis of the mesh that the sequences lie along."""
-        return ROWS if self.split else None
-
     def own(self, x: Shaped[Array, "B ..."], count: int) -> Shaped[Array, "b ..."]:
         """Of the entries of all sequences, those of this device, which has `count` sequences."""
         return lax.dynamic_slice_in_dim(x, lax.axis_index(ROWS) * count, count) if self.split else x
 
-    def whole(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "B ..."]:
-        """The entries of all sequences."""
-        return lax.all_gather(x, ROWS, tiled=True) if self.split else x
+    def whole(self, x: Shaped[Array, "..."], axis: int = 0) -> Shaped[Array, "..."]:
+        """The entries of all sequences, which lie along an axis."""
+        return lax.all_gather(x, ROWS, axis=axis, tiled=True) if self.split else x
 
     def at(self, rows: Int[Array, "n"], count: int) -> Int[Array, "n"]:
         """Where sequences stand on this device, which has `count` of them; that number, if they are on others."""

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.seats import feed_rows
+from specjax.mesh.hosts import fetched
 from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Rows, Target, TargetOutput
 from specjax.runtime.memory import Memory, ReturnPoint
@@ -89,7 +90,7 @@ def read_logits(
     rows = []
     for count, output in read(target, params, state, tokens, rows="all"):
         assert output.logits is not None
-        rows.append(np.asarray(output.logits[0, :count], np.float32)[:, : target.vocab_size])
+        rows.append(fetched(output.logits)[0, :count, : target.vocab_size].astype(np.float32))
     return np.concatenate(rows)
 
 

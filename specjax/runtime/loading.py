@@ -14,6 +14,7 @@ import checkpoints
 from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
+from specjax.mesh.hosts import of_all
 from specjax.mesh.plan import Plan, as_mesh
 from specjax.mesh.shards import MODEL
 from specjax.models import registry
@@ -120,7 +121,10 @@ def load(
         plan = _plan(devices, opened, chosen, other, packed=packed is not None)
         put, put_besides = plan.put, plan.put_besides
     settings = LoadSettings(dtype, packed, progress, put)
-    checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
+    exchange = None if mesh is None else of_all
+    checkpoint = opened.load(
+        dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put, exchange=exchange
+    )
     params = dict(checkpoint.params)
     if other is not None:
         params |= other.load(checkpoint, settings)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import new_sequences
+from specjax.mesh.hosts import fetched
 from specjax.mesh.shards import MODEL, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.runtime.feeding import feed
@@ -29,7 +30,7 @@ def all_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float[
     padded = np.zeros((1, -(-len(tokens) // 64) * 64), np.int32)
     padded[0, : len(tokens)] = tokens
     logits = _all_logits(model.target, model.params, padded, np.array([len(tokens)], np.int32), kv_types)
-    return np.asarray(logits[0, : len(tokens)], np.float32)[:, : model.target.vocab_size]
+    return fetched(logits)[0, : len(tokens), : model.target.vocab_size].astype(np.float32)
 
 
 @partial(jax.jit, static_argnames=("target", "kv_types"))
@@ -52,4 +53,4 @@ def next_logits(model: Model, tokens: Sequence[int], kv_types: KVTypes) -> Float
     check_prompts(model.target, [tokens])
     decoder = Decoder(model.target, None, max_drafts=0, kv_types=kv_types)
     state = new_sequences(decoder, model.params, 1, slots_for(len(tokens)))
-    return np.asarray(feed(decoder, model.params, state, tokens)[1], np.float32)[: model.target.vocab_size]
+    return fetched(feed(decoder, model.params, state, tokens)[1])[: model.target.vocab_size].astype(np.float32)

@@ -22,14 +22,15 @@ class Pace:
 
     Attributes:
         most: the most rounds of a chunk.
+        steady: whether all chunks are as long as usual, because several processes must choose the same.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, steady: bool = False) -> None:
         """
         Args:
-            most: see the attribute.
+            most, steady: see the attributes.
         """
-        self.most = most
+        self.most, self.steady = most, steady
         self._round_seconds: dict[int, float] = {}  # by depth
         self._latest: float | None = None  # of any depth
         self._last_look = 0.0
@@ -43,7 +44,8 @@ class Pace:
                 then no longer than usual.
         """
         chosen = USUAL
-        if seconds := self._round_seconds.get(depth, self._latest):
+        seconds = None if self.steady else self._round_seconds.get(depth, self._latest)
+        if seconds:
             patient = int(PATIENCE / seconds)
             chosen = min(USUAL, patient)
             if not others_wait:

@@ -11,12 +11,13 @@ import numpy as np
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.unseen import Unseen, give_unseen
+from specjax.mesh.hosts import agreed, is_first, several
 from specjax.models.protocol import Params
 from specjax.runtime.backlog import MOST_BYTES, Backlog
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.cost_memory import CostMemory
-from specjax.runtime.depth.control import DepthControl
-from specjax.runtime.depth.costs import Costs
+from specjax.runtime.depth.control import Choice, DepthControl
+from specjax.runtime.depth.costs import SETTLED, Costs
 from specjax.runtime.pace import USUAL, Pace
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
@@ -43,7 +44,7 @@ class Rounds:
         """
         self.most, self._seats = most, seats
         self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
-        self._pace = Pace(most)
+        self._pace = Pace(most, steady=several())
         self._backlog = Backlog()
         self._control = DepthControl(decoder.max_drafts, seats)
         self._memory: CostMemory | None = None
@@ -130,12 +131,12 @@ class Rounds:
     def _recall(self, params: Params) -> None:
         """Begin with the costs that engines before this one have measured, in this process or in others."""
         self._memory = CostMemory(*self._costs_key, params)
-        own, kept = self._experience.costs.get(self._costs_key, {}), self._memory.read()
-        self._control.costs = Costs(max(own, kept, key=len))
+        kept = agreed(list(self._memory.read().items()))
+        self._control.costs = Costs(max(self._experience.costs.get(self._costs_key, {}), dict(kept), key=len))
 
     def remember(self) -> None:
         """Keep what is known of costs for other processes."""
-        if self._memory is not None:
+        if self._memory is not None and is_first():
             self._memory.write(self._control.costs.known())
 
     def _build(
@@ -152,7 +153,7 @@ class Rounds:
             if record.unseen is not None:
                 state = self._give_nothing(decoder, params, state, record.unseen)
             jax.block_until_ready((state, record))
-        self._experience.effort.building += self._building.seconds - before
+        self._experience.effort.building += agreed(self._building.seconds - before)
         self._building.first_time(*self._program(depth))
         self._ready.add(depth)
         return state, record
@@ -180,9 +181,24 @@ class Rounds:
         seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds, depth)
         alone = reading.alone and self._pause < max(PAUSE, PAUSE_SHARE * seconds)
         if rounds and reading.choice:
-            self._control.saw(reading.choice, *reading.drafts(jobs), seconds if alone else None)
-            self._experience.effort.rounds += seconds
+            took = self._agreed(reading.choice, seconds if alone else None)
+            self._control.saw(reading.choice, *reading.drafts(jobs), took)
+            self._experience.effort.rounds += self._estimated(depth, rounds) if several() else seconds
             self._experience.costs[self._costs_key] = self._control.costs.known()
+
+    def _agreed(self, choice: Choice, seconds: float | None) -> float | None:
+        """How long a chunk took, so that several processes learn the same. They ask process 0 only where that tells
+        something new about a number of drafts, because asking takes time.
+        """
+        if not several():
+            return seconds
+        new = self._memory is not None and (choice.visit or self._control.costs.samples(choice.depth) < SETTLED)
+        return agreed(seconds) if new else None
+
+    def _estimated(self, depth: int, rounds: int) -> float:
+        """How long rounds took, by what all processes know."""
+        costs = self._control.costs
+        return rounds * costs.seconds(depth) if costs.timed else 0.0
 
     def _most(self, decoder: Decoder) -> int:
         """The most rounds of a program's chunks. What a drafter has not seen of them takes memory."""

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from checkpoints.mapping.parts import entries
 from checkpoints.mapping.reading import Given
 from specjax.decoding.decoder import Decoder
-from specjax.mesh.hosts import fetched
+from specjax.mesh.hosts import fetched, placed
 from specjax.mesh.plan import Cut, cut_of
 from specjax.mesh.shards import MODEL, devices_of
 from specjax.models.protocol import Params
@@ -84,5 +84,4 @@ class Layout:
         if cut is not None:
             axes[cut.axis] = MODEL
             values = np.concatenate([cut.part(Given(values), index) for index in range(len(cut.pieces))], cut.axis)
-        where = NamedSharding(self.mesh, PartitionSpec(*axes))
-        return jax.make_array_from_callback(values.shape, where, lambda index: values[index])
+        return placed(values, NamedSharding(self.mesh, PartitionSpec(*axes)))

@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from specjax.decoding.decoder import Decoder
 from specjax.errors import SpecjaxError
+from specjax.mesh.hosts import fetched
 from specjax.runtime.features import span_of
 from specjax.runtime.feeding import extended, feed, read_logits
 from specjax.runtime.generation import Generation
@@ -220,7 +221,7 @@ class Session:
         begin = back(self, self.conversation, len(self.conversation))
         self._check_readable(len(begin.ids))
         _, logits = feed(self.decoder, self.model.params, begin.memory.state, begin.rest)
-        return np.asarray(logits, np.float32)[: self.model.target.vocab_size]
+        return fetched(logits)[: self.model.target.vocab_size].astype(np.float32)
 
     def logits(self, start: int = 0, stop: int | None = None) -> Float[np.ndarray, "T V"]:
         """The target's logits in a span of the conversation, float32; row p predicts the token after start + p.
