@@ -35,18 +35,42 @@ _MUCH_MEMORY = 1.5 * 2**30
 
 @pytest.fixture(autouse=True, scope="module")
 def _release_programs() -> Iterator[None]:
+    yield
+    release_programs()
+
+
+def release_programs() -> None:
     """Forget compiled programs before they are too many.
 
     XLA's CPU backend maps every program into memory of its own, and Linux allows a process 65530 mappings: a worker
     that runs half of the suite needs more. And a worker is to stay below 3 GB.
     """
-    yield
     if _MAPS.exists() and (_MAPS.read_bytes().count(b"\n") > _MANY_MAPS or _resident_bytes() > _MUCH_MEMORY):
         import jax
 
         jax.clear_caches()
         gc.collect()
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what is freed in small pieces
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for compiled programs. Pages and notebooks of all workers share it: they have many in common."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "programs"
+
+
+@pytest.fixture
+def shared_programs(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the test loads keeps its programs in that folder, and finds those of other tests there."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    monkeypatch.setenv("SPECJAX_CACHE", str(programs))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    release_programs()
 
 
 def _resident_bytes() -> int:

@@ -127,6 +127,7 @@ def runnable(page: Page) -> Iterator[Block]:
             yield block
 
 
+@pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("page", [page for page in PAGES if any(runnable(page))], ids=name_of)
 def test_code_runs_from_top_to_bottom(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, file in FILES.items():
@@ -134,7 +135,6 @@ def test_code_runs_from_top_to_bottom(page: Page, tmp_path: Path, monkeypatch: p
     prompts = (ROOT / "benchmarks/prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "prompts.jsonl").write_text("".join(prompts[:4]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPECJAX_CACHE", "")
     names: dict[str, Any] = {}
     for block in runnable(page):
         if block.language == "python":

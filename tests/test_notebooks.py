@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from pathlib import Path
 
@@ -24,12 +23,8 @@ def test_notebook_is_listed_and_kept_without_outputs(path: Path) -> None:
 
 
 @each_notebook
-def test_notebook_runs_without_errors(
-    path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # of all workers of this run
-    monkeypatch.setenv("SPECJAX_CACHE", str(shared / "programs"))  # notebooks have many programs in common
+def test_notebook_runs_without_errors(path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECJAX_CACHE", str(programs))
     monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend puts plots into the notebook
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jupyter's own start-up, not ours

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas
 import pytest
 from small_model import write_small_model
 
 import specjax
+from specjax.decoding.new_state import idle_state
+from specjax.decoding.round import decode_round
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import SamplerConfig, Settings
 from specjax.errors import SpecjaxError
@@ -115,6 +118,20 @@ def test_probabilities_of_drawn_rounds_are_those_that_acceptance_compares(traced
     rejected = trace.n_accepted < trace.n_drafted
     assert (trace.p_next[rejected] > trace.q_next[rejected]).all(), "what corrects a draft comes from p - q"
     assert np.isnan(trace.q_next[~rejected]).all()
+
+
+@pytest.mark.parametrize("accept", ["rejection", "coupled"])
+def test_a_trace_filters_nothing_a_second_time(model: specjax.Model, accept: str) -> None:
+    """What is recorded of distributions comes from where acceptance has made them."""
+    sorted_ = {}
+    for trace in (False, True):
+        options = specjax.GenerateOptions(**DRAWN, accept=accept, trace=trace)
+        decoder, row = model.decoder(options), model.request([0], options).settings
+        state = jax.eval_shape(lambda decoder=decoder, row=row: idle_state(decoder, decoder.settings([row]), 64))
+        program = str(jax.make_jaxpr(partial(decode_round, decoder))(model.params, state))
+        sorted_[trace] = program.count("= top_k[")
+    assert sorted_[False] > 2
+    assert sorted_[True] - sorted_[False] <= 2, "the margins' and the best tokens', of which none are asked for"
 
 
 def test_a_trace_changes_nothing(traced, model: specjax.Model) -> None:

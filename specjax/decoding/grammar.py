@@ -125,8 +125,9 @@ class GrammarTables:
             if grammar is None:
                 continue
             begin[number] = sum(sizes[:number])
-            width, own = grammar.next.shape[1], grammar.next.ravel()
-            following[begin[number] :][: len(own)] = np.where(own == FORBIDDEN, FORBIDDEN, own * width)
+            own = grammar.next.ravel()
+            states = np.where(own == FORBIDDEN, FORBIDDEN, own * grammar.next.shape[1])
+            following[begin[number] :][: len(own)] = states
             classes[number] = grammar.classes
         return cls(jnp.asarray(following), jnp.asarray(begin), jnp.asarray(classes), width)
 

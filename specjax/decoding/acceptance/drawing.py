@@ -33,9 +33,10 @@ def decided(
 
     def judge(candidates: Shortlist) -> tuple[Array, ...]:
         n_accepted, token = draw(candidates)
-        p = candidates.at_places(slice(0, drafts.shape[1])).probability_of(drafts)
-        following = jax.tree.map(lambda each: row_at(each, n_accepted), candidates)
-        return n_accepted, token, p, following.probability_of(token)
+        at_places = jnp.pad(drafts, ((0, 0), (0, 1)))  # a token for each place; there is no draft at the last one
+        p = candidates.probability_of(at_places)[:, :-1]
+        following = candidates.probability_of(jnp.broadcast_to(token[:, None], at_places.shape))
+        return n_accepted, token, p, row_at(following, n_accepted)
 
     def sure() -> tuple[Array, ...]:
         unknown = jnp.full(drafts.shape, jnp.nan), jnp.full(drafts.shape[:1], jnp.nan)
