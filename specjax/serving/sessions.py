@@ -259,7 +259,7 @@ class Sessions:
         if not NAME.fullmatch(name):
             raise refused(
                 f"{name[:80]!r} is no id of a session; give 1 to 64 letters, digits, '-', '_' and '.', no '.' first",
-                param="id",
+                param="session",
             )
         return (self.folder or Path()) / f"{name}{ENDING}"
 

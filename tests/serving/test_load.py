@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from running import SEATS, Running
+from running import Running
 
 from specjax.serving.fair_queue import FairQueue, QueueFull
 
@@ -46,13 +44,6 @@ def test_other_settings_compile_nothing(running: Running, client: httpx.Client) 
     assert len(running.service._experience.compiled) == built
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 ENDLESS = {"max_tokens": 300, "ignore_eos": True, "temperature": 0}
 
 
@@ -73,17 +64,17 @@ def test_a_client_that_goes_away_frees_its_seats(running: Running, stream: bool)
     assert (figure("specjax_texts_total", {"reason": "length"}) or 0) - before < 16, "all texts were written to the end"
 
 
-def test_a_full_queue_refuses_and_says_so(running: Running) -> None:
+def test_a_full_queue_refuses_and_says_so(
+    running: Running, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.settle()
-    with running.client() as busy, running.client() as client:
-        body = {"prompt": ["a"] * 16, **ENDLESS, "stream": True}
-        with busy.stream("POST", "/v1/completions", json=body), busy.stream("POST", "/v1/completions", json=body):
-            wait_for(lambda: len(running.service.worker.queue) + SEATS + 1 >= 16)
-            answers = [client.post("/v1/completions", json={"prompt": ["b"] * 16, **ENDLESS}) for _ in range(1)]
-            assert answers[0].status_code == 429
-            assert answers[0].json()["error"]["code"] == "queue_full"
-            assert answers[0].headers["retry-after"] == "1"
-    running.settle(20)
+    monkeypatch.setattr(running.service.worker.queue, "most", 10)
+    for stream in (False, True):
+        answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert answer.headers["retry-after"] == "1"
+    assert client.post("/v1/completions", json={"prompt": ["b"] * 10, "max_tokens": 1}).status_code == 200
 
 
 def test_waiting_clients_take_turns() -> None:
@@ -100,11 +91,13 @@ def test_waiting_clients_take_turns() -> None:
 
 
 def test_prompts_that_start_alike_are_computed_once(running: Running, client: httpx.Client) -> None:
-    text = "def first(a, b):\n    return a + b\n\n\ndef second(a, b):\n    return a - b\n\n\n" * 3
-    first = client.post("/v1/completions", json={"prompt": text, "max_tokens": 8, "temperature": 0}).json()
-    again = client.post("/v1/completions", json={"prompt": text, "max_tokens": 8, "temperature": 0}).json()
-    assert again["choices"][0]["text"] == first["choices"][0]["text"]
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+    tokens = running.model.encode("def first(a, b):\n    return a + b\n\n\ndef second(a, b):\n    return a - b\n" * 2)
+    longer = [*tokens, *running.model.encode("\nimport os\n")]
+    fresh = running.model.generate(longer, max_tokens=8, draft=3).text
+    client.post("/v1/completions", json={"prompt": tokens, "max_tokens": 1, "temperature": 0})
+    answer = client.post("/v1/completions", json={"prompt": longer, "max_tokens": 8, "temperature": 0}).json()
+    assert answer["choices"][0]["text"] == fresh
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(tokens) >= 32
     page = client.get("/metrics").text
     assert "specjax_prefix_hits" in page
     assert 'specjax_accepted_tokens_total{position="1"}' in page
