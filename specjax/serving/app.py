@@ -24,9 +24,10 @@ from specjax.serving.chat import Chat
 from specjax.serving.completions import Completions
 from specjax.serving.errors import ApiError, answer_of
 from specjax.serving.service import Service
+from specjax.serving.static_page import of_the_page, page_routes
 
 OPEN_PATHS = ("/health",)
-"""Paths that need no key."""
+"""Paths that need no key, besides those of the page."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -79,7 +80,7 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
     if access.key is not None:
         middleware.append(Middleware(KeyNeeded, key=access.key))
     app = Starlette(
-        routes=_routes(service),
+        routes=[*_routes(service), *page_routes()],
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={HTTPException: http_failed, Exception: failed},
@@ -101,7 +102,11 @@ def _routes(service: Service) -> list[Route]:
         return handle
 
     chat, completions, told = Chat(service), Completions(service), status.Status(service)
-    posts: dict[str, Handler] = {"tokenize": told.tokenize, "detokenize": told.detokenize}
+    posts: dict[str, Handler] = {
+        "tokenize": told.tokenize,
+        "detokenize": told.detokenize,
+        "apply-template": chat.apply_template,
+    }
     gets: dict[str, Handler] = {
         "v1/models": told.models,
         "v1/models/{name:path}": told.model,
@@ -131,7 +136,8 @@ class KeyNeeded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or pass on."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._fits(scope):
+        path = scope.get("path", "")
+        if scope["type"] != "http" or path in OPEN_PATHS or of_the_page(path) or self._fits(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -160,7 +166,7 @@ class Counted:
             service: whose metrics are kept.
         """
         self._app, self._service = app, service
-        self._known = {route.path for route in _routes(service)}
+        self._known = {"/", *(route.path for route in _routes(service))}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and note what came of it."""

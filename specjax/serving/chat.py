@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from checkpoints.tokenizers.chat_template import Message, render
 from specjax.serving.answers import chat_logprobs, reason_of
@@ -11,6 +15,7 @@ from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
 from specjax.serving.forms import ChatForm, MessageForm
 from specjax.serving.parts import Part
+from specjax.serving.reading_bodies import read_form
 from specjax.serving.wishes import options_of
 
 
@@ -79,6 +84,11 @@ class Chat(Endpoint[ChatForm]):
             for sequence in range(count)
         ]
         return Prepared(wishes, [len(prompt)])
+
+    async def apply_template(self, request: Request) -> Response:
+        """POST /apply-template: the text of a conversation, as llama.cpp's server gives it."""
+        form = await read_form(request, ChatForm, self.service.settings.limits)
+        return JSONResponse({"prompt": await asyncio.to_thread(self._text, form)})
 
     def _text(self, form: ChatForm) -> str:
         """The conversation as one text, up to where the model goes on."""
