@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from specjax.cli.options import add_command, add_decoding_options, add_model_options, generate_options, load_model
@@ -66,6 +67,17 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="memory for prompts that start alike, such as 512M or 2G; 0 keeps none (default: 256M)",
     )
+    seats.add_argument(
+        "--sessions", type=Path, metavar="FOLDER", help="where sessions are saved (default: they stay in memory)"
+    )
+    seats.add_argument(
+        "--session-bytes",
+        type=byte_count,
+        default=byte_count("1G"),
+        metavar="N",
+        help="memory for states of sessions; those that were not used for long are saved, or computed again"
+        " (default: 1G)",
+    )
     seats.add_argument("--queue", type=int, default=256, metavar="N", help="texts that may wait (default: 256)")
     seats.add_argument(
         "--most-tokens", type=int, default=8192, metavar="N", help="tokens that a request may ask for (default: 8192)"
@@ -82,6 +94,11 @@ def add_parser(subparsers: Any) -> None:
         default=60.0,
         metavar="T",
         help="how long requests may go on when the server is told to end (default: 60)",
+    )
+    seats.add_argument(
+        "--no-warm",
+        action="store_true",
+        help="compile programs when requests first need them, and not before the server listens",
     )
     add_decoding_options(parser)
 
@@ -128,11 +145,17 @@ def run(args: argparse.Namespace) -> int:
         seats=args.seats,
         slots=args.slots,
         prefix_bytes=args.prefix_bytes,
+        sessions=args.sessions,
+        session_bytes=args.session_bytes,
         limits=limits,
     )
     local = args.host in ("127.0.0.1", "localhost", "::1")
-    hosts = ["127.0.0.1", "localhost", "[::1]", "::1", *args.allow_host] if local else ["*"]
+    hosts = ["127.0.0.1", "localhost", "::1", *args.allow_host] if local else ["*"]
     service = Service(model, settings)
+    if not args.no_warm:
+        say("building programs; with a cache of compiled programs later starts are fast")
+        for _ in service.warm():
+            pass
     say(f"{settings.name} on http://{args.host}:{args.port}, {args.seats} seats of {service.settings.slots} tokens")
     run_server(service, Access(args.api_key, hosts, args.cors), args.host, args.port)
     return 0

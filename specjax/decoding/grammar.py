@@ -67,6 +67,11 @@ class Grammar:
         return state * self.next.shape[1]
 
 
+def places_for(count: int) -> int:
+    """How many grammars there is room for where so many are used; number 0 is that of rows without one."""
+    return 1 << count.bit_length()
+
+
 @struct.dataclass
 class GrammarTables:
     """The tables of several grammars. Number 0 is that of rows without a grammar, and allows everything.
@@ -102,7 +107,7 @@ class GrammarTables:
         entries = LEAST_ENTRIES
         while entries < sum(sizes):
             entries *= 4
-        entries, places = max(entries, least[0]), max(1 << len(grammars).bit_length(), least[1])
+        entries, places = max(entries, least[0]), max(places_for(len(grammars)), least[1])
         following = np.zeros(entries, np.int32)
         begin = np.zeros(places, np.int32)
         classes = np.zeros((places, vocab_size), np.int32)

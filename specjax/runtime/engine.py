@@ -11,7 +11,7 @@ rows, which can decide a near-tie.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -24,25 +24,22 @@ import numpy as np
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.new_state import new_sequences, new_state, seats_on
 from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows, widened
-from specjax.decoding.settings import DraftConfig, RowSettings, Settings, stop_width_of
+from specjax.decoding.settings import RowSettings, Settings, stop_width_of
 from specjax.models.protocol import Params
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.grammars import GrammarShelf
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
+from specjax.runtime.newcomers import IDLE, newcomers
 from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.runtime.pieces import Piece
 from specjax.runtime.prefixes import PrefixCache
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job, Request, Update
 from specjax.runtime.rounds import Rounds
-from specjax.runtime.slots import slots_for
-from specjax.state import SequenceState, keep_rows, put_rows, take_rows
+from specjax.state import SequenceState, keep_rows, put_rows
 
 NEAR = 64
 """How many requests at the head of the queue are searched for prompts that start alike."""
-
-IDLE = Settings(draft=DraftConfig(n_max=0), scored=False)
-"""The settings of a row that has no request."""
 
 
 class Engine:
@@ -66,12 +63,14 @@ class Engine:
         slots: int,
         rounds_per_chunk: int = DEFAULT_ROUNDS,
         prefix_bytes: int = 0,
+        grammar_room: tuple[int, int] = (0, 0),
         experience: Experience | None = None,
     ) -> None:
         """
         Args:
             decoder, params, seats, slots, rounds_per_chunk: see the attributes.
             prefix_bytes: budget for texts that are kept, so that prompts which start alike are computed once.
+            grammar_room: see `GrammarShelf`.
             experience: that of other engines of the model, if there are any.
 
         Raises:
@@ -92,7 +91,7 @@ class Engine:
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
         self._stop_width = 0
-        self._grammars = GrammarShelf(decoder.target.vocab_size)
+        self._grammars = GrammarShelf(decoder.target.vocab_size, grammar_room)
 
     # What callers do
 
@@ -178,8 +177,9 @@ class Engine:
         running = self._decode(alone=not fed)
         while len(self._unread) > running:
             reading = self._unread.popleft()
+            going = [job for job in reading.jobs.values() if job.finish_reason is None]
             yield from reading.updates(self._building.clock)
-            self._after(reading)
+            self._after([job for job in going if job.finish_reason not in (None, "cancelled")])
             self._rounds.learn(reading, self._jobs)
         if self.idle:
             self._unread.clear()  # a chunk in which every row was idle
@@ -239,7 +239,7 @@ class Engine:
                 self._state = replace(self.state, sequences=request.start.state)
                 return
             begin = request.start.state
-        elif (found := self.prefixes.find(request.prompt)) is not None:
+        elif (found := self.prefixes.find(request.prompt, request.memory)) is not None:
             job.held = job.reused = len(found.tokens)
             job.points = list(found.points)
             begin = found.state
@@ -285,28 +285,27 @@ class Engine:
             if job.held in job.stops:
                 job.points.append(ReturnPoint(job.held, keep_rows(self.state.sequences, jnp.asarray([row]))))
 
-    def _remember(self, row: int, job: Job, tokens: tuple[int, ...]) -> None:
-        """Keep a text for prompts that start like it; the row holds these tokens and no others."""
-        if not self.prefixes.num_bytes or job.request.start is not None or job.cuts:
-            return
-        sequences, rows = self.state.sequences, jnp.asarray([row])
-        job.points.append(ReturnPoint(len(tokens), keep_rows(sequences, rows)))
-        limits = CutLimits.of(self.decoder, self.slots).after_writing(len(tokens))
-        state = take_rows(sequences, rows, min(slots_for(len(tokens)), self.slots))
-        self.prefixes.keep(Memory(tokens, state, limits, tuple(job.points)))
+    def _remember(self, row: int, job: Job, tokens: tuple[int, ...], *, exact: bool = True) -> None:
+        """Keep a text for prompts that start like it, and for who asked for it.
 
-    def _newcomers(self, complete: dict[int, tuple[int, Job]], width: int) -> Newcomers:
-        numbers = np.full((4, width), 0, np.int32)
-        numbers[0] = self.seats
-        settings = [IDLE] * width
-        grammars = self._grammars.rows({column: job for column, (_, job) in complete.items()}, width)
-        for column, (row, job) in complete.items():
-            request = job.request
-            before = 0 if request.start is None else request.start.dropped
-            numbers[:, column] = row, request.sequence, min(job.limit, job.room) - 1, before
-            settings[column] = request.settings
-        rows, sequence, budget, dropped = map(jnp.asarray, numbers)
-        return Newcomers(rows, self._settings(settings), sequence, budget, dropped, grammars)
+        Args:
+            row, job: whose text it is.
+            tokens: what the row holds.
+            exact: whether it holds nothing else. Of more, what was kept before the end can be taken up.
+        """
+        keep = job.request.keep
+        if job.request.start is not None or job.cuts or not (self.prefixes.num_bytes or keep):
+            return
+        sequences, held = self.state.sequences, len(tokens)
+        if exact:
+            job.points.append(ReturnPoint(held, keep_rows(sequences, jnp.asarray([row]))))
+        else:
+            held = int(sequences.length[row])
+        limits = CutLimits.of(self.decoder, self.slots).after_writing(held)
+        memory = Memory.of_row(sequences, row, self.slots, tokens, limits, tuple(job.points), held)
+        self.prefixes.keep(memory)
+        if keep is not None:
+            keep(memory)
 
     def _feed_rows(self, piece: Piece) -> tuple[SequenceState, jax.Array]:
         models, state = (self.decoder.target, self.decoder.drafter), self.state.sequences
@@ -335,12 +334,12 @@ class Engine:
         self._unread.append(reading)
         return 1
 
-    def _after(self, reading: Reading) -> None:
-        """Stop rows whose texts end for reasons that the device does not know; make room where slots ran out."""
-        self._stop([job for job in reading.jobs.values() if job.finish_reason == "stop"])
-        for row, job in enumerate(self._jobs):
-            if job is not None and job in reading.jobs.values() and job.finish_reason in ("eos", "length"):
-                self._remember(row, job, (*job.request.prompt, *job.tokens[:-1]))
+    def _after(self, ended: Sequence[Job]) -> None:
+        """Keep texts that have ended, stop those whose ends the device does not know; make room where slots ran out."""
+        self._stop([job for job in ended if job.finish_reason == "stop"])
+        for job in ended:
+            text = (*job.request.prompt, *job.tokens[:-1])
+            self._remember(self._jobs.index(job), job, text, exact=job.finish_reason != "stop")
         full = {row: job for row, job in self._seated().items() if job.fed and len(job.tokens) == job.room}
         if full:
             self._shift(full)
@@ -369,6 +368,10 @@ class Engine:
         self._set_budgets({row: min(job.limit, job.room) - len(job.tokens) for row, job in full.items()})
 
     # Programs
+
+    def _newcomers(self, complete: Mapping[int, tuple[int, Job]], width: int) -> Newcomers:
+        grammars = self._grammars.rows({column: job for column, (_, job) in complete.items()}, width)
+        return newcomers(complete, width, self.seats, self._settings, grammars)
 
     def _settings(self, settings: Sequence[Settings]) -> RowSettings:
         return self.decoder.settings(settings, stop_width=self._stop_width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,14 +22,22 @@ class GrammarShelf:
         shape: what programs depend on, see `GrammarTables.shape`; zeros as long as there are none.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, room: tuple[int, int] = (0, 0)) -> None:
+        """
+        Args:
+            vocab_size: V.
+            room: the least shape. What fits into it needs no other programs.
+        """
         self.shape = (0, 0)
-        self._vocab_size = vocab_size
+        self._vocab_size, self._room = vocab_size, room
         self._places: list[Grammar | None] = []
 
     def brought(self, state: DecodeState, jobs: Sequence[Job], params: Params) -> DecodeState:
         """The running state with the grammars of these jobs, in place of those that none of them has."""
         wanted = dict.fromkeys(job.request.settings.grammar for job in jobs)
+        if not any(wanted):
+            self._places, self.shape = [], (0, 0)
+            return state if state.constraint is None else replace(state, constraint=None)
         missing = [grammar for grammar in wanted if grammar is not None and grammar not in self._places]
         if not missing:
             return state
@@ -38,8 +47,8 @@ class GrammarShelf:
                 self._places[self._places.index(None)] = grammar
             else:
                 self._places.append(grammar)
-        tables = GrammarTables.of(self._places, self._vocab_size, least=self.shape)
-        self.shape = tables.shape
+        tables = GrammarTables.of(self._places, self._vocab_size, least=self._room)
+        self.shape = self._room = tables.shape
         rows = GrammarRows.free(len(state.pending)) if state.constraint is None else state.constraint.rows
         return with_constraint(state, params, Constraint(tables, rows))
 

@@ -12,7 +12,8 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import new_sequences
 from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params
-from specjax.state import Cut, Ring, SequenceState
+from specjax.runtime.slots import kept_slots
+from specjax.state import Cut, Ring, SequenceState, take_rows
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -109,6 +110,29 @@ class Memory:
     def empty(cls, decoder: Decoder, params: Params, slots: int) -> Memory:
         """No text, with room for so many tokens."""
         return cls((), new_sequences(decoder, params, 1, slots), CutLimits.of(decoder, slots))
+
+    @classmethod
+    def of_row(
+        cls,
+        sequences: SequenceState,
+        row: int,
+        slots: int,
+        tokens: tuple[int, ...],
+        limits: CutLimits,
+        points: tuple[ReturnPoint, ...],
+        held: int,
+    ) -> Memory:
+        """A copy of a row of a running state.
+
+        Args:
+            sequences: of the running state.
+            row: where the text stands.
+            slots: of the running state.
+            tokens, limits, points: see the attributes.
+            held: tokens in the row, the text's and maybe others after it.
+        """
+        state = take_rows(sequences, jnp.asarray([row]), kept_slots(held, slots))
+        return cls(tokens, state, limits, points)
 
     @property
     def num_bytes(self) -> int:

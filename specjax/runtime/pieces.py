@@ -64,6 +64,11 @@ class Piece:
         return {column: (seat, job) for column, (seat, job) in self.columns.items() if job.fed}
 
 
+def widths_up_to(seats: int) -> list[int]:
+    """What `width_of` can come to."""
+    return sorted({width_of(count, seats) for count in range(1, seats + 1)})
+
+
 def width_of(count: int, seats: int) -> int:
     """P, columns for so many sequences: a power of four, so that few programs are compiled, or all seats."""
     width = 1

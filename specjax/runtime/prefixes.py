@@ -36,9 +36,16 @@ class PrefixCache:
         """Bytes that all memories take together."""
         return sum(memory.num_bytes for memory in self._memories)
 
-    def find(self, prompt: Sequence[int]) -> Memory | None:
-        """The memory that holds most of a prompt, without its last token. The state is a copy."""
-        found = self._best(prompt)
+    def find(self, prompt: Sequence[int], own: Memory | None = None) -> Memory | None:
+        """The memory that holds most of a prompt, without its last token. The state is a copy.
+
+        Args:
+            prompt: token ids.
+            own: another memory that is looked at, first of all.
+        """
+        found, point = self._best(prompt), own and own.point_for(prompt)
+        if own and point and (found is None or found[1].length <= point.length):
+            return own.back_at(point)
         if found is None:
             return None
         memory, point = found

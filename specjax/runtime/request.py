@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.settings import Settings
 from specjax.decoding.stats import DecodeStats
-from specjax.runtime.memory import ReturnPoint
+from specjax.runtime.memory import Memory, ReturnPoint
 from specjax.runtime.recording import Recording
 from specjax.state import Cut, SequenceState
 
@@ -56,6 +56,8 @@ class Request:
         when_full: what is dropped when all slots are taken, so that the text goes on; None ends it.
         watch: says where the text ends, beside the stop tokens.
         begun: tokens at the end of the prompt that belong to the text, and that its grammar has been told of.
+        memory: a text that the prompt may go on from, beside those that the engine keeps. It stays as it is.
+        keep: called with the memory of the prompt when it has been fed, and of the text when it has ended.
     """
 
     prompt: tuple[int, ...]
@@ -66,6 +68,8 @@ class Request:
     when_full: Cut | None = None
     watch: StopWatch | None = None
     begun: tuple[int, ...] = ()
+    memory: Memory | None = None
+    keep: Callable[[Memory], None] | None = None
 
 
 @dataclass

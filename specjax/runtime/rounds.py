@@ -52,6 +52,11 @@ class Rounds:
         self._ready: set[int] = set()
         self._pause = 0.0  # between the last look and the present step
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The numbers of drafts that rounds can have."""
+        return self._control.depths
+
     def seat(self, row: int) -> None:
         """A new request has the row."""
         self._control.seat(row)
@@ -77,10 +82,7 @@ class Rounds:
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
         """
         self._pause = self._pace.since(self._building.clock())
-        if key != self._key:
-            self._key = key
-            built = self._building.built
-            self._ready = {depth for depth in self._control.depths if built(*self._program(depth))}
+        self._turn_to(key)
         wants = {row: job.request.settings.draft for row, job in jobs.items()}
         if self._memory is None and any(want.auto for want in wants.values()):
             self._recall(params)
@@ -94,6 +96,17 @@ class Rounds:
         program = decoder.at_most(choice.depth)
         state, record = decode_chunk(program, params, state, self._most(program), limit, np.int32(USUAL))
         return state, Reading(record, jobs, choice=choice, alone=alone)
+
+    def build(self, decoder: Decoder, params: Params, state: DecodeState, depth: int, *, key: tuple) -> DecodeState:
+        """Build the program of rounds of this depth, if there is none yet; see `start` for the arguments."""
+        self._turn_to(key)
+        return state if depth in self._ready else self._build(decoder, params, state, {}, depth)[0]
+
+    def _turn_to(self, key: tuple) -> None:
+        if key != self._key:
+            self._key = key
+            built = self._building.built
+            self._ready = {depth for depth in self._control.depths if built(*self._program(depth))}
 
     def _recall(self, params: Params) -> None:
         """Begin with the costs that engines before this one have measured, in this process or in others."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from checkpoints import StreamDecoder
+
+class Decoding(Protocol):
+    """Turns ids that come in portions into text, as `checkpoints.StreamDecoder` does."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that is complete with these ids."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, when no more ids come."""
+        ...
 
 
 class StopStrings:
@@ -14,7 +25,7 @@ class StopStrings:
     held back, so that what has been shown is never taken back.
     """
 
-    def __init__(self, decoder: StreamDecoder, strings: Sequence[str], vocab_size: int) -> None:
+    def __init__(self, decoder: Decoding, strings: Sequence[str], vocab_size: int) -> None:
         """
         Args:
             decoder: turns the tokens into text; used up.

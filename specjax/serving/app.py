@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -24,6 +24,7 @@ from specjax.serving.chat import Chat
 from specjax.serving.completions import Completions
 from specjax.serving.errors import ApiError, answer_of
 from specjax.serving.service import Service
+from specjax.serving.session_paths import SessionPaths
 from specjax.serving.static_page import of_the_page, page_routes
 
 OPEN_PATHS = ("/health",)
@@ -76,9 +77,7 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
                 allow_headers=["Authorization", "Content-Type"],
             )
         )
-    middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(access.hosts), www_redirect=False))
-    if access.key is not None:
-        middleware.append(Middleware(KeyNeeded, key=access.key))
+    middleware.append(Middleware(Guard, access=access))
     app = Starlette(
         routes=[*_routes(service), *page_routes()],
         middleware=middleware,
@@ -117,43 +116,51 @@ def _routes(service: Service) -> list[Route]:
     }
     for prefix in ("v1/", ""):
         posts |= {f"{prefix}chat/completions": chat, f"{prefix}completions": completions}
-    return [
-        *(Route(f"/{path}", guarded(handler), methods=["POST"]) for path, handler in posts.items()),
-        *(Route(f"/{path}", guarded(handler), methods=["GET"]) for path, handler in gets.items()),
-    ]
+    every = [*(("POST", *each) for each in posts.items()), *(("GET", *each) for each in gets.items())]
+    every += SessionPaths(service).routes()
+    return [Route(f"/{path}", guarded(handler), methods=[method]) for method, path, handler in every]
 
 
-class KeyNeeded:
-    """Lets through who sends the key, and asks for the open paths."""
+class Guard:
+    """Lets through who calls the server by one of its names and sends the key. The open paths need no key."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, access: Access) -> None:
         """
         Args:
             app: what is behind.
-            key: the key.
+            access: who may ask.
         """
-        self._app, self._digest = app, hashlib.sha256(key.encode()).digest()
+        self._app, self._access = app, access
+        self._digest = None if access.key is None else hashlib.sha256(access.key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or pass on."""
-        path = scope.get("path", "")
-        if scope["type"] != "http" or path in OPEN_PATHS or of_the_page(path) or self._fits(scope):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(
-            401,
-            "the key is missing or wrong; send Authorization: Bearer KEY",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-        await error.response()(scope, receive, send)
+        error = self._error(scope) if scope["type"] == "http" else None
+        await (self._app if error is None else error.response())(scope, receive, send)
 
-    def _fits(self, scope: Scope) -> bool:
-        """Compares digests, in a time that does not depend on the key."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, key = given.partition(b" ")
+    def _error(self, scope: Scope) -> ApiError | None:
+        headers = dict(scope["headers"])
+        if "*" not in self._access.hosts and _name(headers.get(b"host", b"")) not in self._access.hosts:
+            return ApiError(
+                421, "the server is not called so; call it by one of its names, or start it with --allow-host"
+            )
+        if self._digest is None or scope["path"] in OPEN_PATHS or of_the_page(scope["path"]):
+            return None
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        # Digests are compared, in a time that does not depend on the key.
         fits = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._digest)
-        return fits and kind.lower() == b"bearer"
+        if fits and kind.lower() == b"bearer":
+            return None
+        message, asked = "the key is missing or wrong; send Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
+        return ApiError(401, message, code="invalid_api_key", headers=asked)
+
+
+def _name(host: bytes) -> str:
+    """The name in a header Host, without the port."""
+    try:
+        return urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+    except ValueError:
+        return ""
 
 
 class Counted:

@@ -1,10 +1,13 @@
-"""/v1/chat/completions: conversations are continued."""
+"""The path /v1/chat/completions: the model goes on with a conversation."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,41 +16,79 @@ from checkpoints.tokenizers.chat_template import Message, render
 from specjax.serving.answers import chat_logprobs, reason_of
 from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
-from specjax.serving.forms import ChatForm, MessageForm
-from specjax.serving.parts import Part
+from specjax.serving.forms import ChatForm, MessageForm, ToolCall
+from specjax.serving.parts import End, Part
 from specjax.serving.reading_bodies import read_form
+from specjax.serving.sessions import Turn
+from specjax.serving.tools.call import Call, CallFormat, Schemas, schemas_of
+from specjax.serving.tools.formats import format_of
+from specjax.serving.tools.splitting import CallDecoder, Splitter
 from specjax.serving.wishes import options_of
 
 
+@dataclass(frozen=True)
+class Tools:
+    """What a conversation may call.
+
+    Attributes:
+        form: how the model writes calls.
+        schemas: of the functions.
+        several: whether one answer may have several calls.
+    """
+
+    form: CallFormat
+    schemas: Schemas
+    several: bool
+
+
 class ChatAnswer(Answering):
-    """An answer of /v1/chat/completions."""
+    """What a conversation is answered with."""
 
     form: ChatForm
 
     async def begin(self) -> Sequence[dict[str, Any]]:
+        tools: Tools | None = self.prepared.told
+        self._splitters = [Splitter(tools.form, tools.schemas) if tools else None for _ in self.choices]
+        self._contents = [""] * len(self.choices)
+        self._calls: list[list[dict[str, Any]]] = [[] for _ in self.choices]
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self.choices))]
 
     def event(self, index: int, part: Part) -> Sequence[dict[str, Any]]:
-        delta = {"content": part.text} if part.text or part.end is None else {}
+        text = part.text
+        if (splitter := self._splitters[index]) is not None:
+            text = splitter.push(text)
+            if part.end is not None:
+                rest, calls = splitter.end()
+                text += rest
+                self._calls[index] = [_told(call) for call in calls[: None if self.prepared.told.several else 1]]
+        self._contents[index] += text
+        delta: dict[str, Any] = {"content": text} if text or part.end is None else {}
+        if self._calls[index]:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(self._calls[index])]
         more = self.trace(index, part)
         if self.form.logprobs:
             more["logprobs"] = self._logprobs(part)
-        return [self._chunk(index, delta, reason_of(part.end), **more)]
+        return [self._chunk(index, delta, self._reason(index, part.end), **more)]
 
     def whole(self) -> dict[str, Any]:
         choices = []
         for index, choice in enumerate(self.choices):
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": self._contents[index], "refusal": None}
+            if self._calls[index]:
+                message |= {"content": self._contents[index].strip() or None, "tool_calls": self._calls[index]}
             choices.append(
                 {
                     "index": index,
                     "message": message,
                     "logprobs": self._logprobs(choice) if self.form.logprobs else None,
-                    "finish_reason": reason_of(choice.end),
+                    "finish_reason": self._reason(index, choice.end),
                     **self.trace(index, choice),
                 }
             )
         return self.document("chat.completion", choices)
+
+    def _reason(self, index: int, end: End | None) -> str | None:
+        return "tool_calls" if self._calls[index] and end is not None else reason_of(end)
 
     def last(self) -> dict[str, Any]:
         return self.document("chat.completion.chunk", [])
@@ -62,11 +103,12 @@ class ChatAnswer(Answering):
 
 
 class Chat(Endpoint[ChatForm]):
-    """/v1/chat/completions."""
+    """Takes conversations, and answers with messages."""
 
     form, prefix, answering = ChatForm, "chatcmpl", ChatAnswer
 
-    def prepare(self, form: ChatForm) -> Prepared:
+    def prepare(self, form: ChatForm, turn: Turn | None) -> Prepared:
+        """The texts that go on with the conversation."""
         service = self.service
         count = form.n or 1
         if count > service.settings.limits.choices:
@@ -74,30 +116,53 @@ class Chat(Endpoint[ChatForm]):
         if form.top_logprobs and not form.logprobs:
             raise refused("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
         service.check_wanted(form)
-        prompt = service.model.encode(self._text(form))
+        tools = self._tools(form)
+        prompt = service.model.encode(self._text(form, tools))
         room = service.room(prompt)
         wanted = form.max_completion_tokens or form.max_tokens
         limit = service.settings.limits.tokens
-        options = options_of(form, service.settings.defaults, service.most_drafts, wanted or min(room, limit))
+        options = options_of(form, service.settings.defaults, service.most_drafts, wanted or min(room, limit), limit)
         wishes = [
-            service.wish(prompt, options, sequence=sequence, traced=bool(form.trace), scored=bool(form.logprobs))
+            service.wish(
+                prompt,
+                options,
+                sequence=sequence,
+                traced=bool(form.trace),
+                scored=bool(form.logprobs),
+                decoder=CallDecoder(service.tokenizer, tools.form) if tools else None,
+                turn=turn,
+            )
             for sequence in range(count)
         ]
-        return Prepared(wishes, [len(prompt)])
+        return Prepared(wishes, [len(prompt)], tools)
 
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template: the text of a conversation, as llama.cpp's server gives it."""
         form = await read_form(request, ChatForm, self.service.settings.limits)
-        return JSONResponse({"prompt": await asyncio.to_thread(self._text, form)})
+        return JSONResponse({"prompt": await asyncio.to_thread(lambda: self._text(form, self._tools(form)))})
 
-    def _text(self, form: ChatForm) -> str:
+    def _tools(self, form: ChatForm) -> Tools | None:
+        """What the conversation may call; None if it calls nothing."""
+        if not form.tools or form.tool_choice == "none":
+            return None
+        if form.tool_choice not in (None, "auto"):
+            raise refused("tool_choice forces a call, which this server cannot do; use auto or none", "tool_choice")
+        written = format_of(self.service.tokenizer.vocabulary.chat_template)
+        if written is None:
+            raise refused("the model's chat template knows no functions of a known form; leave tools out", "tools")
+        schemas = schemas_of([tool.model_dump() for tool in form.tools])
+        return Tools(written, schemas, form.parallel_tool_calls is not False)
+
+    def _text(self, form: ChatForm, tools: Tools | None) -> str:
         """The conversation as one text, up to where the model goes on."""
         tokenizer = self.service.tokenizer
         messages = [_message(each) for each in form.messages]
         if tokenizer.vocabulary.chat_template is None:
             lines = [each["content"] + ("" if each["content"].endswith("\n") else "\n") for each in messages]
             return "".join(lines)
-        return render(tokenizer, messages, continue_last=bool(form.continue_last))
+        functions = [tool.model_dump(exclude_none=True) for tool in form.tools or ()] if tools else None
+        more = form.chat_template_kwargs
+        return render(tokenizer, messages, continue_last=bool(form.continue_last), tools=functions, more=more)
 
 
 def _message(form: MessageForm) -> Message:
@@ -106,4 +171,24 @@ def _message(form: MessageForm) -> Message:
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     role = "system" if form.role == "developer" else form.role
-    return {"role": role, "content": content or ""}
+    message = Message(role=role, content=content or "")
+    if form.tool_calls:
+        message["tool_calls"] = [_called(call) for call in form.tool_calls]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(form, name)) is not None:
+            message[name] = value
+    return message
+
+
+def _called(call: ToolCall) -> dict[str, Any]:
+    """A call that was made, with its arguments as values, as templates want them."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except ValueError:
+        arguments = call.function.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _told(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}

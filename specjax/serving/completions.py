@@ -1,4 +1,4 @@
-"""/v1/completions: texts are continued."""
+"""The path /v1/completions: the model goes on with texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specjax.runtime.model import Model
 from specjax.runtime.prompt_scores import prompt_logprobs
 from specjax.runtime.request import TokenLogprobs
 from specjax.serving.answers import completion_logprobs, reason_of
@@ -13,6 +14,7 @@ from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
 from specjax.serving.forms import CompletionForm
 from specjax.serving.parts import Part
+from specjax.serving.sessions import Turn
 from specjax.serving.wishes import options_of
 
 DEFAULT_TOKENS = 16
@@ -37,7 +39,7 @@ class Texts:
 
 
 class CompletionAnswer(Answering):
-    """An answer of /v1/completions."""
+    """What texts are answered with."""
 
     form: CompletionForm
 
@@ -83,6 +85,12 @@ class CompletionAnswer(Answering):
             choices.append(self._choice(index, text, logprobs, reason_of(choice.end)))
         return self.document("text_completion", choices)
 
+    def usage(self) -> dict[str, Any]:
+        usage = super().usage()
+        if self.prepared.told.silent:  # a token was generated for each, and is not shown
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
     def last(self) -> dict[str, Any]:
         return self.document("text_completion", [])
 
@@ -109,11 +117,12 @@ class CompletionAnswer(Answering):
 
 
 class Completions(Endpoint[CompletionForm]):
-    """/v1/completions."""
+    """Takes texts, and answers with what follows them."""
 
     form, prefix, answering = CompletionForm, "cmpl", CompletionAnswer
 
-    def prepare(self, form: CompletionForm) -> Prepared:
+    def prepare(self, form: CompletionForm, turn: Turn | None) -> Prepared:
+        """The texts that go on with the prompts."""
         service, limits = self.service, self.service.settings.limits
         for name, only in (("suffix", ("",)), ("best_of", (form.n or 1,))):
             if (value := getattr(form, name)) is not None and value not in only:
@@ -128,18 +137,34 @@ class Completions(Endpoint[CompletionForm]):
         prompts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         count = len(prompts) * (form.n or 1)
         if not 1 <= count <= limits.choices:
-            raise refused(f"{count} texts are asked for; ask for 1 to {limits.choices} in a request", param="prompt")
+            field = "prompt" if len(prompts) != 1 else "n"
+            raise refused(f"{count} texts are asked for; ask for 1 to {limits.choices} in a request", param=field)
         encoded = [service.model.encode(prompt) for prompt in prompts]
-        options = options_of(form, service.settings.defaults, service.most_drafts, max_tokens)
+        if turn is not None:
+            encoded = [_further(service.model, turn, prompts)]
+        options = options_of(form, service.settings.defaults, service.most_drafts, max_tokens, limits.tokens)
         wishes = []
         for prompt in encoded:
             service.room(prompt)
             for sequence in range(form.n or 1):
                 wishes.append(
                     service.wish(
-                        prompt, options, sequence=sequence, traced=bool(form.trace), scored=form.logprobs is not None
+                        prompt,
+                        options,
+                        sequence=sequence,
+                        traced=bool(form.trace),
+                        scored=form.logprobs is not None,
+                        turn=turn,
                     )
                 )
         echoes = [prompt if isinstance(prompt, str) else service.model.decode(prompt) for prompt in prompts]
         told = Texts(encoded, form.n or 1, echoes, silent=form.max_tokens == 0)
         return Prepared(wishes, [len(prompt) for prompt in encoded], told)
+
+
+def _further(model: Model, turn: Turn, prompts: Sequence[Any]) -> list[int]:
+    """The conversation of a session with the text that a request adds to it."""
+    if len(prompts) != 1:
+        raise refused(f"{len(prompts)} prompts are given, but a turn of a session has one", param="prompt")
+    before = turn.session.conversation
+    return [*before, *(model.encode_further(prompts[0]) if before else model.encode(prompts[0]))]

@@ -17,11 +17,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from checkpoints import StreamDecoder
 from specjax.serving.answers import Choice, trace_of, usage_of
-from specjax.serving.errors import ApiError, answer_of
+from specjax.serving.errors import ApiError, answer_of, refused
 from specjax.serving.forms import Wanted
 from specjax.serving.parts import Part
 from specjax.serving.reading_bodies import read_form, unless_gone
 from specjax.serving.service import Service
+from specjax.serving.sessions import Turn
 from specjax.serving.worker import Wish
 
 AForm = TypeVar("AForm", bound=Wanted)
@@ -110,8 +111,12 @@ class Endpoint(ABC, Generic[AForm]):
         self.service = service
 
     @abstractmethod
-    def prepare(self, form: AForm) -> Prepared:
+    def prepare(self, form: AForm, turn: Turn | None) -> Prepared:
         """What a body asks for; runs beside the event loop.
+
+        Args:
+            form: the body.
+            turn: of the session that it names, if it names one.
 
         Raises:
             Exception: it cannot be done; see `answer_of`.
@@ -121,22 +126,39 @@ class Endpoint(ABC, Generic[AForm]):
         """Answer a request."""
         form = await read_form(request, self.form, self.service.settings.limits)
         self.service.check_model(form.model)
-        prepared = await asyncio.to_thread(self.prepare, form)
         client = f"{request.client.host if request.client else ''} {form.user or ''}"
-        answering = self.answering(self, form, prepared)
+        events = self._events(form, client)
         if not form.stream:
-            return JSONResponse(await unless_gone(request, self._whole(answering, client)))
-        events = self._events(answering, client)
+            return JSONResponse(await unless_gone(request, _last_of(events)))
         first = await unless_gone(request, anext(events))  # errors that come at once have a status of their own
         return StreamingResponse(_lines(first, events, self.service), media_type="text/event-stream", headers=NO_BUFFER)
 
-    async def _whole(self, answering: Answering, client: str) -> dict[str, Any]:
-        async with aclosing(self._events(answering, client)) as events:
-            async for _ in events:
-                pass
-        return {**answering.whole(), "usage": answering.usage()}
+    async def _events(self, form: AForm, client: str) -> Events:
+        """The events of a stream, or the one document that a whole answer is."""
+        turn = None
+        if form.session is not None:
+            if (form.n or 1) > 1:
+                raise refused(f"n is {form.n}, but a turn of a session is one text; leave n out", param="n")
+            turn = await asyncio.to_thread(self.service.sessions.begin, form.session)
+        try:
+            prepared = await asyncio.to_thread(self.prepare, form, turn)
+            answering = self.answering(self, form, prepared)
+            async with aclosing(self._parts(answering, client)) as events:
+                async for event in events:
+                    if form.stream:
+                        yield event
+            if turn is not None:
+                await asyncio.to_thread(self.service.sessions.end, turn, answering.choices[0].tokens)
+        finally:
+            if turn is not None:
+                self.service.sessions.give_up(turn)
+        if not form.stream:
+            yield {**answering.whole(), "usage": answering.usage()}
+        elif form.stream_options is not None and form.stream_options.include_usage:
+            yield {**answering.last(), "usage": answering.usage()}
 
-    async def _events(self, answering: Answering, client: str) -> Events:
+    async def _parts(self, answering: Answering, client: str) -> Events:
+        """The events that tell of the texts."""
         limits = self.service.settings.limits
         begun = time.monotonic()
         first = True
@@ -159,9 +181,14 @@ class Endpoint(ABC, Generic[AForm]):
                 answering.choices[index].add(part)
                 for event in answering.event(index, part):
                     yield event
-        options = answering.form.stream_options
-        if options is not None and options.include_usage:
-            yield {**answering.last(), "usage": answering.usage()}
+
+
+async def _last_of(events: Events) -> dict[str, Any]:
+    async with aclosing(events):
+        last: dict[str, Any] = {}
+        async for event in events:
+            last = event
+        return last
 
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

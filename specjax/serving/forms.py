@@ -16,7 +16,7 @@ class Form(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(Form):
+class Streaming(Form):
     """What a stream has besides the text."""
 
     include_usage: bool = False
@@ -54,7 +54,7 @@ class Wanted(Form):
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: Streaming | None = None
     response_format: ResponseFormat | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -102,7 +102,7 @@ def _prompt(given: Any) -> Any:
 
 
 class CompletionForm(Wanted):
-    """A body of /v1/completions."""
+    """What /v1/completions is asked for."""
 
     prompt: Annotated[str | list[int] | list[str] | list[list[int]], BeforeValidator(_prompt)]
     echo: bool | None = None
@@ -181,7 +181,7 @@ class ToolChoice(Form):
 
 
 class ChatForm(Wanted):
-    """A body of /v1/chat/completions."""
+    """What /v1/chat/completions is asked for."""
 
     logprobs_field: ClassVar[str] = "top_logprobs"
 

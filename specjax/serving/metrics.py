@@ -29,7 +29,7 @@ class Metrics:
     def __init__(self, name: str) -> None:
         """
         Args:
-            name: the model's.
+            name: the model's, as clients call it.
         """
         self.registry = registry = CollectorRegistry()
         Gauge("specjax_model_info", "the model that is served", ["model"], registry=registry).labels(name).set(1)
@@ -63,7 +63,7 @@ class Metrics:
         gauge("compile_seconds", "seconds spent on compiling", lambda: worker.engine.compile_seconds)
 
     def page(self) -> bytes:
-        """All figures as text."""
+        """All figures, as the text that Prometheus reads."""
         return generate_latest(self.registry)
 
     def stepped(self, seconds: float) -> None:

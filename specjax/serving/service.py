@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from checkpoints import TextTokenizer
-from specjax.decoding.settings import RULES
-from specjax.runtime.engine import Engine
+from specjax.decoding.grammar import places_for
+from specjax.decoding.settings import RULES, DraftConfig, stop_width_of
+from specjax.runtime.building import Experience
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prompts import check_prompts
-from specjax.runtime.stop_strings import StopStrings
+from specjax.runtime.stop_strings import Decoding, StopStrings
+from specjax.runtime.warm_engine import WarmEngine
 from specjax.serving.errors import ApiError, refused
 from specjax.serving.forms import Wanted
 from specjax.serving.limits import Limits
 from specjax.serving.metrics import Metrics
+from specjax.serving.sessions import Sessions, Turn
 from specjax.serving.worker import Asked, Wish, Worker
 
 MOST_LOGPROBS = 20
 """The most alternatives at a token, as OpenAI has it."""
+
+
+GRAMMAR_ENTRIES = 2**18
+"""Entries of grammars' tables for which there is room from the first grammar on, so that others need no programs of
+their own. A schema of some fields has thousands."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class Settings:
         defaults: options of requests that say nothing else; those of the program hold for all.
         seats, slots: see `Engine`.
         prefix_bytes: budget for prompts that start alike.
+        sessions: the folder of sessions; None keeps them in memory only.
+        session_bytes: budget for states of sessions in memory.
         limits: what is taken on at most.
     """
 
@@ -41,6 +52,8 @@ class Settings:
     seats: int = 16
     slots: int = 8192
     prefix_bytes: int = 0
+    sessions: Path | None = None
+    session_bytes: int = 2**30
     limits: Limits = field(default_factory=Limits)
 
 
@@ -48,7 +61,7 @@ class Service:
     """The server without HTTP.
 
     Attributes:
-        model, settings, metrics: see there.
+        model, settings, metrics, sessions: see there.
         worker: drives the engine.
     """
 
@@ -60,10 +73,11 @@ class Service:
         """
         slots = min(settings.slots, model.target.context_length)
         self.model, self.settings = model, replace(settings, slots=slots)
-        self.metrics = Metrics(settings.name)
+        self.metrics, self._experience = Metrics(settings.name), Experience()
         self.worker = Worker(self._new_engine, settings.limits.queue, self.metrics)
         self.metrics.watch(self.worker)
         self._compiling = threading.Lock()
+        self.sessions = Sessions(model, settings.defaults, slots, settings.sessions, settings.session_bytes)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -76,12 +90,26 @@ class Service:
         """K: the most drafts that a request can ask for."""
         return self.worker.engine.decoder.max_drafts
 
-    def _new_engine(self) -> Engine:
+    def _new_engine(self) -> WarmEngine:
         """An engine for requests of all kinds: those that draw and those that do not, by any rule."""
         settings = self.settings
         options = replace(settings.defaults, temperature=settings.defaults.temperature or 1.0, logprobs=MOST_LOGPROBS)
-        rules = [replace(options, accept=rule) for rule in RULES]
-        return self.model.engine(rules, seats=settings.seats, slots=settings.slots, prefix_bytes=settings.prefix_bytes)
+        decoder = self.model.decoder(*(replace(options, accept=rule) for rule in RULES))
+        return WarmEngine(
+            decoder,
+            self.model.params,
+            seats=settings.seats,
+            slots=settings.slots,
+            rounds_per_chunk=options.rounds_per_chunk,
+            prefix_bytes=settings.prefix_bytes,
+            grammar_room=(GRAMMAR_ENTRIES, places_for(settings.seats)),
+            experience=self._experience,
+        )
+
+    def warm(self) -> Iterator[str]:
+        """Build programs before the first request comes; yields what is built next. Before the worker starts."""
+        engine, eos_ids = self.worker.engine, tuple(self.tokenizer.eos_ids)
+        yield from engine.warm(stop_width_of([self.settings.defaults.settings(DraftConfig(n_max=0), eos_ids)]))
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens can follow a prompt.
@@ -135,7 +163,8 @@ class Service:
         sequence: int,
         traced: bool = False,
         scored: bool = False,
-        special: bool = False,
+        decoder: Decoding | None = None,
+        turn: Turn | None = None,
     ) -> Wish:
         """A text as the engine's thread wants it. It can take seconds if a grammar is compiled.
 
@@ -145,7 +174,8 @@ class Service:
             sequence: its number among the texts of a prompt, which names its random stream.
             traced: whether it is wanted to know how each token was made.
             scored: whether log-probabilities are wanted.
-            special: whether control tokens stand in the text.
+            decoder: turns tokens into text; by default one that leaves control tokens out.
+            turn: of the session whose turn it is, if it is one.
 
         Raises:
             ValueError: the engine cannot do it; the message says why.
@@ -153,8 +183,11 @@ class Service:
         with self._compiling:
             request = self.model.request(prompt, options, sequence=sequence)
         tokenizer = self.tokenizer
-        text = StopStrings(tokenizer.stream(special), options.stop, tokenizer.vocab_size)
+        text = StopStrings(decoder or tokenizer.stream(special=False), options.stop, tokenizer.vocab_size)
         request = replace(request, watch=text, settings=replace(request.settings, scored=scored))
+        if turn is not None:
+            turn.prompt = request.prompt
+            request = replace(request, memory=turn.session.memory, keep=turn.keep)
         self.worker.engine.check(request)
         return Wish(request, text, traced)
 

@@ -17,7 +17,7 @@ from specjax.serving.service import Service
 
 
 class Status:
-    """Handlers of these paths."""
+    """Answers questions about the server; each method is the handler of a path."""
 
     def __init__(self, service: Service) -> None:
         """

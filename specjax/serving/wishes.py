@@ -15,7 +15,9 @@ PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "re
 """Fields that are options by the same name."""
 
 
-def options_of(form: Wanted, defaults: GenerateOptions, most_drafts: int, max_tokens: int) -> GenerateOptions:
+def options_of(
+    form: Wanted, defaults: GenerateOptions, most_drafts: int, max_tokens: int, most_tokens: int
+) -> GenerateOptions:
     """The options that a request asks for.
 
     Args:
@@ -23,6 +25,7 @@ def options_of(form: Wanted, defaults: GenerateOptions, most_drafts: int, max_to
         defaults: what holds where it says nothing.
         most_drafts: K of the server.
         max_tokens: tokens to emit at most.
+        most_tokens: tokens that the server allows.
 
     Raises:
         ApiError: an option is out of its range, or cannot be had.
@@ -37,6 +40,8 @@ def options_of(form: Wanted, defaults: GenerateOptions, most_drafts: int, max_to
         changes["seed"] = secrets.randbits(32)
     changes |= _grammar(form)
     changes["draft"] = _draft(form, defaults, most_drafts)
+    if max_tokens > most_tokens:
+        raise refused(f"max_tokens is {max_tokens}; this server allows at most {most_tokens}", param="max_tokens")
     changes["max_tokens"] = max(max_tokens, 1)
     try:
         return replace(defaults, **changes)

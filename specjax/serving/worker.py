@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from specjax.runtime.engine import Engine
 from specjax.runtime.request import Job, Request, TokenLogprobs, Update
@@ -20,6 +20,7 @@ from specjax.serving.fair_queue import FairQueue, QueueFull
 from specjax.serving.parts import End, Part, made_of
 
 Value = TypeVar("Value")
+AnEngine = TypeVar("AnEngine", bound=Engine)
 Work = Generator[None, None, Value]
 """Something for the engine's thread that is not a text. It yields wherever rounds of texts may come in between."""
 
@@ -102,7 +103,7 @@ class _Text:
     dropped: bool = field(default=False)
 
     def part(self, update: Update) -> Part:
-        """What an update adds."""
+        """What an update adds to the text."""
         job, wish = update.job, self.wish
         text = wish.text.shown()
         end = None
@@ -117,7 +118,7 @@ class _Text:
         return new
 
 
-class Worker:
+class Worker(Generic[AnEngine]):
     """Runs an engine in a thread of its own.
 
     Attributes:
@@ -126,7 +127,7 @@ class Worker:
         stopping: whether nothing more is taken.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], most_waiting: int, observer: Observer) -> None:
+    def __init__(self, make_engine: Callable[[], AnEngine], most_waiting: int, observer: Observer) -> None:
         """
         Args:
             make_engine: also makes another one, should the first one fail.

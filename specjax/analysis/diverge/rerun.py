@@ -15,8 +15,8 @@ from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.new_state import new_state
 from specjax.decoding.seats import Newcomers, feed_rows, start_rows
 from specjax.decoding.settings import stop_width_of
-from specjax.runtime.engine import IDLE
 from specjax.runtime.model import Model
+from specjax.runtime.newcomers import IDLE
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.pace import USUAL
 from specjax.runtime.pieces import piece_size

@@ -86,19 +86,20 @@ export class AnswerView {
     const { figures, wait, speed, tokens } = this.#answer;
     const entry = (name, value, key) => make("div", { "data-figure": key }, make("dt", {}, name), make("dd", {}, value));
     this.#figures.replaceChildren(
-      entry("tokens a round", figures.rounds ? figures.tokensPerRound.toFixed(2) : "–", "tokens-per-round"),
-      entry("drafts accepted", figures.drafted.length ? percent(figures.acceptance) : "–", "acceptance"),
-      entry("tokens a second", speed ? speed.toFixed(1) : "–", "speed"),
+      entry("tokens/round", figures.rounds ? figures.tokensPerRound.toFixed(2) : "–", "tokens-per-round"),
+      entry("accepted", figures.draftedInAll ? percent(figures.acceptance) : "–", "acceptance"),
+      entry("tokens/s", speed ? speed.toFixed(1) : "–", "speed"),
       entry("tokens", String(tokens.length), "tokens"),
       entry("to the first", wait == null ? "–" : `${wait.toFixed(2)} s`, "wait"),
     );
-    this.#places.replaceChildren(...figures.drafted.map((drafted, index) => this.#place(index + 1, drafted, figures)));
+    const places = figures.drafted.map((drafted, index) => drafted && this.#place(index + 1, drafted, figures));
+    this.#places.replaceChildren(...places.filter(Boolean));
   }
 
   #place(place, drafted, figures) {
     const accepted = figures.accepted[place - 1];
     const bar = make("span", { class: "place-bar" }, make("span", {}));
-    bar.firstChild.style.width = percent(drafted ? accepted / drafted : 0).replace(" ", "");
+    bar.firstChild.style.width = percent(accepted / drafted).replace(" ", "");
     const item = make("li", {}, make("span", { class: "token drafted" }, String(place)), bar, `${accepted}/${drafted}`);
     shade(item.firstChild, place, this.#most);
     return item;

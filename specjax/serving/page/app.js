@@ -46,6 +46,7 @@ class App {
     try {
       const [models, props] = await Promise.all([this.#api.get("v1/models"), this.#api.get("props")]);
       this.#banner("");
+      byId("open-key").hidden = !this.#api.key;
       if (this.#model) return;
       this.#model = models.data[0];
       this.#settings = new Settings(this.#model, props.defaults);
@@ -63,7 +64,7 @@ class App {
     byId("legend").replaceChildren(...legend(most_drafts));
     const hints = chat_template
       ? ["Message", "Enter sends, Shift+Enter begins a line."]
-      : ["Text to be continued", "Ctrl+Enter sends. This model has no chat template: it continues what you write."];
+      : ["Text to be continued", "Ctrl+Enter sends. The model has no chat template and continues your text."];
     byId("prompt-label").textContent = hints[0];
     byId("prompt-hint").textContent = hints[1];
     byId("prompt").classList.toggle("code", !chat_template);
@@ -174,6 +175,7 @@ class App {
 
   /** Say what is wrong where it concerns the whole page: the server is gone, or wants a key. */
   #trouble(error) {
+    byId("open-key").hidden = error.status !== UNAUTHORIZED && !this.#api.key;
     if (error.status === UNAUTHORIZED) this.#newKey(this.#api.key ? "The server does not take this key." : "");
     else if (!this.#model || error.status === 0) {
       this.#banner(error.message);

@@ -10,7 +10,9 @@ export function compare(left, right) {
   const over = FINISHED.has(left.state) && FINISHED.has(right.state);
   for (let index = 0; index < shorter; index += 1) {
     if (left.tokens[index].ids[0] !== right.tokens[index].ids[0]) {
-      return { parting: index, words: `The texts part at token ${index + 1}.` };
+      const drawn = [left, right].some(({ lane }) => lane.draft !== 0 && lane.accept !== "coupled");
+      const hint = drawn ? " With the rule coupled they would be the same." : "";
+      return { parting: index, words: `The texts part at token ${index + 1}.${hint}` };
     }
   }
   if (!over) return { parting: null, words: shorter ? `Equal so far: ${tokens(shorter)}.` : "" };

@@ -33,9 +33,12 @@ export class Figures {
     return this.rounds ? (this.tokens - 1) / this.rounds : 0;
   }
 
+  get draftedInAll() {
+    return sum(this.drafted);
+  }
+
   get acceptance() {
-    const drafted = sum(this.drafted);
-    return drafted ? sum(this.accepted) / drafted : 0;
+    return this.draftedInAll ? sum(this.accepted) / this.draftedInAll : 0;
   }
 
   #count(place, stood) {

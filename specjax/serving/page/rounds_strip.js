@@ -7,16 +7,19 @@ const WIDTH = 7;
 const TALLEST = 48;
 
 export class RoundsStrip {
-  #svg = make("svg:svg", { role: "img", height: 0, width: 0 });
+  #svg = make("svg:svg", { role: "img", width: 0 });
   #most;
   #cell;
+  #height;
   #columns = 0;
 
   /** @param {number} most drafts of a round */
   constructor(most) {
     this.#most = most;
     this.#cell = Math.max(2, Math.min(6, Math.floor(TALLEST / Math.max(most, 1))));
-    this.node = make("div", { class: "strip" }, this.#svg);
+    this.#height = this.#most * this.#cell + 3;
+    this.#svg.setAttribute("height", this.#height);
+    this.node = make("div", { class: "strip", hidden: !most }, this.#svg);
   }
 
   add(token) {
@@ -34,11 +37,9 @@ export class RoundsStrip {
 
   #begin(round) {
     this.#columns = round;
-    const height = this.#most * this.#cell + 3;
-    this.#svg.setAttribute("height", height);
     this.#svg.setAttribute("width", round * WIDTH);
     const x = (round - 1) * WIDTH;
-    const ground = make("svg:rect", { x, y: height - 2, width: WIDTH - 1, height: 2, class: "ground" });
+    const ground = make("svg:rect", { x, y: this.#height - 2, width: WIDTH - 1, height: 2, class: "ground" });
     this.#svg.append(ground);
   }
 

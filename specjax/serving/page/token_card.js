@@ -89,9 +89,9 @@ export class TokenCard {
       const text = token.rejected.slice(0, index + 1).map((draft) => draft.text).join("");
       return button(`Go on from ${visible(text)}`, () => on.take(index + 1));
     });
-    const text = make("textarea", { rows: 2, "aria-label": "Text in place of this token", spellcheck: "false" });
+    const text = make("textarea", { rows: 2, spellcheck: "false" });
     text.value = token.text;
-    const form = make("form", {}, text, make("button", { type: "submit" }, "Go on from this text"));
+    const form = make("form", {}, make("label", {}, make("span", {}, "Or put your own text here"), text), make("button", { type: "submit" }, "Go on from this text"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       done(() => on.write(text.value))();

@@ -1,0 +1,43 @@
+"""An engine whose programs can be built before the first request comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from specjax.runtime.engine import Engine
+from specjax.runtime.pieces import PIECE_SIZES, Piece, widths_up_to
+from specjax.runtime.slots import kept_sizes
+from specjax.state import keep_rows, put_rows, take_rows
+
+
+class WarmEngine(Engine):
+    """An engine that does not keep requests waiting for its programs."""
+
+    def warm(self, stop_width: int) -> Iterator[str]:
+        """Build the programs that requests will need, but for those of grammars. The engine must be idle.
+
+        Args:
+            stop_width: room for stop tokens, see `stop_width_of`.
+
+        Yields:
+            What is built next.
+        """
+        self._prepare_state(stop_width)
+        for width in widths_up_to(self.seats):
+            for size in PIECE_SIZES:
+                yield f"prompts, {width} times {size} tokens"
+                self._prepare_feeding(Piece.empty(self.seats, width, size))
+        for depth in self._rounds.depths:
+            yield f"rounds of {depth} drafts"
+            self._state = self._rounds.build(self.decoder, self.params, self.state, depth, key=self._key())
+        yield "copies of texts"
+        self._set_budgets({0: 0})
+        nobody, first = jnp.asarray([self.seats], jnp.int32), jnp.asarray([0])
+        jax.block_until_ready(keep_rows(self.state.sequences, first))
+        copies = [self._empty, *(take_rows(self.state.sequences, first, size) for size in kept_sizes(self.slots))]
+        for copy in copies:
+            self._state = replace(self.state, sequences=put_rows(self.state.sequences, copy, nobody))

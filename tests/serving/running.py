@@ -1,0 +1,72 @@
+"""A server in a thread of the test process, and clients of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import openai
+import uvicorn
+
+import specjax
+from specjax.serving.app import Access, make_app
+from specjax.serving.service import Service, Settings
+
+KEY = "a key"
+SLOTS, SEATS, DRAFTS = 512, 4, 3
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server in a thread of this process, whose compiled programs the tests share.
+
+    Attributes:
+        service, url: what runs, and where.
+        model: asked directly, it says what the server must say.
+    """
+
+    service: Service
+    url: str
+    model: specjax.Model
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=120)
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=120)
+
+    def settle(self, seconds: float = 30) -> None:
+        """Wait until every seat is free and nothing waits."""
+        end = time.monotonic() + seconds
+        while self.service.worker.engine.load or len(self.service.worker.queue):
+            assert time.monotonic() < end, "a seat was lost"
+            time.sleep(0.02)
+
+
+def listen() -> socket.socket:
+    """A socket on a free port of the loopback."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    return listening
+
+
+@contextmanager
+def serving(model: specjax.Model, settings: Settings, access: Access) -> Iterator[Running]:
+    """Run a server while inside; it must end in good order."""
+    service = Service(model, settings)
+    config = uvicorn.Config(make_app(service, access), log_level="warning", access_log=False, lifespan="on")
+    server, listening = uvicorn.Server(config), listen()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield Running(service, f"http://127.0.0.1:{listening.getsockname()[1]}", model)
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+    listening.close()

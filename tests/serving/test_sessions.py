@@ -1,0 +1,162 @@
+"""Sessions over HTTP: what they say is what a conversation says that is computed anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from running import DRAFTS, Running, serving
+
+import specjax
+from specjax.serving.app import Access
+from specjax.serving.service import Settings
+
+
+def said(client: httpx.Client, session: str | None, prompt: Any, **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **more}
+    answer = client.post("/v1/completions", json=body if session is None else {**body, "session": session})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["text"]
+
+
+def tokens_of(client: httpx.Client, answer: dict[str, Any]) -> list[int]:
+    return [each["token"] for each in answer["choices"][0]["trace"]]
+
+
+def test_turns_forks_and_going_back_say_what_fresh_texts_say(client: httpx.Client, running: Running) -> None:
+    assert client.post("/sessions", json={"id": "a"}).status_code == 201
+    model, first = running.model, "def add(a, b):\n"
+    begun = said(client, "a", first, trace=True)
+    assert text_of(begun) == text_of(said(client, None, first))
+    conversation = [*model.encode(first), *tokens_of(client, begun)]
+    told = client.get("/sessions/a").json()
+    assert (told["tokens"], told["computed_tokens"]) == (len(conversation), len(conversation) - 1)
+    assert told["text"] == model.decode(conversation)
+    assert client.post("/sessions/a/fork", json={"id": "b"}).status_code == 201
+    further = "\ndef sub(a, b):\n"
+    second = said(client, "a", further, trace=True)
+    fresh = said(client, None, [*conversation, *model.encode_further(further)])
+    assert text_of(second) == text_of(fresh)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(conversation) - 1
+    other = said(client, "b", "\nimport os\n")
+    assert text_of(other) == text_of(said(client, None, [*conversation, *model.encode_further("\nimport os\n")]))
+    back = client.post("/sessions/a/rewind", json={"length": len(conversation) - 5}).json()
+    assert back["tokens"] == len(conversation) - 5
+    again = said(client, "a", further)
+    assert text_of(again) == text_of(said(client, None, [*conversation[:-5], *model.encode_further(further)]))
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(model.encode(first))
+    for name in ("a", "b"):
+        assert client.delete(f"/sessions/{name}").json()["deleted"]
+        assert client.get(f"/sessions/{name}").status_code == 404
+
+
+def test_a_stop_string_leaves_a_session_that_can_go_on(client: httpx.Client, running: Running) -> None:
+    client.post("/sessions", json={"id": "stops"})
+    whole = running.model.generate("class Stack:\n", max_tokens=40, draft=DRAFTS, ignore_eos=True).text
+    stop = whole[len(whole) // 2 :][:3]
+    begun = said(client, "stops", "class Stack:\n", max_tokens=40, stop=stop, trace=True)
+    assert begun["choices"][0]["finish_reason"] == "stop"
+    conversation = [*running.model.encode("class Stack:\n"), *tokens_of(client, begun)]
+    assert client.get("/sessions/stops").json()["tokens"] == len(conversation)
+    further = said(client, "stops", "\n\n")
+    assert text_of(further) == text_of(said(client, None, [*conversation, *running.model.encode_further("\n\n")]))
+    client.delete("/sessions/stops")
+
+
+def test_chats_go_on_from_what_a_session_has_computed(client: httpx.Client) -> None:
+    client.post("/sessions", json={"id": "chat"})
+    messages = [{"role": "user", "content": "import os\nimport sys"}]
+    asked = {"temperature": 0, "max_tokens": 10, "session": "chat"}
+    first = client.post("/v1/chat/completions", json={"messages": messages, **asked}).json()
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "def main():"}]
+    second = client.post("/v1/chat/completions", json={"messages": messages, **asked}).json()
+    fresh = client.post("/v1/chat/completions", json={"messages": messages, "temperature": 0, "max_tokens": 10}).json()
+    assert second["choices"][0]["message"] == fresh["choices"][0]["message"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    client.delete("/sessions/chat")
+
+
+def test_saved_sessions_are_there_after_a_restart(client: httpx.Client, running: Running, saved: Path) -> None:
+    """The second server has other seats and other caches' sizes, and finds nothing but the folder."""
+    client.post("/sessions", json={"id": "kept"})
+    begun = said(client, "kept", "for i in range(10):\n", trace=True)
+    told = client.post("/sessions/kept/save").json()
+    assert told["saved"]
+    assert not told["changed"]
+    assert (saved / "kept.session.safetensors").stat().st_size == told["file_bytes"]
+    conversation = [*running.model.encode("for i in range(10):\n"), *tokens_of(client, begun)]
+    expected = text_of(said(client, None, [*conversation, *running.model.encode_further("\n")]))
+    options = specjax.GenerateOptions(draft=DRAFTS)
+    other_slots = Settings("again", options, 1, 1024, sessions=saved)
+    with serving(running.model, other_slots, Access()) as restarted, restarted.client() as other:
+        assert [each["id"] for each in other.get("/sessions").json()["data"]] == ["kept"]
+        further = said(other, "kept", "\n")
+        assert text_of(further) == expected
+        assert further["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(conversation) - 1
+        assert other.post("/sessions/kept/restore").json()["tokens"] == len(conversation)
+    other_drafts = Settings("again", specjax.GenerateOptions(draft=1), 1, 512, sessions=saved)
+    with serving(running.model, other_drafts, Access()) as shallow, shallow.client() as other:
+        assert other.get("/sessions/kept").json()["computed_tokens"] == 0, (
+            "the state does not fit: it is computed again"
+        )
+    client.delete("/sessions/kept")
+    assert not [*saved.iterdir()]
+
+
+def test_damaged_files_and_wrong_names_are_refused(client: httpx.Client, saved: Path) -> None:
+    (saved / "damaged.session.safetensors").write_bytes(b"no session")
+    answer = client.get("/sessions/damaged")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_unreadable")
+    assert str(saved) not in answer.text
+    for name in ("..", ".hidden", "a b", "x" * 65, "", "a/b", "\u00e9", "%2e%2e%2fx"):
+        assert client.post("/sessions", json={"id": name}).status_code == 400, name
+    for path in ("..%2f..%2fetc%2fpasswd", "%2e%2e", "a%00b"):
+        assert client.get(f"/sessions/{path}").status_code in (400, 404)
+    assert client.delete("/sessions/damaged").status_code == 200
+    client.post("/sessions", json={"id": "twice"})
+    assert client.post("/sessions", json={"id": "twice"}).json()["error"]["code"] == "session_exists"
+    assert client.post("/sessions/twice/rewind", json={"length": 1}).status_code == 400
+    assert client.post("/sessions/twice/rewind", json={}).status_code == 400
+    many = client.post("/v1/completions", json={"prompt": ["a", "b"], "session": "twice"})
+    assert many.status_code == 400
+    client.delete("/sessions/twice")
+
+
+def test_states_that_are_not_used_give_way(running: Running, tmp_path: Path) -> None:
+    sessions, small = running.service.sessions, 2**16
+    held, folder = sessions.num_bytes, sessions.folder
+    with running.client() as client:
+        for name in ("old", "new"):
+            client.post("/sessions", json={"id": name})
+            said(client, name, "import os\n")
+        before = text_of(said(client, "old", "\n"))
+        sessions.num_bytes, sessions.folder = small, None
+        try:
+            said(client, "new", "\n")
+            assert client.get("/sessions/old").json()["bytes"] == 0
+            client.post("/sessions/old/rewind", json={"tokens": 12 + 1})
+            assert text_of(said(client, "old", "\n")) == before
+        finally:
+            sessions.num_bytes, sessions.folder = held, folder
+        for name in ("old", "new"):
+            client.delete(f"/sessions/{name}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_turn_of_a_session_at_a_time(running: Running, stream: bool) -> None:
+    with running.client() as client, running.client() as other:
+        client.post("/sessions", json={"id": "busy"})
+        body = {"prompt": "a", "session": "busy", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+            refused = other.post("/v1/completions", json={"prompt": "b", "session": "busy", "stream": stream})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
+        running.settle()
+        assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
+        client.delete("/sessions/busy")
