@@ -25,9 +25,10 @@ from specjax.serving.completions import Completions
 from specjax.serving.errors import ApiError, answer_of
 from specjax.serving.service import Service
 from specjax.serving.session_paths import SessionPaths
+from specjax.serving.static_page import of_the_page, page_routes
 
 OPEN_PATHS = ("/health",)
-"""Paths that need no key."""
+"""Paths that need no key, besides those of the page."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -78,7 +79,7 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
         )
     middleware.append(Middleware(Guard, access=access))
     app = Starlette(
-        routes=_routes(service),
+        routes=[*_routes(service), *page_routes()],
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={HTTPException: http_failed, Exception: failed},
@@ -100,7 +101,11 @@ def _routes(service: Service) -> list[Route]:
         return handle
 
     chat, completions, told = Chat(service), Completions(service), status.Status(service)
-    posts: dict[str, Handler] = {"tokenize": told.tokenize, "detokenize": told.detokenize}
+    posts: dict[str, Handler] = {
+        "tokenize": told.tokenize,
+        "detokenize": told.detokenize,
+        "apply-template": chat.apply_template,
+    }
     gets: dict[str, Handler] = {
         "v1/models": told.models,
         "v1/models/{name:path}": told.model,
@@ -139,7 +144,7 @@ class Guard:
             return ApiError(
                 421, "the server is not called so; call it by one of its names, or start it with --allow-host"
             )
-        if self._digest is None or scope["path"] in OPEN_PATHS:
+        if self._digest is None or scope["path"] in OPEN_PATHS or of_the_page(scope["path"]):
             return None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         # Digests are compared, in a time that does not depend on the key.
@@ -168,7 +173,7 @@ class Counted:
             service: whose metrics are kept.
         """
         self._app, self._service = app, service
-        self._known = {route.path for route in _routes(service)}
+        self._known = {"/", *(route.path for route in _routes(service))}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and note what came of it."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from checkpoints.tokenizers.chat_template import Message, render
 from specjax.serving.answers import chat_logprobs, reason_of
@@ -14,6 +18,7 @@ from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
 from specjax.serving.forms import ChatForm, MessageForm, ToolCall
 from specjax.serving.parts import End, Part
+from specjax.serving.reading_bodies import read_form
 from specjax.serving.sessions import Turn
 from specjax.serving.tools.call import Call, CallFormat, Schemas, schemas_of
 from specjax.serving.tools.formats import format_of
@@ -130,6 +135,11 @@ class Chat(Endpoint[ChatForm]):
             for sequence in range(count)
         ]
         return Prepared(wishes, [len(prompt)], tools)
+
+    async def apply_template(self, request: Request) -> Response:
+        """POST /apply-template: the text of a conversation, as llama.cpp's server gives it."""
+        form = await read_form(request, ChatForm, self.service.settings.limits)
+        return JSONResponse({"prompt": await asyncio.to_thread(lambda: self._text(form, self._tools(form)))})
 
     def _tools(self, form: ChatForm) -> Tools | None:
         """What the conversation may call; None if it calls nothing."""
