@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax.mesh.shards import MODEL, ROWS
 
 Shape = tuple[int, ...]
+AnyMesh = Mesh | AbstractMesh
+"""A mesh of devices; without devices it serves for shapes only, see `Plan.outline`."""
 Segments = Mapping[str, Sequence[int]]
 """What stands side by side on the split axis: a component of a parameter's path -> the length of each."""
 
@@ -37,6 +40,11 @@ class Cut(NamedTuple):
     def fits(self, unit: int) -> bool:
         """Whether rows whose values come in blocks of `unit` are cut between blocks."""
         return self.axis != -1 or not any(end % unit for own in self.pieces for piece in own for end in piece)
+
+    def part_of(self, shape: Shape) -> Shape:
+        """The shape of a part of an array, whose split axis may count bytes instead of values."""
+        axis, own = self.axis % len(shape), sum(stop - start for start, stop in self.pieces[0])
+        return tuple(size * own // self.length if each == axis else size for each, size in enumerate(shape))
 
     def part(self, values: np.ndarray, index: int) -> np.ndarray:
         """What one part has of an array, whose split axis may count bytes instead of values."""
@@ -90,11 +98,11 @@ class Plan:
         cuts: how each parameter is split, by its path; what is not here lies whole on every device.
     """
 
-    mesh: Mesh
+    mesh: AnyMesh
     cuts: Mapping[str, Cut] = field(repr=False)
 
     @classmethod
-    def of(cls, mesh: Mesh, whole: Mapping[str, Shape], local: Mapping[str, Shape], segments: Segments) -> Plan:
+    def of(cls, mesh: AnyMesh, whole: Mapping[str, Shape], local: Mapping[str, Shape], segments: Segments) -> Plan:
         """The plan of a model, from the shapes of its parameters and of those of one part.
 
         Raises:
@@ -138,16 +146,32 @@ class Plan:
         parts = [cut.part(values, index) for index in range(self.mesh.shape[MODEL])]
         return jax.tree.map(lambda *leaves: self._joined(cut, parts[0].shape, leaves), *map(form, parts))
 
+    def outline(self, path: str, values: jax.ShapeDtypeStruct, form: Callable[[Any], Any] = lambda x: x) -> Any:
+        """The shapes of what `put` makes of values of a shape. They say how it lies, and the mesh needs no devices."""
+        cut = self.cuts.get(path)
+        if cut is None:
+            sharding = NamedSharding(self.mesh, PartitionSpec())
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                jax.eval_shape(form, values),
+            )
+        part = jax.ShapeDtypeStruct(cut.part_of(values.shape), values.dtype)
+        return jax.tree.map(partial(self._whole, cut, part.shape), jax.eval_shape(form, part))
+
     def _joined(self, cut: Cut, shape: Shape, parts: Sequence[Any]) -> jax.Array:
         """One array of the parts on all devices; `shape` is that of a part of the values."""
-        axis = cut.axis % len(shape) if parts[0].shape == shape else 0
-        local = parts[0].shape
-        spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(local))))
-        total = tuple(size * len(parts) if each == axis else size for each, size in enumerate(local))
+        whole = self._whole(cut, shape, parts[0])
         placed = [
             jax.device_put(part, device) for row in self.mesh.devices for part, device in zip(parts, row, strict=True)
         ]
-        return jax.make_array_from_single_device_arrays(total, NamedSharding(self.mesh, spec), placed)
+        return jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, placed)
+
+    def _whole(self, cut: Cut, shape: Shape, part: Any) -> jax.ShapeDtypeStruct:
+        """How an array lies of which a device has this part; `shape` is that of a part of the values."""
+        axis, parts = cut.axis % len(shape) if part.shape == shape else 0, len(cut.pieces)
+        spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(part.shape))))
+        total = tuple(size * parts if each == axis else size for each, size in enumerate(part.shape))
+        return jax.ShapeDtypeStruct(total, part.dtype, sharding=NamedSharding(self.mesh, spec))
 
 
 def size_of(parameter: Any) -> int:
@@ -161,20 +185,17 @@ def size_of(parameter: Any) -> int:
     return parameter.size * max(each.mesh.shape[MODEL] if MODEL in each.spec else 1 for each in shardings)
 
 
-def as_mesh(given: str | Mesh) -> Mesh:
+def as_mesh(given: str | AnyMesh) -> AnyMesh:
     """A mesh of the devices that there are, from "ROWSxMODEL"; or one that is given, with the right axes.
 
     Raises:
         ValueError: the text is something else, there are too few devices, or the mesh has other axes.
     """
-    if isinstance(given, Mesh):
+    if not isinstance(given, str):
         if given.axis_names != (ROWS, MODEL):
             raise ValueError(f"the mesh has the axes {given.axis_names}; they must be {(ROWS, MODEL)}")
-        return _explicit(given.devices)
-    sizes = given.split("x")
-    if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"mesh is {given!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
-    rows, model = map(int, sizes)
+        return without_devices(given.axis_sizes) if isinstance(given, AbstractMesh) else _explicit(given.devices)
+    rows, model = sizes_of(given)
     devices = jax.devices()
     if rows * model > len(devices):
         raise ValueError(
@@ -182,6 +203,19 @@ def as_mesh(given: str | Mesh) -> Mesh:
             " made: XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
     return _explicit(np.array(devices[: rows * model]).reshape(rows, model))
+
+
+def sizes_of(text: str) -> tuple[int, int]:
+    """The axes of a mesh from "ROWSxMODEL"; ValueError if the text is something else."""
+    sizes = text.split("x")
+    if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"mesh is {text!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
+    return int(sizes[0]), int(sizes[1])
+
+
+def without_devices(sizes: tuple[int, ...]) -> AbstractMesh:
+    """A mesh of these sizes that need not be there; for shapes."""
+    return AbstractMesh(sizes, (ROWS, MODEL), axis_types=(AxisType.Explicit,) * 2)
 
 
 def _explicit(devices: np.ndarray) -> Mesh:

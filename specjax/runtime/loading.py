@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from jax.sharding import Mesh
 
@@ -13,11 +13,11 @@ import checkpoints
 from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import Plan
+from specjax.mesh.plan import AnyMesh, Plan
 from specjax.mesh.shards import MODEL
 from specjax.models import registry
 from specjax.models.drafters.trimmed import trimmed
-from specjax.models.protocol import Drafter, ModelConfig
+from specjax.models.protocol import Drafter, ModelConfig, Target
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
 from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, check_head, open_drafters
@@ -84,19 +84,10 @@ def load(
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
         checkpoints.DecodedWarning: some types cannot stay packed, and are decoded.
     """
-    if packed not in (None, *get_args(Activations)):
-        known = ", ".join(map(repr, get_args(Activations)))
-        raise SpecjaxError(f"packed is {packed!r}; give {known}, or None to decode quantized matrices")
+    check_packed(packed)
     use_compilation_cache()
-    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES)
-    if registry.is_assistant(opened.config):
-        raise SpecjaxError(
-            f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
-        )
-    target, chosen = registry.build(opened.config)
-    other = None if drafter is None else open_drafters(drafter, opened)
-    if other is not None:
-        chosen = other.drafter
+    models = open_models(path, drafter)
+    opened, target, chosen, other = models
     tokens = None
     if draft_vocab is not None:
         if chosen is None:
@@ -109,7 +100,7 @@ def load(
         given = f"place={list(place)}" if place else f"draft_vocab={draft_vocab!r}"
         raise SpecjaxError(f"mesh={mesh!r} and {given} do not go together; leave one of them out")
     else:
-        put = _plan(mesh, opened, chosen, other, packed=packed is not None).put
+        put = plan_of(mesh, models, packed=packed is not None).put
     settings = LoadSettings(dtype, packed, progress, put)
     checkpoint = opened.load(dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put)
     params = dict(checkpoint.params)
@@ -129,19 +120,46 @@ def load(
     )
 
 
-def _plan(
-    given: str | Mesh,
-    opened: checkpoints.OpenedCheckpoint,
-    drafter: Drafter | None,
-    other: Candidate | None,
-    *,
-    packed: bool,
-) -> Plan:
+def check_packed(packed: Any) -> None:
+    """Raise `SpecjaxError` unless quantized matrices can be multiplied so."""
+    if packed not in (None, *get_args(Activations)):
+        known = ", ".join(map(repr, get_args(Activations)))
+        raise SpecjaxError(f"packed is {packed!r}; give {known}, or None to decode quantized matrices")
+
+
+class Models(NamedTuple):
+    """What a model consists of, before its weights are read.
+
+    Attributes:
+        opened: the file of the target.
+        target, drafter: static descriptions.
+        other: the drafter that does not come in this file, if there is one.
+    """
+
+    opened: checkpoints.OpenedCheckpoint
+    target: Target
+    drafter: Drafter | None
+    other: Candidate | None
+
+
+def open_models(path: str | Path | None, drafter: DrafterSources | None) -> Models:
+    """The target of a file, the bundled one by default, and what drafts for it; errors are those of `load`."""
+    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES)
+    if registry.is_assistant(opened.config):
+        raise SpecjaxError(
+            f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
+        )
+    target, head = registry.build(opened.config)
+    other = None if drafter is None else open_drafters(drafter, opened)
+    return Models(opened, target, head if other is None else other.drafter, other)
+
+
+def plan_of(given: str | AnyMesh, models: Models, *, packed: bool) -> Plan:
     """How the parameters of a file, and those of a drafter that has its own, are split over a mesh."""
-    plan = plan_for(given, opened, packed=packed)
+    plan = plan_for(given, models.opened, packed=packed)
     try:
-        if drafter is not None:
-            drafter.shard(plan.mesh.shape[MODEL])
+        if models.drafter is not None:
+            models.drafter.shard(plan.mesh.shape[MODEL])
     except ValueError as error:
         raise SpecjaxError(str(error)) from error
-    return plan if other is None else plan.joined(other.cuts(plan.mesh, packed=packed))
+    return plan if models.other is None else plan.joined(models.other.cuts(plan.mesh, packed=packed))

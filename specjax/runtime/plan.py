@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax.sharding import Mesh
-
 from checkpoints import OpenedCheckpoint
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import Plan, as_mesh
+from specjax.mesh.plan import AnyMesh, Plan, as_mesh
 from specjax.mesh.shards import MODEL, traced_in_parts
 
 
-def plan_for(given: str | Mesh, opened: OpenedCheckpoint, *, packed: bool) -> Plan:
+def plan_for(given: str | AnyMesh, opened: OpenedCheckpoint, *, packed: bool) -> Plan:
     """How the parameters of a file are split over the devices of a mesh; `packed`: matrices stay in blocks.
 
     Raises:
