@@ -2,8 +2,8 @@
 
 Operations are walked in order. What one has made is held until its last reader. Compilers fuse: an elementwise result
 is held only if something else reads it than elementwise operations and reductions, views hold nothing, and what is
-updated in place is the same memory. Loops and branches need as much as the most that they hold at one time. Compilers also reorder
-operations and copy between layouts, which is not seen here.
+updated in place is the same memory. Loops and branches need as much as the most that they hold at one time. Compilers
+also reorder operations and copy between layouts, which is not seen here.
 """
 
 from __future__ import annotations
