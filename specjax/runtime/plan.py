@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints import OpenedCheckpoint
+from pallas_kernels import using
+from pallas_kernels.override import AUTO
 from specjax.errors import SpecjaxError
 from specjax.mesh.plan import AnyMesh, Plan, as_mesh
 from specjax.mesh.shards import MODEL, traced_in_parts
@@ -38,4 +40,6 @@ def plan_for(given: str | AnyMesh, opened: OpenedCheckpoint, *, packed: bool) ->
 
 
 def _shapes(opened: OpenedCheckpoint, config: Any) -> Mapping[str, tuple[int, ...]]:
-    return opened.family.gguf.rules(config, ()).shapes
+    """They are those of any kernels. Those that are named for programs need not fit the few tokens that are traced."""
+    with using(AUTO):
+        return opened.family.gguf.rules(config, ()).shapes

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
 import specjax
+from benchmarks import programs
+from benchmarks.released_models import opened, shape_of_27b
 from pallas_kernels import native
 from specjax.models.qwen3_5 import parameter_shapes
 from specjax.runtime.loading import open_models
@@ -25,19 +25,9 @@ NATIVE = "specjax_"
 SIZES = {"batch": 1, "slots": 4096}
 
 
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("programs")
-
-
-def outlined(programs: Any, name: str, platform: str, **settings: Any) -> Any:
+def outlined(name: str, platform: str, **settings: Any) -> Any:
     """A model by name, "bundled" or a number of layers of Qwen3.6-27B, by shapes."""
-    if name == "bundled":
-        models = open_models(None, None)
-    else:
-        released = importlib.import_module("released_models")
-        models = released.opened(released.shape_of_27b(int(name)), "Q4_K")
+    models = open_models(None, None) if name == "bundled" else opened(shape_of_27b(int(name)), "Q4_K")
     return programs.Outlined.of(models, platform, dtype="float32", **settings)
 
 
@@ -48,8 +38,8 @@ def bundled() -> specjax.Model:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("name", ["bundled", "4", pytest.param("64", marks=pytest.mark.slow)])
-def test_rounds_lower_with_the_kernels_of_their_platform(programs: Any, name: str, platform: str) -> None:
-    lowered = outlined(programs, name, platform).rounds(**SIZES)
+def test_rounds_lower_with_the_kernels_of_their_platform(name: str, platform: str) -> None:
+    lowered = outlined(name, platform).rounds(**SIZES)
     assert set(programs.kernels_in(lowered)) == KERNELS
     assert not [target for target, _ in programs.custom_calls(lowered) if target.startswith(NATIVE)]
 
@@ -58,21 +48,17 @@ def test_rounds_lower_with_the_kernels_of_their_platform(programs: Any, name: st
     ("platform", "products", "attention"),
     [("tpu", "quant_matmul", "cache_attention"), ("gpu", "quant_matmul_prefill", "cache_attention_prefill")],
 )
-def test_prompts_lower_with_the_kernels_of_their_platform(
-    programs: Any, platform: str, products: str, attention: str
-) -> None:
+def test_prompts_lower_with_the_kernels_of_their_platform(platform: str, products: str, attention: str) -> None:
     """More rows than kernels for verification take."""
-    model = outlined(programs, "bundled", platform, kv_types=KVTypes("f16", "f16"))
+    model = outlined("bundled", platform, kv_types=KVTypes("f16", "f16"))
     lowered = model.feeding(1, 256, columns=1, tokens=64)
     assert {"causal_conv1d", "gated_delta_prefill", products, attention} <= set(programs.kernels_in(lowered))
     assert not [target for target, _ in programs.custom_calls(lowered) if target.startswith(NATIVE)]
 
 
-def test_the_released_shape_has_as_many_parameters_as_the_released_model(programs: Any) -> None:
-    shapes = parameter_shapes(importlib.import_module("released_models").shape_of_27b(64))
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["target"])) / 1e9 == pytest.approx(
-        26.9, rel=0.001
-    )
+def test_the_released_shape_has_as_many_parameters_as_the_released_model() -> None:
+    leaves = jax.tree.leaves(parameter_shapes(shape_of_27b(64))["target"])
+    assert sum(math.prod(leaf.shape) for leaf in leaves) / 1e9 == pytest.approx(26.9, rel=0.001)
 
 
 def test_the_shapes_are_those_of_a_model_that_is_loaded() -> None:
@@ -80,11 +66,11 @@ def test_the_shapes_are_those_of_a_model_that_is_loaded() -> None:
     assert outline().params == loaded
 
 
-def test_choices_follow_the_platform_and_not_the_machine(programs: Any) -> None:
+def test_choices_follow_the_platform_and_not_the_machine() -> None:
     """Without kernels that are named: a program for a TPU calls nothing that only this machine has."""
     targets = {}
     for platform in ("cpu", "tpu"):
-        model = outlined(programs, "bundled", platform, kernels="auto")
+        model = outlined("bundled", platform, kernels="auto")
         targets[platform] = {target for target, _ in programs.custom_calls(model.rounds(**SIZES))}
     assert not [target for target in targets["tpu"] if target.startswith((NATIVE, *programs.KERNEL_CALLS))]
     if native.available():
@@ -94,8 +80,8 @@ def test_choices_follow_the_platform_and_not_the_machine(programs: Any) -> None:
 @pytest.mark.tpu_compiler
 @pytest.mark.parametrize("generation", ["v5e", "v6e"])
 @pytest.mark.parametrize("name", ["bundled", "4"])
-def test_the_tpu_compiler_accepts_a_round(programs: Any, name: str, generation: str) -> None:
+def test_the_tpu_compiler_accepts_a_round(name: str, generation: str) -> None:
     (device,) = programs.tpu_devices(generation)
-    lowered = outlined(programs, name, "tpu", device=device).rounds(**SIZES)
+    lowered = outlined(name, "tpu", device=device).rounds(**SIZES)
     calls = lowered.compile().as_text().count('custom_call_target="tpu_custom_call"')
     assert calls >= len(programs.kernels_in(lowered)) > 0
