@@ -18,7 +18,14 @@ from checkpoints.gguf.file import GGUFFile
 from checkpoints.locate import locate
 from checkpoints.mapping.digest import WeightDigest
 from checkpoints.mapping.rule import copies
-from checkpoints.mapping.table import Progress, Put, RuleTable, put_on_default_device
+from checkpoints.mapping.table import (
+    Outline,
+    Progress,
+    Put,
+    RuleTable,
+    outlined_on_default_device,
+    put_on_default_device,
+)
 from checkpoints.orbax.folder import HF_FOLDER, MANIFEST, OrbaxFolder
 from checkpoints.safetensors.file import SafetensorsDirectory
 from checkpoints.source import TensorInfo, TensorSource
@@ -123,6 +130,26 @@ class OpenedCheckpoint:
             if required:
                 raise
             return None
+
+    def outline(
+        self,
+        dtype: DTypeLike = np.float32,
+        *,
+        put: Outline = outlined_on_default_device,
+        packed: Activations | None = None,
+    ) -> Mapping[str, Any]:
+        """The parameters that `load` would give, as shapes. No weights are read.
+
+        Args:
+            dtype, packed: see `checkpoints.load`.
+            put: makes the shapes of a parameter.
+
+        Raises:
+            TensorMismatchError, CheckpointError: as `load`.
+        """
+        kind = _matrix_dtype(dtype)
+        self.rules.check(self.source, str(self.path))
+        return self.rules.outline(self.source, kind, put, packed)
 
     def load(
         self,

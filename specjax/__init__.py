@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specjax.analysis.diverge import DivergenceReport, diverge
     from specjax.analysis.divergence import find_divergence
     from specjax.analysis.lossless import NotLosslessError, assert_lossless, check_lossless
+    from specjax.analysis.memory import MemoryPlan, plan_memory
     from specjax.analysis.planning import Plan, plan
     from specjax.decoding.settings import DraftConfig
     from specjax.errors import NonFiniteWarning, PromptError, SpecjaxError
@@ -41,6 +42,7 @@ __all__ = [
     "Evaluation",
     "GenerateOptions",
     "Generation",
+    "MemoryPlan",
     "Model",
     "NGram",
     "NonFiniteWarning",
@@ -57,6 +59,7 @@ __all__ = [
     "find_divergence",
     "load",
     "plan",
+    "plan_memory",
     "session_tree",
 ]
 
@@ -68,6 +71,7 @@ _HOMES = {
     "FAMILIES": "specjax.models.registry",
     "GenerateOptions": "specjax.runtime.options",
     "Generation": "specjax.runtime.generation",
+    "MemoryPlan": "specjax.analysis.memory",
     "Model": "specjax.runtime.model",
     "NGram": "specjax.models.drafters.ngram",
     "NonFiniteWarning": "specjax.errors",
@@ -84,6 +88,7 @@ _HOMES = {
     "find_divergence": "specjax.analysis.divergence",
     "load": "specjax.runtime.loading",
     "plan": "specjax.analysis.planning",
+    "plan_memory": "specjax.analysis.memory",
     "session_tree": "specjax.sessions.tree",
 }
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from checkpoints.quantization import QuantizeOptions, prepare
 from specjax.decoding.stats import DecodeStats
+from specjax.mesh.plan import without_devices
 from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 from specjax.runtime.options import GenerateOptions
@@ -230,3 +236,28 @@ def test_the_benchmark_of_draft_vocabularies_has_a_row_for_each_size(
     assert [row[0] for row in rows] == ["4096", "512", "16"]
     assert [float(row[1]) for row in rows] == [pytest.approx(size * 1088 / 1e6, abs=0.06) for size in (4096, 512, 16)]
     assert (rows[0][6], float(rows[2][3])) == ("1.000", 0)
+
+
+def test_traffic_counts_turns_of_loops_and_the_branch_that_sends_most(benchmark: Any) -> None:
+    """Four devices: of what is added up a ring sends 6 / 4 of the bytes, of what is gathered 3 / 4."""
+    traffic = benchmark("mesh_traffic")
+
+    def body(x: jax.Array) -> jax.Array:
+        x = jax.lax.scan(lambda carry, _: (jax.lax.psum(carry, "model"), None), x, None, length=3)[0]
+        more = jax.lax.cond(x[0] > 0, lambda: jax.lax.all_gather(x, "model"), lambda: jnp.zeros((4, *x.shape)))
+        return jax.lax.psum(more[0], "rows")
+
+    mesh = without_devices((1, 4))
+    run = jax.shard_map(body, mesh=mesh, in_specs=P("model"), out_specs=P("model"), check_vma=False)
+    traced = jax.jit(run).trace(jax.ShapeDtypeStruct((16,), jnp.float32, sharding=NamedSharding(mesh, P("model"))))
+    found = traffic.traffic_of(traced.jaxpr.jaxpr, dict(mesh.shape))
+    assert (found.count, found.sent) == (4, 3 * 16 * 6 / 4 + 64 * 3 / 4)
+
+
+def test_a_listing_of_a_released_model_has_the_bytes_of_its_file(benchmark: Any) -> None:
+    """Qwen3.6-27B in Q8_0: 34 bytes for 32 values."""
+    released = benchmark("released_models")
+    listed = released.opened(released.QWEN36_27B, "Q8_0").opened.source.tensors.values()
+    packed = [each for each in listed if each.type == "Q8_0"]
+    assert sum(each.num_bytes for each in packed) == sum(math.prod(each.shape) for each in packed) * 34 // 32
+    assert sum(math.prod(each.shape) for each in listed) / 1e9 == pytest.approx(27.3, rel=0.005)

@@ -55,11 +55,20 @@ Put = Callable[[str, Values, Form], Any]
 """Makes the parameter of a path from its values, of which it reads what it needs, and their form: a JAX array, or a
 QTensor of JAX arrays."""
 
+Outline = Callable[[str, jax.ShapeDtypeStruct, Form], Any]
+"""The same with shapes: makes those of a parameter, which may say where it lies, from the shape of its values."""
+
 
 def put_on_default_device(path: str, values: Values, form: Form = PLAIN) -> Any:
     """Where parameters lie unless something else is asked for."""
     del path
     return jax.device_put(form(values.read()))
+
+
+def outlined_on_default_device(path: str, values: jax.ShapeDtypeStruct, form: Form = PLAIN) -> Any:
+    """The shapes of what `put_on_default_device` makes."""
+    del path
+    return jax.eval_shape(form, values)
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,27 @@ class RuleTable:
             done += sum(source.tensors[name].num_bytes for name in rule.sources)
             if progress is not None:
                 progress(done, total)
+        return unflatten(flat)
+
+    def outline(
+        self, source: TensorSource, dtype: DTypeLike, put: Outline, packed: Activations | None = None
+    ) -> dict[str, Any]:
+        """What `load` would return, with shapes in place of arrays. Nothing but the tensor table is read.
+
+        Args:
+            source, dtype, packed: see `load`.
+            put: makes the shapes of a parameter.
+        """
+        flat = {}
+        for rule in self.rules:
+            format = self._format(rule, source) if packed is not None else None
+            for path in rule.paths:
+                shape = self.shapes[path]
+                if format and packed:
+                    rows = (*shape[:-1], FORMATS[format].row_bytes(shape[-1]))
+                    flat[path] = put(path, jax.ShapeDtypeStruct(rows, np.uint8), Form(format, packed))
+                else:
+                    flat[path] = put(path, jax.ShapeDtypeStruct(shape, self._kind(rule, dtype)), PLAIN)
         return unflatten(flat)
 
     def unload(self, params: Mapping[str, Any]) -> Iterator[tuple[str, Shape, Callable[[], np.ndarray]]]:

@@ -23,6 +23,7 @@ from specjax.cli import (
     logits,
     merge_results,
     plan,
+    plan_memory,
     quantize,
     score,
     serve,
@@ -63,6 +64,7 @@ examples:
   specjax eval --prompts questions.jsonl --out answers.jsonl --batch 8
   specjax bench model.gguf --draft 1 2 3                  how fast, and how fast it could be
   specjax plan model.gguf --prompts prompts.jsonl         how many tokens to draft on this machine
+  specjax plan-memory model.gguf --mesh 1x4 --device v5e  what fits on which devices
   specjax logits --tokens 1,2,3 --out logits.npy
   specjax score --prompt "import numpy as" --choice " np" --choice " numpy"
 
@@ -72,8 +74,8 @@ environment:
   SPECJAX_KERNELS  which kernels compute, as --kernels has it
   SPECJAX_DEBUG    if set, errors come with a traceback
 
-exit status: 0 success, 1 a check failed (generate --compare, inspect, check, diverge), 2 bad input, 3 another process
-of the job was lost (--coordinator), 130 interrupted
+exit status: 0 success, 1 a check failed (generate --compare, inspect, check, diverge) or a model does not fit
+(plan-memory), 2 bad input, 3 another process of the job was lost (--coordinator), 130 interrupted
 """
 
 
@@ -120,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     reading = (inspect, verify, check, diverge, convert, quantize, imatrix, vocabulary, logits, score)
-    for command in (generate, chat, serve, *reading, evaluate, merge_results, bench, plan, train):
+    for command in (generate, chat, serve, *reading, evaluate, merge_results, bench, plan, plan_memory, train):
         command.add_parser(commands)
     return parser
 

@@ -8,12 +8,13 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
 from specjax.decoding.grammar import Constraint
 from specjax.decoding.settings import RowSettings
 from specjax.mesh.hosts import placed
+from specjax.mesh.plan import AnyMesh
 from specjax.mesh.shards import MODEL, REPLICATED, ROWS, devices_of
 from specjax.models.protocol import Params
 from specjax.state import SequenceState
@@ -32,7 +33,7 @@ def new_sequences(
 
 
 @partial(jax.jit, static_argnames=("decoder", "mesh", "batch", "capacity", "chunk"))
-def _in_parts(decoder: Decoder, mesh: Mesh, batch: int, capacity: int, chunk: int) -> SequenceState:
+def _in_parts(decoder: Decoder, mesh: AnyMesh, batch: int, capacity: int, chunk: int) -> SequenceState:
     """Each device makes what it has of the state."""
     parts, over_rows = mesh.shape[MODEL], _over_rows(mesh, batch)
     local = batch // mesh.shape[ROWS] if over_rows else batch
@@ -57,7 +58,7 @@ def specs_of_sequences(
     return jax.tree.map(spec, *shapes)
 
 
-def _over_rows(mesh: Mesh, batch: int) -> str | None:
+def _over_rows(mesh: AnyMesh, batch: int) -> str | None:
     rows = mesh.shape[ROWS]
     return ROWS if rows > 1 and batch % rows == 0 else None
 
@@ -65,8 +66,12 @@ def _over_rows(mesh: Mesh, batch: int) -> str | None:
 def seats_on(params: Params, seats: int) -> int:
     """At least so many sequences for a running state: of several, every row of a mesh has the same number."""
     mesh = devices_of(params)
-    rows = 1 if mesh is None or seats == 1 else mesh.shape[ROWS]
-    return -(-seats // rows) * rows
+    return seats if mesh is None else seats_on_rows(mesh.shape[ROWS], seats)
+
+
+def seats_on_rows(rows: int, seats: int) -> int:
+    """`seats_on` a mesh of so many rows."""
+    return seats if seats == 1 else -(-seats // rows) * rows
 
 
 def idle_state(
@@ -97,6 +102,20 @@ def new_state(decoder: Decoder, params: Params, settings: RowSettings, slots: in
         return placed(x, NamedSharding(mesh, spec))
 
     return jax.tree.map(lie, state)
+
+
+def outline_of_state(decoder: Decoder, settings: RowSettings, slots: int, mesh: AnyMesh | None = None) -> DecodeState:
+    """The shapes of `new_state`, and how they lie on a mesh; it need not be there, and None is one device."""
+    if mesh is None:
+        return jax.eval_shape(lambda: idle_state(decoder, settings, slots))
+    batch, over_rows = len(settings.seed), _over_rows(mesh, len(settings.seed))
+    sequences = jax.eval_shape(partial(_in_parts, decoder, mesh, batch, slots, LONGEST_CHUNK))
+    shapes = jax.eval_shape(partial(idle_state, decoder, settings, slots), sequences)
+    others = jax.tree.map(lambda x: PartitionSpec(over_rows, *(None,) * (x.ndim - 1)), shapes)
+    specs = replace(others, sequences=specs_of_sequences(decoder, mesh.shape[MODEL], batch, slots, over_rows))
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)), shapes, specs
+    )
 
 
 def constraint_specs(constraint: Constraint, over_rows: str | None = None) -> Constraint:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from checkpoints.mapping.reading import Values
 from specjax.mesh.shards import EXACT, MODEL, ROWS, devices_of
 
 Shape = tuple[int, ...]
+AnyMesh = Mesh | AbstractMesh
+"""A mesh of devices; without devices it serves for shapes only, see `Plan.outline`."""
 Segments = Mapping[str, Sequence[int]]
 """What stands side by side on the split axis: a component of a parameter's path -> the length of each."""
 
@@ -42,6 +45,11 @@ class Cut(NamedTuple):
         """Whether rows whose values come in blocks of `unit` are cut between blocks."""
         ends = [self.size, *(end for own in self.pieces for piece in own for end in piece)]
         return self.axis != -1 or not any(end % unit for end in ends)
+
+    def part_of(self, shape: Shape) -> Shape:
+        """The shape of a part of an array, whose split axis may count bytes instead of values."""
+        axis = self.axis % len(shape)
+        return tuple(size * self.size // self.length if each == axis else size for each, size in enumerate(shape))
 
     def part(self, values: Values, index: int) -> np.ndarray:
         """What one part has of values, whose split axis may count bytes instead."""
@@ -105,13 +113,13 @@ class Plan:
         cuts: how each parameter is split, by its path; what is not here lies whole on every device.
     """
 
-    mesh: Mesh
+    mesh: AnyMesh
     cuts: Mapping[str, Cut] = field(repr=False)
 
     @classmethod
     def of(
         cls,
-        mesh: Mesh,
+        mesh: AnyMesh,
         whole: Mapping[str, Shape],
         local: Mapping[str, Shape],
         segments: Segments,
@@ -194,13 +202,21 @@ class Plan:
         own = values.read()
         return own if devices_of(own) is not None else jax.tree.map(self._everywhere, form(own))
 
+    def outline(self, path: str, values: jax.ShapeDtypeStruct, form: Callable[[Any], Any] = lambda x: x) -> Any:
+        """The shapes of what `put` makes of values of a shape. They say how it lies, and the mesh needs no devices."""
+        cut = self.cuts.get(path)
+        if cut is None:
+            sharding = NamedSharding(self.mesh, PartitionSpec())
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                jax.eval_shape(form, values),
+            )
+        part = jax.ShapeDtypeStruct(cut.part_of(values.shape), values.dtype)
+        return jax.tree.map(partial(self._whole, cut, part.shape), jax.eval_shape(form, part))
+
     def _joined(self, cut: Cut, shape: Shape, parts: Sequence[Any]) -> jax.Array:
         """One array of the parts that this process has, on its devices; `shape` is that of a part of the values."""
-        local = parts[0].shape
-        axis = cut.axis % len(shape) if local == shape else 0
-        spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(local))))
-        number = self.mesh.shape[MODEL]
-        total = tuple(size * number if each == axis else size for each, size in enumerate(local))
+        whole = self._whole(cut, shape, parts[0])
         part_of_index, here = dict(zip(self._own_parts(), parts, strict=True)), jax.process_index()
         placed = [
             jax.device_put(part_of_index[index], device)
@@ -208,7 +224,14 @@ class Plan:
             for index, device in enumerate(row)
             if device.process_index == here
         ]
-        return jax.make_array_from_single_device_arrays(total, NamedSharding(self.mesh, spec), placed)
+        return jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, placed)
+
+    def _whole(self, cut: Cut, shape: Shape, part: Any) -> jax.ShapeDtypeStruct:
+        """How an array lies of which a device has this part; `shape` is that of a part of the values."""
+        axis, parts = cut.axis % len(shape) if part.shape == shape else 0, len(cut.pieces)
+        spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(part.shape))))
+        total = tuple(size * parts if each == axis else size for each, size in enumerate(part.shape))
+        return jax.ShapeDtypeStruct(total, part.dtype, sharding=NamedSharding(self.mesh, spec))
 
 
 def size_of(parameter: Any) -> int:
@@ -222,7 +245,7 @@ def size_of(parameter: Any) -> int:
     return parameter.size * max(each.mesh.shape[MODEL] if MODEL in each.spec else 1 for each in shardings)
 
 
-def as_mesh(given: str | Mesh, *, exact: bool = False) -> Mesh:
+def as_mesh(given: str | AnyMesh, *, exact: bool = False) -> AnyMesh:
     """A mesh of the devices that there are, from "ROWSxMODEL"; or one that is given, with the right axes.
 
     `exact` asks for numbers that do not depend on the mesh, see `specjax.mesh.shards.exact`.
@@ -230,14 +253,13 @@ def as_mesh(given: str | Mesh, *, exact: bool = False) -> Mesh:
     Raises:
         ValueError: the text is something else, there are too few devices, or the mesh has other axes.
     """
-    if isinstance(given, Mesh):
-        if given.axis_names != (ROWS, MODEL):
+    if not isinstance(given, str):
+        if tuple(given.axis_names) != (ROWS, MODEL):
             raise ValueError(f"the mesh has the axes {given.axis_names}; they must be {(ROWS, MODEL)}")
+        if isinstance(given, AbstractMesh):
+            return without_devices(given.axis_sizes, exact=exact)
         return _explicit(given.devices, exact)
-    sizes = given.split("x")
-    if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"mesh is {given!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
-    rows, model = map(int, sizes)
+    rows, model = sizes_of(given)
     devices = jax.devices()
     if rows * model > len(devices):
         raise ValueError(
@@ -253,6 +275,24 @@ def as_mesh(given: str | Mesh, *, exact: bool = False) -> Mesh:
     return _explicit(np.array(chosen).reshape(rows, model), exact)
 
 
+def sizes_of(text: str) -> tuple[int, int]:
+    """The axes of a mesh from "ROWSxMODEL"; ValueError if the text is something else."""
+    sizes = text.split("x")
+    if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"mesh is {text!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
+    return int(sizes[0]), int(sizes[1])
+
+
+def without_devices(sizes: tuple[int, ...], *, exact: bool = False) -> AbstractMesh:
+    """A mesh of these sizes that need not be there; for shapes."""
+    axes = _axes(exact)
+    return AbstractMesh((*sizes, 1)[: len(axes)], axes, axis_types=(AxisType.Explicit,) * len(axes))
+
+
 def _explicit(devices: np.ndarray, exact: bool) -> Mesh:
-    axes = (ROWS, MODEL, EXACT) if exact else (ROWS, MODEL)
+    axes = _axes(exact)
     return Mesh(devices[..., None] if exact else devices, axes, axis_types=(AxisType.Explicit,) * len(axes))
+
+
+def _axes(exact: bool) -> tuple[str, ...]:
+    return (ROWS, MODEL, EXACT) if exact else (ROWS, MODEL)

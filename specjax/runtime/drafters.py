@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -10,15 +10,14 @@ from typing import Any, Protocol
 
 import jax
 from gguf import TokenType
-from jax.sharding import Mesh
 
 import checkpoints
 from checkpoints.mapping.reading import Given
-from checkpoints.mapping.table import PLAIN, Put
+from checkpoints.mapping.table import PLAIN, Outline, Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import Cut
+from specjax.mesh.plan import AnyMesh, Cut
 from specjax.models import registry
 from specjax.models.drafters.first_of import FirstOf, united
 from specjax.models.drafters.ngram import NGram
@@ -67,8 +66,12 @@ class Candidate(Protocol):
         """Paths of the parameters that it adds to the target's."""
         ...
 
-    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+    def cuts(self, mesh: AnyMesh, *, packed: bool) -> Mapping[str, Cut]:
         """How its parameters are split over a mesh, see `specjax.mesh.plan`; SpecjaxError if they cannot be."""
+        ...
+
+    def outline(self, dtype: Any, packed: Activations | None, put: Outline) -> Params:
+        """The parameters that it adds, as shapes that `put` makes. Vocabularies are not compared."""
         ...
 
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
@@ -132,7 +135,10 @@ class _Own:
     def paths(self) -> list[str]:
         return []
 
-    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+    def cuts(self, mesh: AnyMesh, *, packed: bool) -> Mapping[str, Cut]:
+        return {}
+
+    def outline(self, dtype: Any, packed: Activations | None, put: Outline) -> Params:
         return {}
 
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
@@ -153,13 +159,19 @@ class _Several:
     def paths(self) -> list[str]:
         return [path for candidate in self.candidates for path in candidate.paths]
 
-    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+    def cuts(self, mesh: AnyMesh, *, packed: bool) -> Mapping[str, Cut]:
         each = (candidate.cuts(mesh, packed=packed) for candidate in self.candidates)
         return {path: cut for cuts in each for path, cut in cuts.items()}
 
+    def outline(self, dtype: Any, packed: Activations | None, put: Outline) -> Params:
+        return self._united(candidate.outline(dtype, packed, put) for candidate in self.candidates)
+
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
+        return self._united(candidate.load(checkpoint, settings) for candidate in self.candidates)
+
+    def _united(self, params: Iterable[Params]) -> Params:
         try:
-            return united([candidate.load(checkpoint, settings) for candidate in self.candidates])
+            return united(list(params))
         except ValueError as error:
             raise SpecjaxError(str(error)) from error
 
@@ -179,7 +191,7 @@ class _Value:
     def paths(self) -> list[str]:
         return list(flatten(self._params))
 
-    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+    def cuts(self, mesh: AnyMesh, *, packed: bool) -> Mapping[str, Cut]:
         """None: what such drafters bring along lies whole on every device."""
         return {}
 
@@ -191,6 +203,11 @@ class _Value:
             )
         placed = {path: settings.put(path, Given(value), PLAIN) for path, value in flatten(self._params).items()}
         return unflatten(placed)
+
+    def outline(self, dtype: Any, packed: Activations | None, put: Outline) -> Params:
+        del dtype, packed
+        shapes = flatten(jax.eval_shape(lambda: self._params))
+        return unflatten({path: put(path, shape, PLAIN) for path, shape in shapes.items()})
 
 
 @dataclass(frozen=True)
@@ -209,9 +226,12 @@ class _File:
     def _path(self, path: str) -> str:
         return path if self.form.under is None else f"{self.form.under}.{path}"
 
-    def cuts(self, mesh: Mesh, *, packed: bool) -> Mapping[str, Cut]:
+    def cuts(self, mesh: AnyMesh, *, packed: bool) -> Mapping[str, Cut]:
         own = plan_for(mesh, self.opened, packed=packed).cuts
         return {self._path(path): cut for path, cut in own.items()}
+
+    def outline(self, dtype: Any, packed: Activations | None, put: Outline) -> Params:
+        return self._own(self.opened.outline(dtype, packed=packed, put=self._renamed(put)))
 
     def load(self, checkpoint: checkpoints.Checkpoint, settings: LoadSettings) -> Params:
         loaded = self.opened.load(
@@ -219,12 +239,19 @@ class _File:
             need_tokenizer=False,
             progress=settings.progress,
             packed=settings.packed,
-            put=lambda path, values, form: settings.put(self._path(path), values, form),
+            put=self._renamed(settings.put),
         )
         if self.form.own_vocabulary:
             check_vocabulary(loaded, checkpoint)
-        params = {self.form.part: loaded.params[self.form.part]}
-        return params if self.form.under is None else {self.form.under: params}
+        return self._own(loaded.params)
+
+    def _renamed(self, put: Callable[[str, Any, Any], Any]) -> Callable[[str, Any, Any], Any]:
+        """For the paths that its parameters have in its own file."""
+        return lambda path, values, form: put(self._path(path), values, form)
+
+    def _own(self, params: Mapping[str, Any]) -> Params:
+        own = {self.form.part: params[self.form.part]}
+        return own if self.form.under is None else {self.form.under: own}
 
 
 def check_head(drafter: Drafter) -> None:

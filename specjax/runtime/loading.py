@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from jax.sharding import Mesh
 
@@ -15,11 +15,11 @@ from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
 from specjax.mesh.hosts import of_all
-from specjax.mesh.plan import Plan, as_mesh
+from specjax.mesh.plan import AnyMesh, Plan, as_mesh
 from specjax.mesh.shards import MODEL
 from specjax.models import registry
 from specjax.models.drafters.trimmed import trimmed
-from specjax.models.protocol import Drafter, ModelConfig
+from specjax.models.protocol import Drafter, ModelConfig, Target
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
 from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, as_it_is, check_head, open_drafters
@@ -89,24 +89,14 @@ def load(
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
         checkpoints.DecodedWarning: some types cannot stay packed, and are decoded.
     """
-    if packed not in (None, *get_args(Activations)):
-        known = ", ".join(map(repr, get_args(Activations)))
-        raise SpecjaxError(f"packed is {packed!r}; give {known}, or None to decode quantized matrices")
+    check_packed(packed)
     use_compilation_cache()
     if place and (mesh is not None or exact):
         given = f"mesh={mesh!r}" if mesh is not None else "exact=True"
         raise SpecjaxError(f"{given} and place={list(place)} do not go together; leave one of them out")
-    devices = _devices(mesh, exact)
-    fitted = as_it_is if devices is None else partial(in_blocks, devices, packed=packed is not None)
-    opened = fitted(checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES))
-    if registry.is_assistant(opened.config):
-        raise SpecjaxError(
-            f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
-        )
-    target, chosen = registry.build(opened.config)
-    other = None if drafter is None else open_drafters(drafter, opened, fitted)
-    if other is not None:
-        chosen = other.drafter
+    devices = mesh_for(mesh, exact=exact)
+    models = open_models(path, drafter, devices, packed=packed is not None)
+    opened, target, chosen, other = models
     tokens = None
     if draft_vocab is not None:
         if chosen is None:
@@ -118,7 +108,7 @@ def load(
         put: Put = placement.put
         put_besides: Put = placement.put
     else:
-        plan = _plan(devices, opened, chosen, other, packed=packed is not None)
+        plan = plan_of(devices, models, packed=packed is not None)
         put, put_besides = plan.put, plan.put_besides
     settings = LoadSettings(dtype, packed, progress, put)
     exchange = None if mesh is None else of_all
@@ -142,27 +132,69 @@ def load(
     )
 
 
-def _devices(given: str | Mesh | None, exact: bool) -> Mesh | None:
-    """The mesh that is asked for; None for one device."""
+def check_packed(packed: Any) -> None:
+    """Raise `SpecjaxError` unless quantized matrices can be multiplied so."""
+    if packed not in (None, *get_args(Activations)):
+        known = ", ".join(map(repr, get_args(Activations)))
+        raise SpecjaxError(f"packed is {packed!r}; give {known}, or None to decode quantized matrices")
+
+
+def mesh_for(given: str | AnyMesh | None, *, exact: bool = False) -> AnyMesh | None:
+    """The mesh that is asked for; None for one device.
+
+    Raises:
+        SpecjaxError: there is no such mesh.
+    """
     try:
         return as_mesh("1x1" if given is None else given, exact=exact) if exact or given is not None else None
     except ValueError as error:
         raise SpecjaxError(str(error)) from error
 
 
-def _plan(
-    mesh: Mesh,
-    opened: checkpoints.OpenedCheckpoint,
-    drafter: Drafter | None,
-    other: Candidate | None,
-    *,
-    packed: bool,
-) -> Plan:
+class Models(NamedTuple):
+    """What a model consists of, before its weights are read.
+
+    Attributes:
+        opened: the file of the target.
+        target, drafter: static descriptions.
+        other: the drafter that does not come in this file, if there is one.
+    """
+
+    opened: checkpoints.OpenedCheckpoint
+    target: Target
+    drafter: Drafter | None
+    other: Candidate | None
+
+
+def open_models(
+    path: str | Path | None, drafter: DrafterSources | None, mesh: AnyMesh | None = None, *, packed: bool = True
+) -> Models:
+    """The target of a file, the bundled one by default, and what drafts for it; errors are those of `load`."""
+    opened = checkpoints.open_checkpoint(bundled_model() if path is None else path, registry.FAMILIES)
+    return models_of(opened, drafter, mesh, packed=packed)
+
+
+def models_of(
+    opened: checkpoints.OpenedCheckpoint, drafter: DrafterSources | None, mesh: AnyMesh | None, *, packed: bool
+) -> Models:
+    """The same of a file that is open; `packed`: matrices stay in blocks, between which they are split over a mesh."""
+    fitted = as_it_is if mesh is None else partial(in_blocks, mesh, packed=packed)
+    opened = fitted(opened)
+    if registry.is_assistant(opened.config):
+        raise SpecjaxError(
+            f"{opened.path} only drafts: load the model it was made for, and give this file as its drafter"
+        )
+    target, head = registry.build(opened.config)
+    other = None if drafter is None else open_drafters(drafter, opened, fitted)
+    return Models(opened, target, head if other is None else other.drafter, other)
+
+
+def plan_of(mesh: AnyMesh, models: Models, *, packed: bool) -> Plan:
     """How the parameters of a file, and those of a drafter that has its own, are split over a mesh."""
-    plan = plan_for(mesh, opened, packed=packed)
+    plan = plan_for(mesh, models.opened, packed=packed)
     try:
-        if drafter is not None:
-            drafter.shard(plan.mesh.shape[MODEL])
+        if models.drafter is not None:
+            models.drafter.shard(plan.mesh.shape[MODEL])
     except ValueError as error:
         raise SpecjaxError(str(error)) from error
-    return plan if other is None else plan.joined(other.cuts(plan.mesh, packed=packed))
+    return plan if models.other is None else plan.joined(models.other.cuts(plan.mesh, packed=packed))

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jax.sharding import Mesh
-
 from checkpoints import OpenedCheckpoint
+from pallas_kernels import using
+from pallas_kernels.override import AUTO
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import Plan
+from specjax.mesh.plan import AnyMesh, Plan
 from specjax.mesh.shards import MODEL, traced_in_parts
 
 
-def in_blocks(mesh: Mesh, opened: OpenedCheckpoint, *, packed: bool) -> OpenedCheckpoint:
+def in_blocks(mesh: AnyMesh, opened: OpenedCheckpoint, *, packed: bool) -> OpenedCheckpoint:
     """The file with a config that has hidden columns split between blocks, if matrices stay packed.
 
     Raises:
@@ -27,7 +27,7 @@ def in_blocks(mesh: Mesh, opened: OpenedCheckpoint, *, packed: bool) -> OpenedCh
     return opened
 
 
-def plan_for(mesh: Mesh, opened: OpenedCheckpoint, *, packed: bool) -> Plan:
+def plan_for(mesh: AnyMesh, opened: OpenedCheckpoint, *, packed: bool) -> Plan:
     """How the parameters of a file are split over the devices of a mesh; `packed`: matrices stay in blocks.
 
     Raises:
@@ -47,7 +47,7 @@ def _units(opened: OpenedCheckpoint, *, packed: bool) -> Mapping[str, int]:
     return opened.rules.units(opened.source) if packed else {}
 
 
-def _plan(mesh: Mesh, opened: OpenedCheckpoint) -> Plan:
+def _plan(mesh: AnyMesh, opened: OpenedCheckpoint) -> Plan:
     config: Any = opened.config
     parts = mesh.shape[MODEL]
     if parts == 1:
@@ -60,4 +60,6 @@ def _plan(mesh: Mesh, opened: OpenedCheckpoint) -> Plan:
 
 
 def _shapes(opened: OpenedCheckpoint, config: Any) -> Mapping[str, tuple[int, ...]]:
-    return opened.family.format(opened.origin).rules(config, ()).shapes
+    """They are those of any kernels. Those that are named for programs need not fit the few tokens that are traced."""
+    with using(AUTO):
+        return opened.family.format(opened.origin).rules(config, ()).shapes

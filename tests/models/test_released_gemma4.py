@@ -11,6 +11,7 @@ from parameter_count import count
 from scripted import start
 from wants import drafting
 
+from benchmarks.released_models import GEMMA4_31B
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.seats import feed_rows
@@ -38,16 +39,6 @@ def full(kv_heads: int) -> AttentionConfig:
     return AttentionConfig(kv_heads, head_width=512, rope_theta=1e6, rope_width=128)
 
 
-DENSE_31B = Gemma4Config(
-    vocab_size=VOCAB,
-    width=5376,
-    layer_types=interleaved_layer_types(60),
-    num_heads=32,
-    mlp_width=21504,
-    sliding=sliding(16, 1024),
-    full=full(4),
-    full_value_is_key=True,
-)
 MOE_26B_A4B = Gemma4Config(
     vocab_size=VOCAB,
     width=2816,
@@ -86,7 +77,7 @@ VISION, AUDIO = 167_364_608, 304_824_608  # towers of both edge models, by trans
 
 
 # The model card's counts.
-@pytest.mark.parametrize(("config", "billions"), [(DENSE_31B, 30.7), (MOE_26B_A4B, 25.2)], ids=["31B", "26B-A4B"])
+@pytest.mark.parametrize(("config", "billions"), [(GEMMA4_31B, 30.7), (MOE_26B_A4B, 25.2)], ids=["31B", "26B-A4B"])
 def test_parameters_of_the_released_models_add_up(config: Gemma4Config, billions: float) -> None:
     assert count(parameter_shapes(config)) / 1e9 == pytest.approx(billions, rel=0.01)
 
@@ -115,7 +106,7 @@ def test_the_moe_model_reads_four_billion_parameters_per_token() -> None:
     assert (count(parameter_shapes(MOE_26B_A4B)) - unused) / 1e9 == pytest.approx(3.8, rel=0.02)
 
 
-@pytest.mark.parametrize("config", [DENSE_31B, MOE_26B_A4B, E2B, E4B], ids=["31B", "26B-A4B", "E2B", "E4B"])
+@pytest.mark.parametrize("config", [GEMMA4_31B, MOE_26B_A4B, E2B, E4B], ids=["31B", "26B-A4B", "E2B", "E4B"])
 def test_the_whole_program_has_the_right_shapes(config: Gemma4Config) -> None:
     """Of the first twelve layers, with an assistant of four; its head scores 32 of 2048 centroids' tokens."""
     config = replace(config, layer_types=config.layer_types[:12], shared_kv_layers=min(config.shared_kv_layers, 6))

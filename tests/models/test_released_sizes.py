@@ -13,49 +13,17 @@ from scripted import start
 from tiny_models import DENSE
 from wants import drafting
 
+from benchmarks.released_models import QWEN36_27B, QWEN36_35B_A3B
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.seats import feed_rows
 from specjax.models.qwen3_5 import (
-    MoEConfig,
     Qwen35Config,
     Qwen35MTP,
     Qwen35Target,
     hybrid_layer_types,
     init_params,
     parameter_shapes,
-)
-
-FAMILY = {
-    "vocab_size": 248320,
-    "head_width": 256,
-    "rope_width": 64,
-    "rope_theta": 1e7,
-    "conv_width": 4,
-    "linear_key_heads": 16,
-    "linear_key_width": 128,
-    "linear_value_width": 128,
-    "context_length": 262144,
-    "mtp_layers": 1,
-}
-QWEN36_27B = Qwen35Config(
-    **FAMILY,
-    width=5120,
-    layer_types=hybrid_layer_types(64),
-    mlp_width=17408,
-    num_heads=24,
-    num_kv_heads=4,
-    linear_value_heads=48,
-)
-QWEN36_35B_A3B = Qwen35Config(
-    **FAMILY,
-    width=2048,
-    layer_types=hybrid_layer_types(40),
-    mlp_width=0,
-    num_heads=16,
-    num_kv_heads=2,
-    linear_value_heads=32,
-    moe=MoEConfig(num_experts=256, experts_per_token=8, expert_width=512, shared_expert_width=512),
 )
 
 

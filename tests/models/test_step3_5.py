@@ -14,16 +14,11 @@ from parameter_count import count
 from tiny_models import relative_rms
 
 import checkpoints
+from benchmarks.released_models import STEP_35_FLASH
 from specjax.models.parts.paired import Pairs
 from specjax.models.protocol import FeatureRequest, Params
 from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import (
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    AttentionConfig,
-    HeadConfig,
-    LayerConfig,
-    MoEConfig,
     Step35Config,
     Step35MTP,
     Step35Target,
@@ -141,31 +136,6 @@ def test_first_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
     hidden, logits = run(params, want["prompt"], want["hidden"])
     assert relative_rms(hidden, want["mtp_hidden"]) <= TOLERANCE
     assert relative_rms(logits[want["logit_rows"]], want["mtp_logits"]) <= TOLERANCE
-
-
-def released_layer(index: int) -> LayerConfig:
-    return LayerConfig(
-        attention=SLIDING_ATTENTION if index % 4 else FULL_ATTENTION,
-        sparse=3 <= index < 45,
-        expert_limit=7.0 if index in (43, 44) else 0.0,
-        mlp_limit=16.0 if index == 44 else 0.0,
-    )
-
-
-STEP_35_FLASH = Step35Config(
-    vocab_size=128896,
-    width=4096,
-    layers=tuple(released_layer(index) for index in range(45)),
-    heads=tuple(HeadConfig(replace(released_layer(index), attention=SLIDING_ATTENTION)) for index in range(45, 48)),
-    head_width=128,
-    full=AttentionConfig(num_heads=64, num_kv_heads=8, rope_width=64, rope_theta=5e6),
-    sliding=AttentionConfig(num_heads=96, num_kv_heads=8, rope_width=128, rope_theta=1e4),
-    window=512,
-    mlp_width=11264,
-    moe=MoEConfig(num_experts=288, experts_per_token=8, expert_width=1280, shared_expert_width=1280, scale=3.0),
-    rope_factors=True,
-    context_length=262144,
-)
 
 
 def test_parameters_of_the_released_model_add_up() -> None:

@@ -1,0 +1,163 @@
+"""Programs of models by shapes, made as loading and engines make them: for devices that need not be there.
+
+They are lowered for any platform. `tpu_devices` only compile; a mesh of them compiles programs of several chips.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from pallas_kernels import using
+from pallas_kernels.table import TABLE
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.loop import decode_chunk
+from specjax.decoding.new_state import outline_of_state
+from specjax.decoding.seats import feed_rows
+from specjax.decoding.settings import DraftConfig, Settings
+from specjax.mesh.plan import AnyMesh, as_mesh
+from specjax.models.protocol import Params
+from specjax.runtime.loading import Models
+from specjax.runtime.outline import outline_of
+
+GENERATIONS = ("v5e", "v6e")
+"""TPUs that libtpu compiles for ahead of time."""
+TOPOLOGIES = {1: "2x2", 2: "2x2", 4: "2x2", 8: "2x4", 16: "4x4"}
+"""By number of chips the slice of TPUs that they are taken from."""
+PALLAS = {"gpu": "pallas_gpu", "tpu": "pallas_tpu"}
+LOWERING = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+"""What programs are lowered for, by the platform whose kernels they have."""
+KERNEL_CALLS = ("tpu_custom_call", "mosaic_gpu")
+"""Beginnings of the names that kernels have in a module."""
+
+
+def kernels_of(platform: str) -> str:
+    """What `using` takes to have the Pallas kernels of "gpu" or "tpu" wherever there are some; elsewhere "auto"."""
+    if platform not in PALLAS:
+        return "auto"
+    kernels = (PALLAS[platform], f"{PALLAS[platform]}_prefill")
+    named = {operation: [name for name in kernels if name in table] for operation, table in TABLE.items()}
+    return ",".join(f"{operation}={'+'.join(names)}" for operation, names in named.items() if names)
+
+
+def tpu_devices(generation: str, count: int = 1) -> list[Any]:
+    """Cores of TPUs such as "v5e" that need not be there; libtpu compiles for them."""
+    # Nothing here talks to a TPU: several processes may compile at once, and nobody need ask for the machine's.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    from jax.experimental import topologies
+
+    whole = topologies.get_topology_desc(f"{generation}:{TOPOLOGIES[count]}", platform="tpu")
+    return list(whole.devices)[:count]
+
+
+def tpu_mesh(generation: str, rows: int, model: int) -> AnyMesh:
+    """A mesh of TPUs that need not be there."""
+    devices = np.array(tpu_devices(generation, rows * model)).reshape(rows, model)
+    return as_mesh(Mesh(devices, ("rows", "model")))
+
+
+@dataclass(frozen=True)
+class Outlined:
+    """A model by shapes, with the kernels and layouts of a platform.
+
+    Attributes:
+        decoder, params: what its programs take.
+        platform: "cpu", "gpu" or "tpu".
+        mesh: where parameters and states lie; None for one device.
+        device: what one device compiles for; None: programs are only lowered, unless they are of this machine.
+        kernels: what `using` takes.
+    """
+
+    decoder: Decoder
+    params: Params
+    platform: str
+    mesh: AnyMesh | None = None
+    device: Any = None
+    kernels: str = "auto"
+
+    @classmethod
+    def of(
+        cls,
+        models: Models,
+        platform: str,
+        *,
+        mesh: AnyMesh | None = None,
+        device: Any = None,
+        kernels: str | None = None,
+        dtype: str = "bfloat16",
+        **settings: Any,
+    ) -> Outlined:
+        """A model as it is loaded.
+
+        Args:
+            models: its file.
+            platform, mesh, device: see the attributes.
+            kernels: all Pallas kernels that the platform has, unless others are named.
+            dtype: of matrices that are not packed.
+            settings: of the `Decoder`.
+        """
+        kernels = kernels_of(platform) if kernels is None else kernels
+        with using(kernels, platform=platform):
+            params = outline_of(models, dtype=dtype, packed="a16", mesh=mesh).params
+        decoder = Decoder(models.target, models.drafter, **settings)
+        return cls(decoder, params, platform, mesh, device, kernels)
+
+    def state(self, batch: int, slots: int) -> Any:
+        """The shapes of a running state of so many sequences, with room for so many tokens each."""
+        wishes = Settings(draft=DraftConfig(n_max=self.decoder.max_drafts))
+        with using(self.kernels, platform=self.platform):
+            return outline_of_state(self.decoder, self.decoder.settings([wishes] * batch), slots, self.mesh)
+
+    def rounds(self, batch: int, slots: int, *, rounds: int = 4) -> jax.stages.Lowered:
+        """The program of a chunk of rounds, lowered."""
+        limits = np.int32(rounds), np.int32(rounds)
+        return self._lowered(decode_chunk, (self.decoder,), self.state(batch, slots), rounds, *limits)
+
+    def feeding(self, batch: int, slots: int, *, columns: int, tokens: int = 256) -> jax.stages.Lowered:
+        """The program that feeds a piece of prompts to `columns` of the sequences, lowered."""
+        rows = None if columns == batch else jax.ShapeDtypeStruct((columns,), jnp.int32)
+        piece = jax.ShapeDtypeStruct((columns, tokens), jnp.int32), jax.ShapeDtypeStruct((columns,), jnp.int32)
+        models = self.decoder.target, self.decoder.drafter
+        return self._lowered(feed_rows, models, self.state(batch, slots).sequences, rows, *piece)
+
+    def _lowered(self, program: Any, static: tuple, state: Any, *others: Any) -> jax.stages.Lowered:
+        placed = self.params, state
+        if self.device is not None:
+            sharding = SingleDeviceSharding(self.device)
+            placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), placed)
+        there = self.device is not None or isinstance(self.mesh, Mesh)
+        with using(self.kernels, platform=self.platform):
+            traced = program.trace(*static, *placed, *others)
+            return traced.lower(lowering_platforms=None if there else (LOWERING[self.platform],))
+
+
+def operations(operation: Any) -> Iterator[Any]:
+    """An MLIR operation and all that it holds."""
+    yield operation
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield from operations(inner.operation)
+
+
+def kernels_in(lowered: jax.stages.Lowered) -> list[str]:
+    """The names of the Pallas kernels that a module calls."""
+    return [name for target, name in custom_calls(lowered) if target.startswith(KERNEL_CALLS)]
+
+
+def custom_calls(lowered: jax.stages.Lowered) -> list[tuple[str, str]]:
+    """Targets of the custom calls in a module, and the innermost name of the scopes in which each stands."""
+    module = lowered.compiler_ir("stablehlo").operation
+    calls = [each for each in operations(module) if each.name == "stablehlo.custom_call"]
+    scopes = [re.match(r'loc\("([^"]*)"', str(call.location)) for call in calls]
+    names = [scope[1].split("/")[-2:][0] if scope else "" for scope in scopes]
+    return [(call.attributes["call_target_name"].value, name) for call, name in zip(calls, names, strict=True)]

@@ -1,0 +1,95 @@
+"""How much temporary memory a program needs, estimated from its operations without a compiler.
+
+Operations are walked in order. What one has made is held until its last reader. Compilers fuse: an elementwise result
+is held only if something else reads it than elementwise operations and reductions, views hold nothing, and what is
+updated in place is the same memory. Loops and branches need as much as the most that they hold at one time. Compilers
+also reorder operations and copy between layouts, which is not seen here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend import core
+
+VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "bitcast_convert_type"})
+IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "while", "psum", "pmax"})
+# fmt: off
+ELEMENTWISE = frozenset({
+    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "copy", "cos", "div", "eq", "erf",
+    "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic",
+    "lt", "max", "min", "mul", "ne", "neg", "not", "optimization_barrier", "or", "pow", "reduce_precision", "rem",
+    "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sqrt",
+    "square", "sub", "tanh", "xor",
+})
+# fmt: on
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"})
+FUSED_READERS = ELEMENTWISE | VIEWS | REDUCTIONS
+"""Operations that are fused with the elementwise ones whose results they read."""
+KERNELS = frozenset({"pallas_call"})
+"""Operations whose own program works in other memory."""
+
+
+def peak_bytes(jaxpr: core.Jaxpr) -> int:
+    """The most bytes that a program holds at one time besides its arguments."""
+    equations, last, read = jaxpr.eqns, dict[Any, int](), set()
+    for index, equation in enumerate(equations):
+        for variable in _variables(equation.invars):
+            last[variable] = index
+            if equation.primitive.name not in FUSED_READERS:
+                read.add(variable)
+    for variable in _variables(jaxpr.outvars):
+        last[variable] = len(equations)
+        read.add(variable)
+    for index in reversed(range(len(equations))):  # what is held by no memory of its own holds its arguments
+        equation = equations[index]
+        ends = max((last.get(variable, index) for variable in equation.outvars), default=index)
+        if equation.primitive.name in VIEWS and any(variable in read for variable in equation.outvars):
+            read.update(_variables(equation.invars))
+        if not _holds(equation, read):
+            for variable in _variables(equation.invars):
+                last[variable] = max(last[variable], ends)
+    ending: dict[int, list[Any]] = {}
+    for variable, index in last.items():
+        ending.setdefault(index, []).append(variable)
+    held: dict[Any, int] = {}
+    live = most = 0
+    for index, equation in enumerate(equations):
+        own = sum(map(_size, equation.outvars)) if _holds(equation, read) else 0
+        inner = 0 if equation.primitive.name in KERNELS else max(map(peak_bytes, _inner(equation)), default=0)
+        most = max(most, live + max(own, inner))
+        for variable in equation.outvars:
+            held[variable] = _size(variable) if own and variable in last else 0
+            live += held[variable]
+        for variable in ending.get(index, ()):
+            live -= held.get(variable, 0)
+    return most
+
+
+def _holds(equation: Any, read: set[Any]) -> bool:
+    """Whether results take memory of their own."""
+    name = equation.primitive.name
+    if name in VIEWS or name in IN_PLACE:
+        return False
+    return name not in ELEMENTWISE or any(variable in read for variable in equation.outvars)
+
+
+def _variables(atoms: Any) -> Iterator[Any]:
+    return (atom for atom in atoms if not isinstance(atom, core.Literal))
+
+
+def _inner(equation: Any) -> Iterator[core.Jaxpr]:
+    """The programs of loops, branches and calls."""
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, core.ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, core.Jaxpr):
+                yield each
+
+
+def _size(variable: Any) -> int:
+    shape, dtype = getattr(variable.aval, "shape", ()), getattr(variable.aval, "dtype", None)
+    return math.prod(shape) * getattr(dtype, "itemsize", 0)
