@@ -18,8 +18,13 @@ REPLACED = "box-shadow: inset 0 -2px rgba(218, 54, 51, 0.9)"
 """The style of a token that was chosen instead of a draft: a line that takes no room. A border would stick out of the
 last line, and Jupyter would scroll the text for it."""
 
-BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap; overflow-wrap: anywhere"
-"""The style of a text. Long words break, so that nothing is cut off where there is little room."""
+BOX = (
+    "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap; overflow-wrap: anywhere;"
+    " font-family: var(--jp-code-font-family, monospace)"
+)
+"""The style of a text. Long words break, so that nothing is cut off where there is little room. Pages that nbconvert
+writes have no font of a fixed width in outputs of their own.
+"""
 
 APART = "margin-bottom: 0.5em"
 """The style of a text among others."""
