@@ -62,7 +62,10 @@ def assistant(**changes: Any) -> gemma4.Gemma4AssistantConfig:
 
 def large_gemma(**changes: Any) -> gemma4.Gemma4Config:
     """Of a size of which a quarter still has whole blocks of Q4_K, and rows in multiples of 64."""
-    attention = {"sliding": replace(SLIDING, head_width=64, rope_width=64), "full": replace(FULL, head_width=128, rope_width=32)}
+    attention = {
+        "sliding": replace(SLIDING, head_width=64, rope_width=64),
+        "full": replace(FULL, head_width=128, rope_width=32),
+    }
     return gemma(vocab_size=512, width=256, mlp_width=1024, num_heads=16, **attention, **changes)
 
 
