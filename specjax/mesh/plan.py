@@ -47,9 +47,13 @@ class Cut(NamedTuple):
         size = values.shape[self.axis]
         ends = [(start * size // self.length, stop * size // self.length) for start, stop in self.pieces[index]]
         chosen = np.concatenate([np.arange(*each) for each in ends])
-        padding = [(0, 0)] * values.ndim
-        padding[self.axis] = (0, self.size * size // self.length - len(chosen))
-        return np.ascontiguousarray(np.pad(np.take(values, chosen, axis=self.axis), padding))
+        return np.ascontiguousarray(self.filled(np.take(values, chosen, axis=self.axis), size))
+
+    def filled(self, part: np.ndarray, length: int) -> np.ndarray:
+        """What a part has, filled up with zeros; `length` is that of the axis in the whole, in values or bytes."""
+        padding = [(0, 0)] * part.ndim
+        padding[self.axis] = (0, self.size * length // self.length - part.shape[self.axis])
+        return np.pad(part, padding) if any(padding[self.axis]) else part
 
 
 def cut_of(
@@ -141,6 +145,11 @@ class Plan:
             raise ValueError("; ".join(wrong))
         return cls(mesh, cuts)
 
+    @property
+    def devices(self) -> np.ndarray:
+        """The devices of the mesh, [rows, model]."""
+        return self.mesh.devices.reshape(self.mesh.shape[ROWS], self.mesh.shape[MODEL])
+
     def joined(self, cuts: Mapping[str, Cut]) -> Plan:
         """The plan with further parameters, those of a drafter."""
         return Plan(self.mesh, {**self.cuts, **cuts})
@@ -178,11 +187,7 @@ class Plan:
         local = parts[0].shape
         spec = PartitionSpec(*(MODEL if each == axis else None for each in range(len(local))))
         total = tuple(size * len(parts) if each == axis else size for each, size in enumerate(local))
-        placed = [
-            jax.device_put(part, device)
-            for row in self.mesh.devices.reshape(-1, len(parts))
-            for part, device in zip(parts, row, strict=True)
-        ]
+        placed = [jax.device_put(part, device) for row in self.devices for part, device in zip(parts, row, strict=True)]
         return jax.make_array_from_single_device_arrays(total, NamedSharding(self.mesh, spec), placed)
 
 
