@@ -1,11 +1,13 @@
 """What structured output costs, and what the mask on the drafter brings.
 
 Four tables: how large grammars are and how long they take to build for a vocabulary of a large model; tokens per round
-with the mask on target and drafter, and with the mask on the target alone; how much longer rounds take; and how long
-the mask of a round takes where the vocabulary is large.
+with the mask on target and drafter, and with the mask on the target alone; how much longer rounds take, where any text
+is allowed; and how long the mask of a round takes where the vocabulary is large.
 
     python benchmarks/structured_output.py
     python benchmarks/structured_output.py --model model.gguf --parts acceptance
+    python benchmarks/random_model.py q8.gguf --type Q8_0 --layers 24
+    python benchmarks/structured_output.py --model q8.gguf --parts rounds --draft 3
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ import numpy as np
 from machine import description
 from rich.console import Console
 from rich.table import Table
+from trace_cost import Decoding
 
 import specjax
 from specjax.decoding.grammar import Constraint, Grammar, GrammarRows, GrammarTables
+from specjax.decoding.new_state import with_constraint
 from specjax.grammar.automaton import byte_automaton
 from specjax.grammar.schema import schema_regex
 from specjax.grammar.tokens import over_tokens
+
+SLOTS = 1024
+"""Room of the states whose rounds are timed."""
 
 PARTS = ("tables", "acceptance", "rounds", "masks")
 NAMES = [
@@ -129,22 +136,32 @@ def acceptance(args: argparse.Namespace) -> Table:
     return table
 
 
+def any_text(size: int, classes: int = 1024) -> Grammar:
+    """A grammar of one state that allows everything, with tokens in as many classes as large schemas have."""
+    own = np.random.default_rng(0).integers(0, min(classes, size), size, dtype=np.int32)
+    return Grammar(np.zeros((1, own.max() + 1), np.int32), own)
+
+
 def rounds(args: argparse.Namespace) -> Table:
     """The time of a round without a grammar, and with one that allows any text, in turns."""
-    model = specjax.load(args.model, drafter=args.drafter)
-    table = Table("rows B", "K", "ms, no grammar", "ms, any text", "ratio", title=repr(model))
-    for batch, draft in product((1, 4), (0, *args.draft)):
-        times: dict[str | None, list[float]] = {None: [], r"[\s\S]*": []}
-        for turn in range(args.turns + 1):
-            for regex, found in times.items():
-                results = model.generate_batch(
-                    PROMPTS[:batch], regex=regex, draft=draft, max_tokens=args.max_tokens, ignore_eos=True
-                )
-                if turn:  # the first compiles
-                    seconds = max(each.timings.decode for each in results)
-                    found.append(seconds / max(each.stats.rounds for each in results))
-        plain, held = (float(np.median(found)) * 1e3 for found in times.values())
-        table.add_row(str(batch), str(draft), f"{plain:.2f}", f"{held:.2f}", f"{held / plain:.2f}")
+    model = specjax.load(args.model, drafter=args.drafter, need_tokenizer=False)
+    table = Table("rows B", "K", "temperature", "ms, no grammar", "ms, any text", "ratio", title=repr(model))
+    tables = GrammarTables.of([any_text(model.target.vocab_size)], model.target.vocab_size)
+    for batch, draft, temperature in product(args.batch, args.draft, args.temperature):
+        options = specjax.GenerateOptions(draft=draft, temperature=temperature, max_tokens=SLOTS, ignore_eos=True)
+        runs = [Decoding.started(model, options, batch, SLOTS) for _ in range(2)]
+        held = GrammarRows(jnp.ones(batch, jnp.int32), jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool))
+        # Rounds consume their state, and the tables with it.
+        constraint = Constraint(jax.tree.map(jnp.copy, tables), held)
+        runs[1].state = with_constraint(runs[1].state, model.params, constraint)
+        runs[1].seconds_of_a_round()  # compiles
+        times: list[list[float]] = [[], []]
+        for turn in range(args.turns):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                times[which].append(runs[which].seconds_of_a_round())
+        ratio = np.median([masked / own for own, masked in zip(*times, strict=True)])
+        middle = [f"{1e3 * np.median(each):.2f}" for each in times]
+        table.add_row(str(batch), str(draft), f"{temperature:g}", *middle, f"{ratio:.3f}")
     return table
 
 
@@ -176,10 +193,11 @@ def main() -> None:
     parser.add_argument("--drafter", help="what drafts (default: the model's own head)")
     parser.add_argument("--vocab", type=int, default=248_000, help="tokens of the large vocabulary")
     parser.add_argument("--draft", type=int, nargs="+", default=[1, 3, 5], help="numbers of drafts")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], help="rows whose rounds are timed")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="temperatures")
     parser.add_argument("--max-tokens", type=int, default=160, help="tokens after each prompt")
     parser.add_argument("--seeds", type=int, default=4, help="how often each prompt is continued")
-    parser.add_argument("--turns", type=int, default=8, help="how often rounds are timed")
+    parser.add_argument("--turns", type=int, default=12, help="how often rounds are timed")
     parser.add_argument("--repeats", type=int, default=20, help="how often a mask is timed")
     args = parser.parse_args()
     console = Console()

@@ -151,6 +151,11 @@ class Plan:
             raise ValueError("; ".join(wrong))
         return cls(mesh, cuts)
 
+    @property
+    def devices(self) -> np.ndarray:
+        """The devices of the mesh, [rows, model]."""
+        return self.mesh.devices.reshape(self.mesh.shape[ROWS], self.mesh.shape[MODEL])
+
     def joined(self, cuts: Mapping[str, Cut]) -> Plan:
         """The plan with further parameters, those of a drafter."""
         return Plan(self.mesh, {**self.cuts, **cuts})
@@ -183,13 +188,8 @@ class Plan:
     def _own_parts(self) -> list[int]:
         """The parts of the model that devices of this process have."""
         here = jax.process_index()
-        columns = enumerate(self._grid.T)
+        columns = enumerate(self.devices.T)
         return [index for index, devices in columns if any(device.process_index == here for device in devices)]
-
-    @property
-    def _grid(self) -> np.ndarray:
-        """The devices, with a column for each part of the model."""
-        return self.mesh.devices.reshape(-1, self.mesh.shape[MODEL])
 
     def _everywhere(self, array: Any) -> jax.Array:
         """The array, whole on each device."""
@@ -220,7 +220,7 @@ class Plan:
         part_of_index, here = dict(zip(self._own_parts(), parts, strict=True)), jax.process_index()
         placed = [
             jax.device_put(part_of_index[index], device)
-            for row in self._grid
+            for row in self.devices
             for index, device in enumerate(row)
             if device.process_index == here
         ]

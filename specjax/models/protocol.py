@@ -107,9 +107,8 @@ class Target(Protocol):
     def shard(self, parts: int) -> Target:
         """The target of one of so many parts of the model, as each device of a mesh runs it.
 
-        Its heads and hidden columns are those of the part. What it says is split: logits are those of its tokens, in
-        order of the parts. Where V does not divide, logits behind the end are -inf, see `specjax.mesh.columns`. All
-        else that goes in and out is whole, but for the state.
+        Its heads, hidden columns and logits are those of the part, in order of the parts; logits behind the end of the
+        vocabulary are -inf. All else that goes in and out is whole, but for the state.
 
         Raises:
             ValueError: the model cannot be split so; the message lists what does not divide.
@@ -224,8 +223,7 @@ class ChooseDraft(Protocol):
         """Choose a token per row.
 
         Args:
-            logits: of M tokens. Where the model is split, each part gives those of its columns, -inf behind the end:
-                `specjax.mesh.columns.own_columns` makes them of logits that every part has whole.
+            logits: of M tokens; where the model is split, those of a part, see `specjax.mesh.columns.own_columns`.
             position: where the chosen token will stand.
             tokens: which tokens have been scored, each once, by all parts together; all others have probability 0.
                 None: the whole vocabulary in order.

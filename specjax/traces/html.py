@@ -14,11 +14,20 @@ if TYPE_CHECKING:
 ACCEPTED = "rgba(46, 160, 67, {strength:.2f})"
 """The background of an accepted draft; later places of a round are stronger."""
 
-REPLACED = "border-bottom: 2px solid rgba(218, 54, 51, 0.9)"
-"""The style of a token that was chosen instead of a draft."""
+REPLACED = "box-shadow: inset 0 -2px rgba(218, 54, 51, 0.9)"
+"""The style of a token that was chosen instead of a draft: a line that takes no room. A border would stick out of the
+last line, and Jupyter would scroll the text for it."""
 
-BOX = "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap; overflow-wrap: anywhere"
-"""The style of a text. Long words break, so that nothing is cut off where there is little room."""
+BOX = (
+    "border-left: 3px solid #888; padding-left: 1em; margin: 0; white-space: pre-wrap; overflow-wrap: anywhere;"
+    " font-family: var(--jp-code-font-family, monospace)"
+)
+"""The style of a text. Long words break, so that nothing is cut off where there is little room. Pages that nbconvert
+writes have no font of a fixed width in outputs of their own.
+"""
+
+APART = "margin-bottom: 0.5em"
+"""The style of a text among others."""
 
 MOST_TEXTS = 20
 """How many texts are shown."""
@@ -28,7 +37,11 @@ def page(trace: Trace) -> str:
     """All texts with a legend."""
     shown = trace.texts[:MOST_TEXTS]
     more = f"<p>and {len(trace.texts) - len(shown)} more</p>" if len(trace.texts) > len(shown) else ""
-    boxes = "".join(f"<pre style='{BOX}'>{coloured(trace, text.number)}</pre>" for text in shown)
+    boxes = "".join(
+        f"<div style='{APART}'><small>text {text.number}</small>"
+        f"<pre style='{BOX}'>{coloured(trace, text.number)}</pre></div>"
+        for text in shown
+    )
     return f"{boxes}{more}{legend()}<small>{escape(repr(trace))}</small>"
 
 

@@ -8,12 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import native_tables
+from pallas_kernels import native, native_tables
 from pallas_kernels.matmul import (
     FORMATS,
+    ROWS_THAT_JOIN,
     dequantize,
     explain,
     from_blocks,
+    joined,
+    panels,
+    planes,
     quant_matmul,
     submatrix,
     take_rows,
@@ -124,6 +128,28 @@ def test_rows_and_matrices_of_a_stack_can_be_taken() -> None:
     np.testing.assert_array_equal(dequantize(kept), values[2][jnp.array([5, 0, 5])])
     with pytest.raises(ValueError, match="submatrix: rows are taken from one matrix"):
         submatrix(stack, jnp.array([0]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_block_of_zero_bytes_is_zeros(name: str) -> None:
+    """Parts of a split matrix are filled up with them."""
+    kind = FORMATS[name]
+    values = dequantize(from_blocks(jnp.zeros((2, 2 * kind.num_bytes), jnp.uint8), name))
+    np.testing.assert_array_equal(values, jnp.zeros((2, 2 * kind.values)))
+
+
+LAYOUTS = {"blocks": lambda tensor: tensor, "planes": planes.pack, "panels": panels.pack}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_matrices_stand_one_below_the_other(layout: str) -> None:
+    if layout == "panels" and not native.available():
+        pytest.skip("no native library")
+    blocks = [jnp.asarray(random_blocks("Q4_K", ROWS_THAT_JOIN, 1, seed)) for seed in range(2)]
+    matrices = [LAYOUTS[layout](from_blocks(each, "Q4_K")) for each in blocks]
+    whole = joined(*matrices)
+    assert whole.shape == (2 * ROWS_THAT_JOIN, 256)
+    np.testing.assert_array_equal(dequantize(whole), jnp.concatenate([dequantize(matrix) for matrix in matrices]))
 
 
 def test_what_does_not_fit_is_an_error() -> None:

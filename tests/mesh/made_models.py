@@ -97,7 +97,7 @@ def random_params(shapes: Params) -> Params:
 
     def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         if leaf.dtype == np.int32:  # which tokens a drafter knows, or an order of all
-            return np.sort(rng.permutation(272)[: leaf.size]) if leaf.size < 272 else rng.permutation(272)
+            return np.sort(rng.permutation(271)[: leaf.size]) if leaf.size < 271 else rng.permutation(leaf.size)
         noise = rng.normal(size=leaf.shape).astype(np.float32)
         if "embed" in jax.tree_util.keystr(path):
             return noise
@@ -142,6 +142,8 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "odd": lambda wide: plain("llama", wide, vocab_size=271, mlp_width=1280 if wide else 90),
     "odd moe": lambda wide: hybrid(wide, vocab_size=271, moe=qwen3_5.MoEConfig(8, 2, 256 if wide else 32, 512)),
     "eagle3": lambda wide: eagle(),
+    "qwen3 odd": lambda wide: plain("qwen3", wide, vocab_size=271),
+    "eagle3 odd": lambda wide: eagle(vocab_size=271),
     "dspark": lambda wide: dflash(from_anchor=True, markov=MarkovHead(8), confidence="both"),
     "dflash2": lambda wide: dflash(selector=Selector(8, 6), convolution=Convolution(3, 8)),
     "exact dense": lambda wide: plain("qwen3", True, vocab_size=512),

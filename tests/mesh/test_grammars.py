@@ -51,6 +51,16 @@ def test_texts_are_those_of_one_device(load: Load, mesh: str, options: dict) -> 
     assert re.match(r"[a-c]{2}", got[1].text)
 
 
+@pytest.mark.slow
+def test_tokens_need_not_divide(load: Load) -> None:
+    """Of 271 tokens four devices have 68 each, the last one of which is none; drafts come from a drafter's 90."""
+    one, split = (load("qwen3 odd", mesh=mesh, drafter="eagle3 odd") for mesh in (None, "1x4"))
+    for options in ({}, {"temperature": 1.5, "seed": 2, "accept": "rejection"}):
+        wanted, got = continued(one, **options), continued(split, **options)
+        assert [each.tokens for each in got] == [each.tokens for each in wanted]
+        assert [each.stats.accepted for each in got] == [each.stats.accepted for each in wanted]
+
+
 def test_a_loop_of_ones_own_masks_too(load: Load) -> None:
     options = specjax.GenerateOptions(regex=REGEX, draft=2, max_tokens=20)
 

@@ -24,7 +24,7 @@ from pallas_kernels.matmul import ROWS_THAT_JOIN, as_weight, joined, submatrix
 from specjax.layers.some_rows import SomeRows
 from specjax.mesh.columns import own_columns, share
 from specjax.mesh.plan import size_of
-from specjax.mesh.shards import MODEL, exchanged, mesh_of, on_shards, part_index, parts
+from specjax.mesh.shards import MODEL, REPLICATED, exchanged, lying, mesh_of, on_shards, part_index, parts
 from specjax.models.parts.apply import in_device_memory
 from specjax.models.parts.drafter import RunningDrafter
 from specjax.models.protocol import Choice, ChooseDraft, Drafted, Drafter, KeepGoing, Params, Proposal
@@ -119,7 +119,7 @@ def trimmed_paths(drafter: Drafter) -> tuple[str, ...]:
 def _gathered(head: Any, tokens: Int[Array, "M"]) -> Any:
     """The rows of these tokens of a head, as many on each device that has a part of it."""
     split = mesh_of(head) is not None and MODEL in jax.typeof(jax.tree.leaves(head)[0]).sharding.spec
-    return on_shards(partial(_rows, split), head, tokens, out=lambda head, _: head)
+    return on_shards(partial(_rows, split), head, tokens, out=lambda *_: lying(MODEL) if split else REPLICATED)
 
 
 def _rows(split: bool, count: int, head: Any, tokens: Int[Array, "M"]) -> Any:
