@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -68,7 +69,9 @@ class WeightDigest:
             places = places if cut is None else np.take(places, entries(cut[1]), axis=cut[0])
             sample = values
         bits = np.ascontiguousarray(sample).reshape(-1).view(f"u{sample.dtype.itemsize}").astype(np.uint64)
-        known[name] = [int(np.sum(bits * _numbers(places.reshape(-1), lane))) for lane in (0, 1)]
+        places = places.reshape(-1)
+        numbers = _numbers(1 << int(places.max(initial=0)).bit_length())
+        known[name] = [int(np.sum(bits * lane[places])) for lane in numbers]
 
     def known(self) -> str:
         """What has been looked at, as text for other processes."""
@@ -98,7 +101,7 @@ def _sample(values: np.ndarray, kind: GGMLType | None, shape: Shape, cut: Cut | 
     blocks = np.arange(taken // per_block)
     at = [np.broadcast_to(each[:, None], (len(rows), len(blocks))) for each in np.unravel_index(rows, lead)]
     at.append(starts[:, None] // per_block + blocks)
-    there = np.ones(at[0].shape, bool)
+    places = np.arange(len(rows) * len(blocks)).reshape(at[0].shape)
     if cut is not None:
         axis, pieces = cut
         unit = per_block if axis == -1 else 1
@@ -107,15 +110,21 @@ def _sample(values: np.ndarray, kind: GGMLType | None, shape: Shape, cut: Cut | 
         local[own] = np.arange(len(own))
         at[axis] = local[at[axis]]
         there = at[axis] >= 0
+        at, places = [each[there] for each in at], places[there]
     units = values.reshape(*values.shape[:-1], -1, block_bytes) if kind is not None else values[..., None]
-    sample = units[tuple(each[there] for each in at)]
-    places = (np.arange(there.size).reshape(there.shape)[there][:, None] * per_block) + np.arange(per_block)
-    return sample.astype(np.float32) if kind is None else decode_rows(sample, kind), places
+    sample = units[tuple(at)].reshape(-1, block_bytes)
+    places = places.reshape(-1, 1) * per_block + np.arange(per_block)
+    if kind is not None and sample.size:
+        sample = decode_rows(sample.reshape(1, -1), kind)
+    return sample.astype(np.float32), places
 
 
-def _numbers(places: np.ndarray, lane: int) -> np.ndarray:
-    """An odd number of 64 bits for each place, which looks like a random one: SplitMix64 of Steele et al., 2014."""
-    x = (2 * places.astype(np.uint64) + np.uint64(lane + 1)) * np.uint64(0x9E3779B97F4A7C15)
+@functools.lru_cache(maxsize=4)
+def _numbers(count: int) -> np.ndarray:
+    """Two odd numbers of 64 bits for each of so many places, [2, count], which look like random ones: SplitMix64 of
+    Steele et al., 2014.
+    """
+    x = (np.arange(2 * count, dtype=np.uint64) + np.uint64(1)).reshape(count, 2).T * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))) | np.uint64(1)
+    return np.ascontiguousarray((x ^ (x >> np.uint64(31))) | np.uint64(1))

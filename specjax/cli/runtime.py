@@ -12,7 +12,7 @@ from types import FrameType
 
 DEBUG_VARIABLE = "SPECJAX_DEBUG"
 BAD_INPUT, LOST, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
-"""Exit statuses."""
+"""Statuses with which the program ends, beside 0 and 1."""
 DEAF = ("_xla_gc_callback", "__del__")
 """Functions in which Python drops exceptions."""
 

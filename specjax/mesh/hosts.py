@@ -27,8 +27,8 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
     Args:
         coordinator: HOST:PORT, an address of process 0 that the others reach, and a free port there.
         processes: how many there are.
-        process: which of them this one is, from 0. What is None is found by JAX itself, on Cloud TPUs, in jobs of SLURM
-            and of Open MPI, on GKE, or in the variables JAX_COORDINATOR_ADDRESS and so on.
+        process: which of them this one is, from 0. What is None is found by JAX itself in jobs of SLURM and of Open
+            MPI, on Cloud TPUs, and on TPUs of GKE.
 
     Raises:
         ValueError: something is missing and cannot be found.

@@ -12,6 +12,7 @@ import checkpoints
 from checkpoints.convert import ConvertOptions, prepare
 from checkpoints.gguf.ggml_types import GGML_TYPES, decode_rows
 from checkpoints.mapping.digest import WeightDigest
+from checkpoints.mapping.parts import part_of
 from checkpoints.quantization import encode
 from specjax.models.registry import FAMILIES
 
@@ -67,3 +68,22 @@ def test_packed_rows_count_as_the_values_that_they_stand_for(name: str) -> None:
     packed, kind = np.asarray(encode(values, name, None, name="w")).reshape(300, -1), GGML_TYPES[name]
     assert digest("w", packed, kind) == digest("w", decode_rows(packed, kind))
     assert digest("w", packed, kind) != digest("w", values)
+
+
+@pytest.mark.parametrize("name", [None, "Q8_0"])
+@pytest.mark.parametrize(("shape", "axis"), [((1, 2048), -1), ((6, 40, 64), -3), ((300, 768), -2)])
+def test_parts_add_up_to_the_whole_also_if_nothing_of_them_is_looked_at(
+    name: str | None, shape: tuple[int, ...], axis: int
+) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    kind = None if name is None else GGML_TYPES[name]
+    if name is not None:
+        values = np.asarray(encode(values, name, None, name="w")).reshape(*shape[:-1], -1)
+    whole = digest("w", values, kind)
+    collected, size = WeightDigest(), shape[axis] // 2
+    for pieces in (((0, size),), ((size, 2 * size),)):
+        other = WeightDigest()
+        other.add("w", part_of(values, axis, shape[axis], pieces), kind, shape, (axis, pieces))
+        assert str(other) != whole or shape[0] == 1
+        collected.learn([other.known()])
+    assert str(collected) == whole

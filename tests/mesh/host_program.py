@@ -1,6 +1,5 @@
-"""What each process of a job does in tests: `python host_program.py MODEL MESH FOLDER HOST:PORT`-like options follow.
-
-Process 0 prints what came out as JSON.
+"""What each process of a job does in tests: MODEL MESH FOLDER, or MODEL MESH - to load it only; then the options that
+say how to meet the others. Process 0 prints what came out as JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ if __name__ == "__main__":
     before = bytes_read()
     model = specjax.load(path, mesh=mesh)
     count = bytes_read() - before
-    found = everything(model, Path(folder))
+    found = {} if folder == "-" else everything(model, Path(folder))
     counts = hosts.of_all(str(count))
     if hosts.is_first():
         print(json.dumps(found | {"bytes": [int(each) for each in counts]}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import pytest
 from host_program import everything
 from made_models import write
-from processes import outputs, start
+from processes import outputs, running
 
 import checkpoints
 import specjax
+from checkpoints.orbax import writer
 
 pytestmark = pytest.mark.mesh
 
@@ -37,7 +37,7 @@ def test_an_evaluation_in_two_processes_writes_the_results_of_one_device(tmp_pat
     model, out = write(tmp_path, "hybrid", "Q8_0"), tmp_path / "results.jsonl"
     files = ["--model", str(model), "--prompts", str(prompt_file(tmp_path)), "--out", str(out)]
     options = ["--mesh", "1x4", "--batch", "2", "--draft", "2", "--max-tokens", "12", "--ignore-eos", "--json"]
-    said = outputs(start(["-m", "specjax", "eval", *files, *options]))
+    said = outputs(["-m", "specjax", "eval", *files, *options])
     assert json.loads(said[0][0])["prompts"] == len(PROMPTS)
     assert said[1][0] == ""
     assert {path.name for path in tmp_path.glob("results*")} == {out.name, f"{out.name}.settings.json"}
@@ -48,12 +48,20 @@ def test_an_evaluation_in_two_processes_writes_the_results_of_one_device(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_job_of_slurm_is_found(tmp_path: Path) -> None:
+    command = ["-m", "specjax", "generate", "--mesh", "2x2", "--max-tokens", "8", "--tokens", "7,8,9", "--json"]
+    said = outputs(command, slurm=True)
+    assert json.loads(said[0][0])["tokens"] == specjax.load().generate([7, 8, 9], max_tokens=8).tokens
+    assert said[1][0] == ""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["1x4", "2x2"])
 @pytest.mark.parametrize("weights", ["F32", "Q8_0"])
 def test_programs_in_two_processes_say_what_one_device_says(tmp_path: Path, mesh: str, weights: str) -> None:
     model = write(tmp_path, "hybrid", weights)
     program = str(Path(__file__).parent / "host_program.py")
-    found = last_line(outputs(start([program, str(model), mesh, str(tmp_path)]))[0][0])
+    found = last_line(outputs([program, str(model), mesh, str(tmp_path)])[0][0])
     one = specjax.load(model)
     wanted = everything(one, tmp_path) | {"bytes": found["bytes"]}
     assert found.pop("score") == pytest.approx(wanted.pop("score"), rel=1e-4)
@@ -62,15 +70,17 @@ def test_programs_in_two_processes_say_what_one_device_says(tmp_path: Path, mesh
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gguf", "hf", "orbax"])
-def test_each_process_reads_its_half(tmp_path: Path, kind: str) -> None:
-    """Of two processes on 1x4 each has two of four parts of the model."""
+def test_each_process_reads_its_half(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes on 1x4 each has two of four parts of the model. Of an Orbax folder chunks are read, which here
+    are small, because the matrices are."""
+    monkeypatch.setattr(writer, "_CHUNK_BYTES", 1 << 18)
     model = write(tmp_path, "big", "F32")
     if kind != "gguf":
         source, model = model, tmp_path / f"big.{kind}"
         options = checkpoints.convert.ConvertOptions("hf") if kind == "hf" else None
         checkpoints.convert.prepare(source, model, specjax.FAMILIES, options).run()
     program = str(Path(__file__).parent / "host_program.py")
-    found = last_line(outputs(start([program, str(model), "1x4", str(tmp_path)]))[0][0])
+    found = last_line(outputs([program, str(model), "1x4", "-"])[0][0])
     whole = checkpoints.describe(model, specjax.FAMILIES).num_bytes
     assert max(found["bytes"]) < 0.6 * whole, (found["bytes"], whole)
 
@@ -81,20 +91,17 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path: Path, killed: int) -
     model, out = write(tmp_path, "hybrid", "F32"), tmp_path / "results.jsonl"
     files = ["--model", str(model), "--prompts", str(prompt_file(tmp_path)), "--out", str(out)]
     options = ["--mesh", "2x2", "--batch", "2", "--draft", "2", "--max-tokens", "400", "--ignore-eos"]
-    started = start(["-m", "specjax", "eval", *files, *options])
-    while not (out.exists() and out.stat().st_size) and all(process.poll() is None for process in started):
-        time.sleep(0.1)
-    started[killed].send_signal(signal.SIGKILL)
-    other = started[1 - killed]
-    begin = time.monotonic()
-    try:
+    with running(["-m", "specjax", "eval", *files, *options]) as started:
+        while not (out.exists() and out.stat().st_size) and all(process.poll() is None for process in started):
+            time.sleep(0.1)
+        started[killed].kill()
+        other, begin = started[1 - killed], time.monotonic()
         _, said = other.communicate(timeout=90)
-    finally:
-        other.kill()
     assert time.monotonic() - begin < 60
     assert other.returncode != 0
     if killed == 1:  # where process 0 is gone, JAX itself ends the others
-        assert other.returncode == LOST
+        assert other.returncode == LOST, said.decode()
         assert "another process of the job has ended" in said.decode()
-    for line in out.read_text().splitlines():
-        assert json.loads(line)["finish_reason"]
+    results = out.read_text()
+    assert results.endswith("\n")
+    assert all(json.loads(line)["finish_reason"] for line in results.splitlines())

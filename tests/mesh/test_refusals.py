@@ -12,6 +12,7 @@ import pytest
 from made_models import write
 
 import specjax
+from specjax.cli.main import main
 
 pytestmark = pytest.mark.mesh
 
@@ -55,6 +56,22 @@ def test_blocks_that_would_be_cut_are_listed(tmp_path: Path) -> None:
     ):
         specjax.load(narrow, mesh="1x4")
     specjax.load(narrow, mesh="1x4", packed=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--processes", "2", "--process", "0"], "need a --coordinator"),
+        (["--coordinator", "localhost:1", "--mesh", "2x2"], "--coordinator needs --processes and --process"),
+        (["--coordinator", "localhost:1", "--processes", "2", "--process", "0"], "need a --mesh"),
+    ],
+    ids=["nowhere to meet", "no numbers", "no mesh"],
+)
+def test_processes_that_cannot_meet_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_programs_of_one_device_say_so(load: Load) -> None:
