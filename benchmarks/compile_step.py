@@ -97,7 +97,8 @@ def main() -> None:
     mesh.add_argument("--type", nargs="+", default=["Q8_0"], help="types of matrices: BF16, Q8_0, Q4_K_M, ...")
     mesh.add_argument("--kernels", nargs="+", choices=KERNELS, default=[*KERNELS], help="those of programs")
     mesh.add_argument("--context", type=int, default=16384, help="tokens of each sequence")
-    mesh.add_argument("--batch", type=int, nargs="+", help="sequences (default: what is found to fit)")
+    mesh.add_argument("--batch", type=int, help="sequences (default: what is found to fit)")
+    mesh.add_argument("--shapes", action="store_true", help="count by shapes and compile nothing")
     args = parser.parse_args()
     if args.mesh:
         report_memory(args)

@@ -7,6 +7,9 @@ batch the programs that feed prompts are compiled too: a piece of 256 tokens for
 Columns, in GiB of each chip: parameters; batch; state, with room for --context tokens of each sequence in bf16 caches;
 temporary memory of a chunk of rounds, of a piece for one sequence and of a piece for all, where "-" does not fit; all
 that the largest program that fits takes. Then seconds of processors for compiling.
+
+With --shapes nothing is compiled: parameters, the state of one sequence for each row of the mesh, and the batch that
+would fit if a tenth of the memory were left for temporaries.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from machine import description
 from programs import GENERATIONS, Outlined, tpu_devices, tpu_mesh
 from released_models import RELEASED, opened
 
-from specjax.analysis.memory import bytes_on_device
+from specjax.analysis.memory import DEVICES, bytes_on_device
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import sizes_of
+from specjax.mesh.plan import sizes_of, without_devices
 from specjax.state import KVTypes
 
 DRAFTS = 3
@@ -79,8 +82,12 @@ def total(program: jax.stages.Compiled) -> int:
 def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) -> str:
     """What a model on a mesh takes."""
     begin = time.process_time()
+    if args.shapes:
+        parameters, one = bytes_on_device(model.params), bytes_on_device(model.state(rows, args.context))
+        most = max(0, int((0.9 * memory - parameters) // one)) * rows
+        return f"{parameters / GIB:>7.2f} {one / GIB:>8.3f} {most:>5}"
     if args.batch:
-        batch = max(args.batch)
+        batch = args.batch
         program = compiled(model.rounds(batch, args.context))
         found = None if isinstance(program, float) else (batch, program)
     else:
@@ -103,14 +110,20 @@ def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) ->
 
 def report_memory(args: argparse.Namespace) -> None:
     """Print a table for each kind of TPU."""
-    print(f"{description()}; rounds of {DRAFTS} drafts where the model has a head, {args.context} tokens a sequence")
+    print(
+        f"{description()}; greedy rounds of {DRAFTS} drafts where the model has a head, {args.context} tokens a sequence"
+    )
     for target in args.target:
         if target not in GENERATIONS:
             raise SystemExit(f"--mesh takes --target {' or '.join(GENERATIONS)}; got {target}")
-        memory = hbm(target)
+        memory = DEVICES[target].memory if args.shapes else hbm(target)
         print(f"\n{target}, {memory / GIB:.2f} GiB a chip; GiB of each chip")
-        titles = ("params", "batch", "state", "rounds", "piece", "pieces", "total", "cpu s")
-        print(f"{'model':<34} " + " ".join(f"{title:>{5 if title == 'batch' else 7}}" for title in titles))
+        titles: tuple[str, ...] = ("params", "batch", "state", "rounds", "piece", "pieces", "total", "cpu s")
+        titles = ("params", "sequence", "batch") if args.shapes else titles
+        print(
+            f"{'model':<34} "
+            + " ".join(f"{title:>{5 if title == 'batch' else max(7, len(title))}}" for title in titles)
+        )
         for name in args.model:
             for kind in args.type:
                 for sizes in args.mesh:
@@ -126,10 +139,11 @@ def _line(name: str, kind: str, sizes: str, kernels: str, target: str, args: arg
     settings: dict[str, Any] = {
         "kv_types": KVTypes("bf16", "bf16"),
         "max_drafts": DRAFTS if config.mtp_layers else 0,
+        "rule": "greedy",
         "kernels": KERNELS[kernels],
     }
     try:
-        mesh = tpu_mesh(target, rows, parts)
+        mesh = without_devices((rows, parts)) if args.shapes else tpu_mesh(target, rows, parts)
         model = Outlined.of(opened(config, kind, mesh), "tpu", mesh=mesh, **settings)
     except SpecjaxError as error:
         return str(error)[:100] + " ..."

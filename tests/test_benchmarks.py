@@ -261,3 +261,27 @@ def test_a_listing_of_a_released_model_has_the_bytes_of_its_file(benchmark: Any)
     packed = [each for each in listed if each.type == "Q8_0"]
     assert sum(each.num_bytes for each in packed) == sum(math.prod(each.shape) for each in packed) * 34 // 32
     assert sum(math.prod(each.shape) for each in listed) / 1e9 == pytest.approx(27.3, rel=0.005)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_split_models_compares_one_device_with_two(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mesh_overhead.py", "--batch", "1", "--turns", "1"])
+    benchmark("mesh_overhead").main()
+    batch, one, two, ratio, *_ = map(float, capsys.readouterr().out.splitlines()[-1].split())
+    assert batch == 1
+    assert two / one == pytest.approx(ratio, rel=0.05)
+
+
+def test_models_that_are_split_are_counted_by_shapes(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the devices hold twice as much; what does not divide is said."""
+    step = benchmark("compile_step")
+    sizes = ["--target", "v5e", "--mesh", "1x4", "1x8", "--type", "Q4_K_M", "--kernels", "xla", "--shapes"]
+    monkeypatch.setattr(sys, "argv", ["compile_step.py", *sizes])
+    step.main()
+    *_, four, eight = capsys.readouterr().out.splitlines()
+    assert float(four.split()[-3]) == pytest.approx(4.07, abs=0.01)
+    assert "cannot be split into 8 parts" in eight
