@@ -107,10 +107,7 @@ class Engine:
         return job
 
     def check(self, request: Request) -> None:
-        """
-        Raises:
-            ValueError: its prompt leaves no slot for a new token, or this decoder cannot do what its settings say.
-        """
+        """Raise ValueError if its prompt leaves no slot for a new token, or the decoder cannot do what it wants."""
         self.decoder.check(request.settings)
         context = self.decoder.target.context_length
         if len(request.prompt) >= min(self.slots, context):
@@ -140,14 +137,9 @@ class Engine:
         return [seated.get(row) for row in range(self.seats)]
 
     @property
-    def busy(self) -> int:
-        """How many seats have a request that goes on."""
-        return len(self._seated())
-
-    @property
     def load(self) -> int:
         """How many requests go on or wait."""
-        return len(self._waiting) + self.busy
+        return len(self._waiting) + len(self._seated())
 
     @property
     def idle(self) -> bool:
@@ -156,11 +148,7 @@ class Engine:
 
     @property
     def state(self) -> DecodeState:
-        """The running state. The next step consumes it: copy what is to be kept.
-
-        Raises:
-            RuntimeError: nothing has run yet.
-        """
+        """The running state; RuntimeError if nothing has run yet. The next step consumes it: copy what is to be kept."""
         self._state = self._rounds.caught_up(self.decoder, self.params, self._running)
         return self._state
 
@@ -211,8 +199,7 @@ class Engine:
         taken = self._seated()
         free = [row for row in range(self.seats) if row not in taken]
         for row in free:
-            job = self._next()
-            if job is None:
+            if (job := self._next()) is None:
                 return
             self._jobs[row], job.row = job, row
             self._rounds.seat(row)

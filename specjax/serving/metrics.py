@@ -54,9 +54,12 @@ class Metrics:
         def gauge(name: str, text: str, value: object) -> None:
             Gauge(f"specjax_{name}", text, registry=self.registry).set_function(value)  # type: ignore[arg-type]
 
-        gauge("queue", "texts that wait", lambda: len(worker.queue) + worker.engine.load - worker.engine.busy)
+        def busy() -> int:
+            return sum(job is not None for job in worker.engine.jobs())
+
+        gauge("queue", "texts that wait", lambda: len(worker.queue) + worker.engine.load - busy())
         gauge("seats", "seats", lambda: worker.engine.seats)
-        gauge("seats_busy", "seats with a text", lambda: worker.engine.busy)
+        gauge("seats_busy", "seats with a text", busy)
         gauge("prefix_hits", "prompts that went on from a kept text", lambda: worker.engine.prefixes.hits)
         gauge("prefix_tokens", "tokens that were taken from kept texts", lambda: worker.engine.prefixes.tokens)
         gauge("prefix_bytes", "bytes of kept texts", lambda: worker.engine.prefixes.used_bytes)
