@@ -148,7 +148,7 @@ class Engine:
 
     @property
     def state(self) -> DecodeState:
-        """The running state; RuntimeError if nothing has run yet. The next step consumes it: copy what is to be kept."""
+        """The running state, if there is one yet. The next step consumes it: copy what is to be kept."""
         self._state = self._rounds.caught_up(self.decoder, self.params, self._running)
         return self._state
 
