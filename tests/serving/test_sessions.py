@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from running import DRAFTS, Running, serving
 
 import specjax
@@ -148,15 +147,16 @@ def test_states_that_are_not_used_give_way(running: Running, tmp_path: Path) -> 
             client.delete(f"/sessions/{name}")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_turn_of_a_session_at_a_time(running: Running, stream: bool) -> None:
-    with running.client() as client, running.client() as other:
-        client.post("/sessions", json={"id": "busy"})
-        body = {"prompt": "a", "session": "busy", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            next(answer.iter_lines())
-            refused = other.post("/v1/completions", json={"prompt": "b", "session": "busy", "stream": stream})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
-        running.settle()
-        assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
-        client.delete("/sessions/busy")
+def test_one_turn_of_a_session_at_a_time(running: Running, client: httpx.Client) -> None:
+    client.post("/sessions", json={"id": "busy"})
+    turn = running.service.sessions.begin("busy")
+    for stream in (False, True):
+        refused = client.post("/v1/completions", json={"prompt": "b", "session": "busy", "stream": stream})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
+    running.service.sessions.give_up(turn)
+    assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
+    with client.stream("POST", "/v1/completions", json={"prompt": "b", "session": "busy", "stream": True}) as answer:
+        next(answer.iter_lines())  # the client leaves
+    running.settle()
+    assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
+    client.delete("/sessions/busy")
