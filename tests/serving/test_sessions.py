@@ -92,14 +92,14 @@ def test_saved_sessions_are_there_after_a_restart(client: httpx.Client, running:
     conversation = [*running.model.encode("for i in range(10):\n"), *tokens_of(client, begun)]
     expected = text_of(said(client, None, [*conversation, *running.model.encode_further("\n")]))
     options = specjax.GenerateOptions(draft=DRAFTS)
-    other_slots = Settings("again", options, 1, 1024, sessions=saved)
+    other_slots = Settings("again", options, seats=1, slots=1024, sessions=saved)
     with serving(running.model, other_slots, Access()) as restarted, restarted.client() as other:
         assert [each["id"] for each in other.get("/sessions").json()["data"]] == ["kept"]
         further = said(other, "kept", "\n")
         assert text_of(further) == expected
         assert further["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(conversation) - 1
         assert other.post("/sessions/kept/restore").json()["tokens"] == len(conversation)
-    other_drafts = Settings("again", specjax.GenerateOptions(draft=1), 1, 512, sessions=saved)
+    other_drafts = Settings("again", specjax.GenerateOptions(draft=1), seats=1, slots=512, sessions=saved)
     with serving(running.model, other_drafts, Access()) as shallow, shallow.client() as other:
         assert other.get("/sessions/kept").json()["computed_tokens"] == 0, (
             "the state does not fit: it is computed again"
