@@ -9,6 +9,7 @@ from tiny_models import make_config
 
 from checkpoints.mapping.reading import Given
 from specjax.mesh.plan import Cut, Plan, as_mesh, cut_of
+from specjax.models.dense import DenseConfig
 from specjax.models.qwen3_5 import LINEAR_ATTENTION
 
 WHOLE = np.arange(24 * 6).reshape(24, 6)
@@ -54,6 +55,18 @@ def test_what_does_not_divide_is_filled_up_with_zeros() -> None:
     cut = cut_of((24, 6), (16, 6), 4)
     assert cut is not None
     np.testing.assert_array_equal(np.concatenate(parts_of(cut, WHOLE)), np.pad(WHOLE, ((0, 40), (0, 0))))
+
+
+def test_hidden_columns_of_packed_matrices_are_whole_blocks() -> None:
+    """17408 columns are 68 blocks of 256: seven of eight parts have 9, and the last one has 5 and zeros."""
+    sizes = {"vocab_size": 64, "num_layers": 1, "width": 32, "num_heads": 8, "num_kv_heads": 8, "head_width": 4}
+    config = DenseConfig(architecture="qwen3", mlp_width=17408, context_length=64, unit=256, **sizes)
+    cut = cut_of((4, 17408), (4, config.shard(8).mlp_width), 8)
+    assert cut is not None
+    assert cut.fits(256)
+    assert not Cut(-1, 17408, (((0, 2176),), ((2176, 4352),)), 2176).fits(256)
+    blocks = np.arange(4 * 68, dtype=np.uint8).reshape(4, 68) + 1  # of a byte each
+    np.testing.assert_array_equal(np.concatenate(parts_of(cut, blocks), axis=1), np.pad(blocks, ((0, 0), (0, 4))))
 
 
 def test_rows_of_bytes_are_cut_between_blocks() -> None:
