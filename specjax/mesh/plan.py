@@ -190,7 +190,7 @@ def as_mesh(given: str | Mesh) -> Mesh:
     if isinstance(given, Mesh):
         if given.axis_names != (ROWS, MODEL):
             raise ValueError(f"the mesh has the axes {given.axis_names}; they must be {(ROWS, MODEL)}")
-        return _explicit(given.devices)
+        return _explicit(given.devices, "the mesh")
     sizes = given.split("x")
     if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
         raise ValueError(f"mesh is {given!r}; give ROWSxMODEL, such as '1x4' or '2x2'")
@@ -201,14 +201,14 @@ def as_mesh(given: str | Mesh) -> Mesh:
             f"mesh is {given!r}, which takes {rows * model} devices; there are {len(devices)}. On a CPU more can be"
             " made: XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
-    chosen = devices[: rows * model]
-    if idle := {device.process_index for device in devices} - {device.process_index for device in chosen}:
+    return _explicit(np.array(devices[: rows * model]).reshape(rows, model), f"mesh is {given!r}, which")
+
+
+def _explicit(devices: np.ndarray, what: str) -> Mesh:
+    processes = {device.process_index for device in devices.flat}
+    if processes not in ({jax.process_index()}, set(range(jax.process_count()))):
         raise ValueError(
-            f"mesh is {given!r}, which leaves the devices of the processes {sorted(idle)} out; there are"
-            f" {len(devices)} devices: use all of them, or start fewer processes"
+            f"{what} leaves the devices of some processes out; there are {jax.device_count()} devices of"
+            f" {jax.process_count()} processes: use some of each process, or those of this one alone"
         )
-    return _explicit(np.array(chosen).reshape(rows, model))
-
-
-def _explicit(devices: np.ndarray) -> Mesh:
     return Mesh(devices, (ROWS, MODEL), axis_types=(AxisType.Explicit,) * 2)

@@ -13,7 +13,7 @@ import checkpoints
 from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
-from specjax.mesh.hosts import of_all
+from specjax.mesh.hosts import of_all, shared
 from specjax.mesh.plan import Plan
 from specjax.mesh.shards import MODEL
 from specjax.models import registry
@@ -104,15 +104,17 @@ def load(
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
+    plan = None
     if mesh is None:
         put: Put = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)]).put
     elif place or draft_vocab is not None:
         given = f"place={list(place)}" if place else f"draft_vocab={draft_vocab!r}"
         raise SpecjaxError(f"mesh={mesh!r} and {given} do not go together; leave one of them out")
     else:
-        put = _plan(mesh, opened, chosen, other, packed=packed is not None).put
+        plan = _plan(mesh, opened, chosen, other, packed=packed is not None)
+        put = plan.put
     settings = LoadSettings(dtype, packed, progress, put)
-    exchange = None if mesh is None else of_all
+    exchange = of_all if plan is not None and shared(plan.mesh) else None
     checkpoint = opened.load(
         dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put, exchange=exchange
     )
