@@ -128,7 +128,15 @@ class Reading:
     def _tensor(self, piece: Piece) -> np.ndarray:
         if self.dtype is None:
             return self.source.read_blocks(piece.source, piece.only)
-        return self.source.read(piece.source, self.dtype, piece.only)
+        info = self.source.tensors[piece.source]
+        last, unit = len(info.shape) - 1, GGML_TYPES[info.type].values if info.type in GGML_TYPES else 1
+        own = piece.only.get(last)
+        if own is None or unit == 1:
+            return self.source.read(piece.source, self.dtype, piece.only)
+        blocks = np.unique(own // unit)  # whole ones are read, and decoded
+        found = (blocks[:, None] * unit + np.arange(unit)).reshape(-1)
+        values = self.source.read(piece.source, self.dtype, {**piece.only, last: found})
+        return values if len(found) == len(own) else np.take(values, np.searchsorted(found, own), axis=-1)
 
     def _read(self, piece: Piece, shape: Shape) -> np.ndarray:
         return self._in_shape(self._tensor(piece), shape)

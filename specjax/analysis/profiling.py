@@ -15,8 +15,8 @@ from jaxtyping import Array, Int
 from specjax.decoding.argmax import argmax
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.round import draft
-from specjax.mesh.hosts import agreed
-from specjax.mesh.shards import on_shards
+from specjax.mesh.hosts import agreed, shared
+from specjax.mesh.shards import devices_of, on_shards
 from specjax.models.protocol import Params
 from specjax.state import commit
 
@@ -86,7 +86,8 @@ def _median_seconds(run: Callable[[DecodeState, Array], DecodeState], state: Dec
         return (time.perf_counter() - begin) / repeats
 
     seconds_of(1)  # compiles
-    once = agreed(seconds_of(1))
+    once = seconds_of(1)
+    once = agreed(once) if shared(devices_of(state)) else once
     repeats = max(1, min(100, round(SAMPLE_SECONDS / once)))
     count = max(1, min(SAMPLES, int(BUDGET_SECONDS / (once * repeats))))
     return statistics.median(seconds_of(repeats) for _ in range(count)), state

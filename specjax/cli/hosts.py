@@ -46,8 +46,8 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
 
     from specjax.mesh import hosts
 
-    hosts.join(None if found else args.coordinator, *numbers)
     try:
+        hosts.join(None if found else args.coordinator, *numbers)
         if hosts.is_first():
             with _own_output():
                 yield

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 T = TypeVar("T")
 
@@ -44,6 +44,13 @@ def several() -> bool:
     return jax.process_count() > 1
 
 
+def shared(mesh: Mesh | None) -> bool:
+    """Whether a mesh has devices of several processes, which then must decide alike. Several processes may also have
+    models of their own, and know nothing of each other.
+    """
+    return mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1
+
+
 def is_first() -> bool:
     """Whether this is process 0, which writes files and talks to the user."""
     return jax.process_index() == 0
@@ -72,13 +79,16 @@ def of_all(text: str) -> list[str]:
     return [row[:size].tobytes().decode() for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
-def by_first(work: Callable[[], None]) -> None:
-    """Let process 0 do something, such as write a file; the others wait for it.
+def by_first(mesh: Mesh | None, work: Callable[[], None]) -> None:
+    """Do something, such as write a file. Of processes that share a mesh the first one does it, and the others wait.
 
     Raises:
         RuntimeError: it failed there. In process 0 the error is the one that came up.
     """
-    error: BaseException | None = None
+    if not shared(mesh):
+        work()
+        return
+    error: Exception | None = None
     if is_first():
         try:
             work()

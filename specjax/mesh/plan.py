@@ -258,7 +258,7 @@ def as_mesh(given: str | AnyMesh, *, exact: bool = False) -> AnyMesh:
             raise ValueError(f"the mesh has the axes {given.axis_names}; they must be {(ROWS, MODEL)}")
         if isinstance(given, AbstractMesh):
             return without_devices(given.axis_sizes, exact=exact)
-        return _explicit(given.devices, exact)
+        return _explicit(given.devices, exact, "the mesh")
     rows, model = sizes_of(given)
     devices = jax.devices()
     if rows * model > len(devices):
@@ -266,13 +266,7 @@ def as_mesh(given: str | AnyMesh, *, exact: bool = False) -> AnyMesh:
             f"mesh is {given!r}, which takes {rows * model} devices; there are {len(devices)}. On a CPU more can be"
             " made: XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
-    chosen = devices[: rows * model]
-    if idle := {device.process_index for device in devices} - {device.process_index for device in chosen}:
-        raise ValueError(
-            f"mesh is {given!r}, which leaves the devices of the processes {sorted(idle)} out; there are"
-            f" {len(devices)} devices: use all of them, or start fewer processes"
-        )
-    return _explicit(np.array(chosen).reshape(rows, model), exact)
+    return _explicit(np.array(devices[: rows * model]).reshape(rows, model), exact, f"mesh is {given!r}, which")
 
 
 def sizes_of(text: str) -> tuple[int, int]:
@@ -289,10 +283,16 @@ def without_devices(sizes: tuple[int, ...], *, exact: bool = False) -> AbstractM
     return AbstractMesh((*sizes, 1)[: len(axes)], axes, axis_types=(AxisType.Explicit,) * len(axes))
 
 
-def _explicit(devices: np.ndarray, exact: bool) -> Mesh:
-    axes = _axes(exact)
-    return Mesh(devices[..., None] if exact else devices, axes, axis_types=(AxisType.Explicit,) * len(axes))
-
-
 def _axes(exact: bool) -> tuple[str, ...]:
     return (ROWS, MODEL, EXACT) if exact else (ROWS, MODEL)
+
+
+def _explicit(devices: np.ndarray, exact: bool, what: str) -> Mesh:
+    there = {device.process_index for device in devices.flat if device in jax.devices()}  # others are compiled for
+    if there and there not in ({jax.process_index()}, set(range(jax.process_count()))):
+        raise ValueError(
+            f"{what} leaves the devices of some processes out; there are {jax.device_count()} devices of"
+            f" {jax.process_count()} processes: use some of each process, or those of this one alone"
+        )
+    axes = _axes(exact)
+    return Mesh(devices[..., None] if exact else devices, axes, axis_types=(AxisType.Explicit,) * len(axes))

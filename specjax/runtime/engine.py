@@ -25,6 +25,8 @@ from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.new_state import new_sequences, new_state, seats_on
 from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows, widened
 from specjax.decoding.settings import RowSettings, Settings, stop_width_of
+from specjax.mesh.hosts import shared
+from specjax.mesh.shards import devices_of
 from specjax.models.protocol import Params
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.grammars import GrammarShelf
@@ -83,7 +85,8 @@ class Engine:
         self.seats, self.slots, self.rounds_per_chunk = seats, slots, rounds_per_chunk
         self.experience = Experience() if experience is None else experience
         self._building = Building(self.experience.compiled)
-        self._rounds = Rounds(decoder, seats, rounds_per_chunk, self._building, self.experience)
+        alike = shared(devices_of(params))
+        self._rounds = Rounds(decoder, seats, rounds_per_chunk, self._building, self.experience, alike=alike)
         self.prefixes = PrefixCache(prefix_bytes)
         self._waiting: deque[Job] = deque()
         self._jobs: list[Job | None] = [None] * seats

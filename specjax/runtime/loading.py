@@ -14,7 +14,7 @@ import checkpoints
 from checkpoints.mapping.table import Put
 from pallas_kernels.matmul import Activations
 from specjax.errors import SpecjaxError
-from specjax.mesh.hosts import of_all
+from specjax.mesh.hosts import of_all, shared
 from specjax.mesh.plan import AnyMesh, Plan, as_mesh
 from specjax.mesh.shards import MODEL
 from specjax.models import registry
@@ -103,6 +103,7 @@ def load(
             raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
         check_head(chosen)
         tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
+    plan = None
     if devices is None:
         placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
         put: Put = placement.put
@@ -111,7 +112,7 @@ def load(
         plan = plan_of(devices, models, packed=packed is not None)
         put, put_besides = plan.put, plan.put_besides
     settings = LoadSettings(dtype, packed, progress, put)
-    exchange = None if mesh is None else of_all
+    exchange = of_all if isinstance(devices, Mesh) and shared(devices) else None
     checkpoint = opened.load(
         dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put, exchange=exchange
     )

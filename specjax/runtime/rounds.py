@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.unseen import Unseen, give_unseen
-from specjax.mesh.hosts import agreed, is_first, several
+from specjax.mesh.hosts import agreed, is_first
 from specjax.models.protocol import Params
 from specjax.runtime.backlog import MOST_BYTES, Backlog
 from specjax.runtime.building import Building, Experience
@@ -21,6 +22,8 @@ from specjax.runtime.depth.costs import SETTLED, Costs
 from specjax.runtime.pace import USUAL, Pace
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
+
+T = TypeVar("T")
 
 PAUSE, PAUSE_SHARE = 0.01, 0.2
 """A pause of the caller that is longer than so many seconds, and than this share of a chunk's time, makes that time
@@ -34,17 +37,27 @@ class Rounds:
         most: the most rounds of a chunk.
     """
 
-    def __init__(self, decoder: Decoder, seats: int, most: int, building: Building, experience: Experience) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        seats: int,
+        most: int,
+        building: Building,
+        experience: Experience,
+        *,
+        alike: bool = False,
+    ) -> None:
         """
         Args:
             decoder: the program; its most drafts are the deepest that rounds can be.
             seats: rows of the state.
             most: see the attribute.
             building, experience: those of the engine.
+            alike: whether several processes share the devices, and must choose the same.
         """
         self.most, self._seats = most, seats
         self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
-        self._pace = Pace(most, steady=several())
+        self._alike, self._pace = alike, Pace(most, steady=alike)
         self._backlog = Backlog()
         self._control = DepthControl(decoder.max_drafts, seats)
         self._memory: CostMemory | None = None
@@ -73,7 +86,7 @@ class Rounds:
         jax.block_until_ready(state)
         seconds = self._building.clock() - begin
         self._pace.left_out(seconds)
-        self._control.lost(agreed(seconds))
+        self._control.lost(self._of_first(seconds))
         return state
 
     def start(
@@ -131,12 +144,12 @@ class Rounds:
     def _recall(self, params: Params) -> None:
         """Begin with the costs that engines before this one have measured, in this process or in others."""
         self._memory = CostMemory(*self._costs_key, params)
-        kept = agreed(list(self._memory.read().items()))
+        kept = self._of_first(list(self._memory.read().items()))
         self._control.costs = Costs(max(self._experience.costs.get(self._costs_key, {}), dict(kept), key=len))
 
     def remember(self) -> None:
         """Keep what is known of costs for other processes."""
-        if self._memory is not None and is_first():
+        if self._memory is not None and (is_first() or not self._alike):
             self._memory.write(self._control.costs.known())
 
     def _build(
@@ -153,7 +166,7 @@ class Rounds:
             if record.unseen is not None:
                 state = self._give_nothing(decoder, params, state, record.unseen)
             jax.block_until_ready((state, record))
-        self._experience.effort.building += agreed(self._building.seconds - before)
+        self._experience.effort.building += self._of_first(self._building.seconds - before)
         self._building.first_time(*self._program(depth))
         self._ready.add(depth)
         return state, record
@@ -183,17 +196,21 @@ class Rounds:
         if rounds and reading.choice:
             took = self._agreed(reading.choice, seconds if alone else None)
             self._control.saw(reading.choice, *reading.drafts(jobs), took)
-            self._experience.effort.rounds += self._estimated(depth, rounds) if several() else seconds
+            self._experience.effort.rounds += self._estimated(depth, rounds) if self._alike else seconds
             self._experience.costs[self._costs_key] = self._control.costs.known()
 
     def _agreed(self, choice: Choice, seconds: float | None) -> float | None:
         """How long a chunk took, so that several processes learn the same. They ask process 0 only where that tells
         something new about a number of drafts, because asking takes time.
         """
-        if not several():
+        if not self._alike:
             return seconds
         new = self._memory is not None and (choice.visit or self._control.costs.samples(choice.depth) < SETTLED)
         return agreed(seconds) if new else None
+
+    def _of_first(self, value: T) -> T:
+        """What process 0 has, where several processes must choose the same."""
+        return agreed(value) if self._alike else value
 
     def _estimated(self, depth: int, rounds: int) -> float:
         """How long rounds took, by what all processes know."""

@@ -70,7 +70,7 @@ def save_session(session: Session, path: str | Path) -> None:
         with replaced(Path(path)) as temporary:
             save_file(plain, temporary, {_KEY: text, _SUM: _sum(text, plain)})
 
-    by_first(write)
+    by_first(layout.mesh, write)
 
 
 def load_session(model: Model, path: str | Path) -> Session:

@@ -87,6 +87,27 @@ def test_what_processes_know_of_parts_makes_the_digest_of_the_whole(name: str, a
     assert str(first) == str(whole)
 
 
+def test_a_part_that_ends_within_blocks_is_decoded(tmp_path: Path) -> None:
+    """A quarter of 96 columns is no whole block of 32."""
+    opened = open_checkpoint(write_tiny_gguf(tmp_path / "m.gguf", make_config(), weights="Q8_0"), FAMILIES)
+    path = "target.layers_0.mlp.down_proj.weight"
+    assert opened.rules.shapes[path][-1] == 96
+    count = 0
+
+    def put(name: str, values: Unread, form: Form) -> None:
+        nonlocal count
+        del form
+        if name == path:
+            whole = values.read()
+            for start in range(0, 96, 24):
+                pieces = ((start, start + 24),)
+                np.testing.assert_array_equal(values.part(-1, 96, pieces), part_of(whole, -1, 96, pieces))
+                count += 1
+
+    opened.rules.load(opened.source, str(opened.path), put=put)
+    assert count == 4
+
+
 def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specjax.runtime.pace import Pace
+from specjax.runtime.pace import DEFAULT_ROUNDS, USUAL, Pace
 
 
 def paced(round_seconds: float, most: int = 32) -> Pace:
@@ -49,3 +49,12 @@ def test_each_depth_has_its_own_pace() -> None:
     pace.looked(100.1 + 8 * 0.00039, 100, depth=3)
     assert pace.rounds(3, others_wait=False) == 10
     assert pace.rounds(0, others_wait=False) == 25
+
+
+def test_a_steady_pace_does_not_depend_on_the_clock() -> None:
+    """Several processes see different times, and must start equal chunks."""
+    pace = Pace(DEFAULT_ROUNDS, steady=True)
+    for now in (1.0, 1.001, 50.0):
+        pace.looked(now, 4)
+        assert pace.rounds(3, others_wait=False, unhurried=True) == USUAL
+    assert Pace(2, steady=True).rounds(0, others_wait=True) == 2
