@@ -110,9 +110,7 @@ def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) ->
 
 def report_memory(args: argparse.Namespace) -> None:
     """Print a table for each kind of TPU."""
-    print(
-        f"{description()}; greedy rounds of {DRAFTS} drafts where the model has a head, {args.context} tokens a sequence"
-    )
+    print(f"{description()}; {args.context} tokens a sequence, greedy rounds of {DRAFTS} drafts if there is a head")
     for target in args.target:
         if target not in GENERATIONS:
             raise SystemExit(f"--mesh takes --target {' or '.join(GENERATIONS)}; got {target}")

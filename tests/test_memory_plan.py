@@ -7,15 +7,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import specjax
+from pallas_kernels import using
 from pallas_kernels.matmul import leaves
 from specjax.analysis.memory import DEVICES
 from specjax.analysis.memory.liveness import peak_bytes
 from specjax.cli.main import main
-from specjax.decoding.new_state import new_state
+from specjax.decoding.loop import decode_chunk
+from specjax.decoding.new_state import new_state, outline_of_state
+from specjax.decoding.seats import feed_rows
 from specjax.decoding.settings import DraftConfig, Settings
+from specjax.runtime.outline import outline
 
 BATCH, SLOTS = 3, 512
 OPTIONS: dict[str, Any] = {"draft": 2, "kv_type_k": "q8_0", "kv_type_v": "turbo3", "rollback": "snapshot"}
@@ -84,6 +89,28 @@ def test_what_cannot_be_is_refused_with_what_can(changes: dict[str, Any], named:
 def test_devices_have_less_than_is_published() -> None:
     assert 15 * 2**30 < DEVICES["v5e"].memory < 15.75 * 2**30
     assert DEVICES["v6e"].memory < 31.25 * 2**30
+
+
+@pytest.mark.slow
+def test_the_estimate_is_near_what_the_compiler_takes(model: specjax.Model) -> None:
+    """Of XLA's forms on a CPU: compilers for other devices fuse and copy in other ways."""
+    batch, slots, tokens = 8, 1024, 256
+    with using("xla"):
+        found = planned(temporaries=True, packed=None, batch=batch, context=slots).temporaries
+        outlined = outline(packed=None)
+        decoder = outlined.decoder(specjax.GenerateOptions(**OPTIONS))
+        settings = decoder.settings([Settings(draft=DraftConfig(n_max=2))] * batch)
+        state = outline_of_state(decoder, settings, slots)
+        limit = np.int32(4)
+        piece = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, tokens), (batch,))]
+        models = decoder.target, decoder.drafter
+        lowered = {
+            "a round": decode_chunk.lower(decoder, outlined.params, state, 4, limit, limit),
+            "256 tokens of 8 prompts": feed_rows.lower(*models, outlined.params, state.sequences, None, *piece),
+        }
+        for name, each in lowered.items():
+            taken = each.compile().memory_analysis().temp_size_in_bytes
+            assert taken / 2 <= found[name] <= 3 * taken
 
 
 def live(function: Any, *shapes: tuple[int, ...]) -> int:

@@ -29,7 +29,6 @@ REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", 
 FUSED_READERS = ELEMENTWISE | VIEWS | REDUCTIONS
 """Operations that are fused with the elementwise ones whose results they read."""
 KERNELS = frozenset({"pallas_call"})
-"""Operations whose own program works in other memory."""
 
 
 def peak_bytes(jaxpr: core.Jaxpr) -> int:
@@ -46,7 +45,7 @@ def peak_bytes(jaxpr: core.Jaxpr) -> int:
     for index in reversed(range(len(equations))):  # what is held by no memory of its own holds its arguments
         equation = equations[index]
         ends = max((last.get(variable, index) for variable in equation.outvars), default=index)
-        if equation.primitive.name in VIEWS and any(variable in read for variable in equation.outvars):
+        if _is_view(equation) and any(variable in read for variable in equation.outvars):
             read.update(_variables(equation.invars))
         if not _holds(equation, read):
             for variable in _variables(equation.invars):
@@ -57,11 +56,13 @@ def peak_bytes(jaxpr: core.Jaxpr) -> int:
     held: dict[Any, int] = {}
     live = most = 0
     for index, equation in enumerate(equations):
-        own = sum(map(_size, equation.outvars)) if _holds(equation, read) else 0
-        inner = 0 if equation.primitive.name in KERNELS else max(map(peak_bytes, _inner(equation)), default=0)
-        most = max(most, live + max(own, inner))
+        made = sum(map(_size, equation.outvars)) if _holds(equation, read) else 0
+        inner = [peak_bytes(each) for each in _inner(equation)]
+        # What a program hands through is held by whoever made it: it makes no more than it needs inside.
+        own = min(made, max(inner)) if inner else made
+        most = max(most, live + max(own, *inner, 0))
         for variable in equation.outvars:
-            held[variable] = _size(variable) if own and variable in last else 0
+            held[variable] = _size(variable) * own // made if made and variable in last else 0
             live += held[variable]
         for variable in ending.get(index, ()):
             live -= held.get(variable, 0)
@@ -71,9 +72,15 @@ def peak_bytes(jaxpr: core.Jaxpr) -> int:
 def _holds(equation: Any, read: set[Any]) -> bool:
     """Whether results take memory of their own."""
     name = equation.primitive.name
-    if name in VIEWS or name in IN_PLACE:
+    if _is_view(equation) or name in IN_PLACE:
         return False
     return name not in ELEMENTWISE or any(variable in read for variable in equation.outvars)
+
+
+def _is_view(equation: Any) -> bool:
+    """Whether the result is its argument in another shape; also where a broadcast only adds axes of length 1."""
+    name = equation.primitive.name
+    return name in VIEWS or (name == "broadcast_in_dim" and _size(equation.invars[0]) == _size(equation.outvars[0]))
 
 
 def _variables(atoms: Any) -> Iterator[Any]:
@@ -81,7 +88,9 @@ def _variables(atoms: Any) -> Iterator[Any]:
 
 
 def _inner(equation: Any) -> Iterator[core.Jaxpr]:
-    """The programs of loops, branches and calls."""
+    """The programs of loops, branches and calls. Kernels work in other memory."""
+    if equation.primitive.name in KERNELS:
+        return
     for value in equation.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, core.ClosedJaxpr):

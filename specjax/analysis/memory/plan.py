@@ -191,7 +191,7 @@ class _Programs:
     mesh: AnyMesh | None
 
     def state(self, batch: int, slots: int) -> DecodeState:
-        """A running state."""
+        """The shapes of a running state."""
         wishes = Settings(draft=DraftConfig(n_max=self.decoder.max_drafts))
         return outline_of_state(self.decoder, self.decoder.settings([wishes] * batch), slots, self.mesh)
 
