@@ -25,6 +25,11 @@ def whole_row(x: Float[Array, "*T V"]) -> Float[Array, "*T Va"]:
     return gathered(x)
 
 
+def own_tokens(x: Float[Array, "*T V"]) -> Int[Array, "V"]:
+    """The tokens that this part has."""
+    return jnp.arange(x.shape[-1], dtype=jnp.int32) + (part_index() * x.shape[-1] if parts() > 1 else 0)
+
+
 def maximum(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:
     """The largest value of all parts."""
     return largest(jnp.max(x, axis=-1, keepdims=True))
