@@ -25,8 +25,8 @@ class GrammarShelf:
     """
 
     def __init__(self, vocab_size: int, seats: int) -> None:
-        self.shape = (0, 0, 0)
-        self._least = (0, 1 << min(seats, ROOM).bit_length(), 0)
+        self.shape = (0, 0)
+        self._least = (0, 1 << min(seats, ROOM).bit_length())
         self._vocab_size = vocab_size
         self._places: list[Grammar | None] = []
 
