@@ -89,6 +89,8 @@ def test_a_short_text_has_an_error_too(model: specjax.Model) -> None:
 def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
     with pytest.raises(ValueError, match="no more than 5 drafts"):
         trace.what_if(6)
+    with pytest.raises(ValueError, match=r"k is 2.5, but"):
+        trace.what_if(2.5)
     with pytest.raises(ValueError, match="p_min is 2"):
         trace.what_if(2, p_min=2)
     with pytest.raises(ValueError, match="no rounds"):

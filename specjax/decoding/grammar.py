@@ -26,9 +26,8 @@ from specjax.models.protocol import Drafted
 FORBIDDEN = -1
 """Stands in a table in place of the next state."""
 
-LEAST_ENTRIES, LEAST_CLASSES = 4096, 1024
-"""Tables are padded to these numbers of entries and of classes times a power of 4, because each size is a program of
-its own."""
+LEAST_ENTRIES = 4096
+"""Tables are padded to this number of entries times a power of 4, because each size is a program of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +83,11 @@ class GrammarTables:
         next: the next state of each entry, or `FORBIDDEN`.
         begin: where the entries of each grammar begin.
         classes: of each grammar, the class of each token. A part of a split model has those of its own tokens.
-        width: no grammar has more classes than this.
     """
 
     next: Int[Array, "entries"]
     begin: Int[Array, "grammars"]
     classes: Int[Array, "grammars V"]
-    width: int = struct.field(pytree_node=False)
 
     def of_part(self) -> GrammarTables:
         """The tables as this part of a split model has them, from those of the whole model."""
@@ -101,9 +98,7 @@ class GrammarTables:
         return replace(self, classes=jnp.pad(self.classes, ((0, 0), (0, -self.classes.shape[1] % parts))))
 
     @classmethod
-    def of(
-        cls, grammars: Sequence[Grammar | None], vocab_size: int, least: tuple[int, int, int] = (0, 0, 0)
-    ) -> GrammarTables:
+    def of(cls, grammars: Sequence[Grammar | None], vocab_size: int, least: tuple[int, int] = (0, 0)) -> GrammarTables:
         """The tables of these grammars, the first of which becomes number 1, on the default device.
 
         Sizes are padded, so that other grammars of similar size fit the same programs.
@@ -114,10 +109,10 @@ class GrammarTables:
             least: a shape that the tables must have at least, so that programs which exist go on to fit.
         """
         sizes = [1, *(0 if grammar is None else grammar.entries for grammar in grammars)]
-        widest = max((grammar.next.shape[1] for grammar in grammars if grammar is not None), default=1)
-        entries = max(_padded(sum(sizes), LEAST_ENTRIES), least[0])
-        places = max(places_for(len(grammars)), least[1])
-        width = max(min(_padded(widest, LEAST_CLASSES), vocab_size), least[2])
+        entries = LEAST_ENTRIES
+        while entries < sum(sizes):
+            entries *= 4
+        entries, places = max(entries, least[0]), max(places_for(len(grammars)), least[1])
         following = np.zeros(entries, np.int32)
         begin = np.zeros(places, np.int32)
         classes = np.zeros((places, vocab_size), np.int32)
@@ -125,16 +120,15 @@ class GrammarTables:
             if grammar is None:
                 continue
             begin[number] = sum(sizes[:number])
-            own = grammar.next.ravel()
-            states = np.where(own == FORBIDDEN, FORBIDDEN, own * grammar.next.shape[1])
-            following[begin[number] :][: len(own)] = states
+            width, own = grammar.next.shape[1], grammar.next.ravel()
+            following[begin[number] :][: len(own)] = np.where(own == FORBIDDEN, FORBIDDEN, own * width)
             classes[number] = grammar.classes
-        return cls(jnp.asarray(following), jnp.asarray(begin), jnp.asarray(classes), width)
+        return cls(jnp.asarray(following), jnp.asarray(begin), jnp.asarray(classes))
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """What programs depend on: entries, grammars, and classes."""
-        return self.next.size, self.begin.size, self.width
+    def shape(self) -> tuple[int, int]:
+        """What programs depend on: entries, and grammars."""
+        return self.next.size, self.begin.size
 
 
 @struct.dataclass
@@ -165,23 +159,17 @@ class Constraint:
     rows: GrammarRows
 
     def allowed(
-        self, states: Int[Array, "B R"], tokens: Int[Array, "B Ma"] | None = None
-    ) -> Bool[Array, "B R V"] | Bool[Array, "B R M"]:
-        """Which tokens may come next in R states of each row, at most 32: of the whole vocabulary, or of those named.
+        self, state: Int[Array, "B *T"], tokens: Int[Array, "B Ma"] | None = None
+    ) -> Bool[Array, "B *T V"] | Bool[Array, "B M"]:
+        """Which tokens may come next in states of each row: of the whole vocabulary, or of the tokens named.
 
-        First of each class, with a bit for each state, and then of each token: so each is looked up once. Where a
-        model is split, a part has the answers for its columns.
+        Where a model is split, a part has the answers for its columns of either.
         """
         classes = self.tables.classes[self.rows.which]
         if tokens is not None:
             classes = own_columns(values_at(classes, tokens))
-        begin = (self._begin(states) + states)[..., None]
-        # A row of a narrower grammar runs on into what is behind it, but no token is of these classes.
-        row = self.tables.next.at[begin + jnp.arange(self.tables.width)].get(mode="clip")
-        place = jnp.arange(states.shape[1], dtype=jnp.uint32)[:, None]
-        of_class = jnp.sum((row != FORBIDDEN).astype(jnp.uint32) << place, axis=1)
-        of_token = jnp.take_along_axis(of_class, classes, axis=1, mode="clip")
-        return (of_token[:, None] >> place & 1) > 0
+        begin = self._begin(state) + state
+        return self.tables.next[begin[..., None] + classes.reshape(len(classes), *(1,) * (state.ndim - 1), -1)] >= 0
 
     def before_draft(self, before: Drafted | None) -> Int[Array, "B"]:
         """Where the rows stand before a draft, which comes after another one or is the first of its round."""
@@ -197,7 +185,7 @@ class Constraint:
         A drafter that knows none of the tokens that may come next drafts as it would without a grammar. That draft is
         refused by every acceptance rule, because its probability under the target is 0: nothing is biased.
         """
-        allowed, free = self.allowed(state[:, None], tokens)[:, 0], ~self.rows.masks_drafts[:, None]
+        allowed, free = self.allowed(state, tokens), ~self.rows.masks_drafts[:, None]
         if tokens is not None:  # of the whole vocabulary some token may always come next
             free |= ~any_token(allowed)
         return _only(logits, allowed | free)
@@ -238,13 +226,6 @@ class GrammarWindow(NamedTuple):
         rows = self.constraint.rows
         state = jnp.where(n > 0, self.constraint.after(stood, last), rows.state)
         return replace(self.constraint, rows=replace(rows, state=state))
-
-
-def _padded(size: int, least: int) -> int:
-    """At least so much, as `least` times a power of 4."""
-    while least < size:
-        least *= 4
-    return least
 
 
 def _only(logits: Float[Array, "B *T M"], allowed: Bool[Array, "B *T M"]) -> Float[Array, "B *T M"]:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels.softmax_totals import Totals, softmax_totals
 from specjax.mesh.columns import values_at
-from specjax.mesh.shards import gathered, largest, parts, total
+from specjax.mesh.shards import gathered, largest, part_index, parts, total
 
 
 def vocabulary_size(x: Float[Array, "*T V"]) -> int:
@@ -23,6 +23,11 @@ def vocabulary_size(x: Float[Array, "*T V"]) -> int:
 def whole_row(x: Float[Array, "*T V"]) -> Float[Array, "*T Va"]:
     """The row over the whole vocabulary."""
     return gathered(x)
+
+
+def own_tokens(x: Float[Array, "*T V"]) -> Int[Array, "V"]:
+    """The tokens that this part has."""
+    return jnp.arange(x.shape[-1], dtype=jnp.int32) + (part_index() * x.shape[-1] if parts() > 1 else 0)
 
 
 def maximum(x: Float[Array, "*T V"]) -> Float[Array, "*T 1"]:

@@ -65,7 +65,7 @@ class Engine:
         slots: int,
         rounds_per_chunk: int = DEFAULT_ROUNDS,
         prefix_bytes: int = 0,
-        grammar_room: tuple[int, int, int] = (0, 0, 0),
+        grammar_room: tuple[int, int] = (0, 0),
         experience: Experience | None = None,
     ) -> None:
         """

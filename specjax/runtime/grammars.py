@@ -25,15 +25,15 @@ class GrammarShelf:
         shape: what programs depend on, see `GrammarTables.shape`; zeros as long as there are none.
     """
 
-    def __init__(self, vocab_size: int, seats: int, room: tuple[int, int, int] = (0, 0, 0)) -> None:
+    def __init__(self, vocab_size: int, seats: int, room: tuple[int, int] = (0, 0)) -> None:
         """
         Args:
             vocab_size: V.
             seats: of the engine.
             room: the least shape. What fits into it needs no other programs.
         """
-        self.shape = (0, 0, 0)
-        self._least = (room[0], max(places_for(min(seats, ROOM)), room[1]), room[2])
+        self.shape = (0, 0)
+        self._least = (room[0], max(places_for(min(seats, ROOM)), room[1]))
         self._vocab_size = vocab_size
         self._places: list[Grammar | None] = []
 
@@ -41,7 +41,7 @@ class GrammarShelf:
         """The running state with the grammars of these jobs, in place of those that none of them has."""
         wanted = dict.fromkeys(job.request.settings.grammar for job in jobs)
         if not any(wanted):
-            self._places, self.shape = [], (0, 0, 0)
+            self._places, self.shape = [], (0, 0)
             return state if state.constraint is None else replace(state, constraint=None)
         missing = [grammar for grammar in wanted if grammar is not None and grammar not in self._places]
         if not missing:

@@ -104,7 +104,7 @@ class Service:
             slots=settings.slots,
             rounds_per_chunk=options.rounds_per_chunk,
             prefix_bytes=settings.prefix_bytes,
-            grammar_room=(GRAMMAR_ENTRIES, places_for(settings.seats), 0),
+            grammar_room=(GRAMMAR_ENTRIES, places_for(settings.seats)),
             experience=self._experience,
         )
 

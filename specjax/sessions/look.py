@@ -45,6 +45,14 @@ def count_of(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def no_session(value: object) -> TypeError:
+    """The error where a session is wanted and something else is given."""
+    return TypeError(
+        f"{value!r:.60} is no session; give sessions: what model.session(...) returns, or the second thing that a turn"
+        " returns, as in `reply, chat = chat.generate(...)`"
+    )
+
+
 def _figures(session: Session) -> list[str]:
     figures = [count_of(len(session.turns), "turn"), f"{len(session.conversation)} tokens, room for {session.slots}"]
     if dropped := sum(cut.drop for cut in session.cuts):

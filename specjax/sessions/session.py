@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -34,7 +35,7 @@ from specjax.runtime.stream import generation_of
 from specjax.sessions.beginning import Beginning, Reuse, back, beginning, resumed
 from specjax.sessions.compare import Comparison, compare
 from specjax.sessions.context_shift import DEFAULT_KEEP, Dropped, WhenFull, check_can_shift, with_cut
-from specjax.sessions.look import session_html, session_text
+from specjax.sessions.look import no_session, session_html, session_text
 from specjax.sessions.turns import Turn, turns_until, with_turn
 from specjax.state import Cut
 
@@ -191,8 +192,8 @@ class Session:
             SpecjaxError: tokens were dropped before that place, and the state of that time is not to be had any more.
         """
         whole = len(self.conversation)
-        if not 0 <= length <= whole:
-            raise ValueError(f"length is {length}; the conversation has {whole} tokens: give 0 to {whole}")
+        if not isinstance(length, Integral) or not 0 <= length <= whole:
+            raise ValueError(f"length is {length!r}; the conversation has {whole} tokens: give 0 to {whole}")
         if length == whole:
             return self
         if not length:
@@ -208,8 +209,8 @@ class Session:
             SpecjaxError: see `at`.
         """
         whole = len(self.conversation)
-        if not 0 <= n <= whole:
-            raise ValueError(f"n is {n}; the conversation has {whole} tokens, so 0 to {whole} can be taken back")
+        if not isinstance(n, Integral) or not 0 <= n <= whole:
+            raise ValueError(f"n is {n!r}; the conversation has {whole} tokens, so 0 to {whole} can be taken back")
         return self.at(whole - n)
 
     def next_logits(self) -> Float[np.ndarray, "V"]:
@@ -256,7 +257,10 @@ class Session:
 
         Raises:
             SpecjaxError: the two do not begin alike, or have different vocabularies.
+            TypeError: the other is no session.
         """
+        if not isinstance(other, Session):
+            raise no_session(other)
         return compare(self, other)
 
     def fork(self, name: str) -> Session:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from specjax.runtime.memory import common_prefix
-from specjax.sessions.look import BOX, REPLY, count_of, elided, marked, shown
+from specjax.sessions.look import BOX, REPLY, count_of, elided, marked, no_session, shown
 from specjax.sessions.session import Session
 
 
@@ -110,8 +110,11 @@ def session_tree(sessions: Iterable[Session]) -> SessionTree:
 
     Raises:
         ValueError: there are none.
+        TypeError: one of them is no session.
     """
     given = tuple(sessions)
+    if strangers := [each for each in given if not isinstance(each, Session)]:
+        raise no_session(strangers[0])
     if not given:
         raise ValueError("there are no sessions to draw; give at least one")
     return SessionTree(given, _grown(list(enumerate(given)), 0))

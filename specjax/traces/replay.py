@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -80,9 +81,9 @@ class WhatIf:
 def what_if(trace: Trace, k: int, p_min: float = 0.0, n_min: int = 0, seconds: float | None = None) -> WhatIf:
     """What other settings would have brought; see `Trace.what_if`."""
     least = int(trace.depth.min()) if len(trace) else 0
-    if not 0 <= k <= least:
+    if not isinstance(k, Integral) or not 0 <= k <= least:
         raise ValueError(
-            f"k is {k}, but there are rounds in this trace that could make no more than {least} drafts; give 0 to"
+            f"k is {k!r}, but there are rounds in this trace that could make no more than {least} drafts; give 0 to"
             f" {least}, or record a trace with a larger draft="
         )
     held_back = [text.number for text in trace.texts if _holds_back(text.settings.get("draft"))]

@@ -86,6 +86,8 @@ def test_one_text_may_be_the_beginning_of_the_other(dense: specjax.Model) -> Non
 def test_sessions_without_anything_in_common_are_refused(dense: specjax.Model) -> None:
     with pytest.raises(specjax.SpecjaxError, match="no token in common at their start"):
         holding(dense, A).compare(holding(dense, [1, *A]))
+    with pytest.raises(TypeError, match=r"'chat' is no session.*`reply, chat = chat.generate"):
+        holding(dense, A).compare("chat")
     gemma = specjax.load(FIXTURES / "gemma4/dense/hf")
     with pytest.raises(specjax.SpecjaxError, match="vocabularies of 320 and 315 tokens"):
         holding(dense, A).compare(holding(gemma, A))

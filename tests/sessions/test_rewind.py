@@ -209,6 +209,8 @@ def test_places_outside_the_conversation_are_refused() -> None:
             chat.rewind(n)
         with pytest.raises(ValueError, match=f"give 0 to {whole}"):
             chat.at(n)
+    with pytest.raises(ValueError, match=f"n is 'one'; the conversation has {whole} tokens"):
+        chat.rewind("one")
     empty = model("plain").session(GREEDY)
     assert empty.rewind(0) is empty
     for ask in (empty.next_logits, empty.logits):

@@ -77,6 +77,8 @@ def test_sessions_that_share_nothing_stand_beside_each_other(empty: Session) -> 
     ]
     with pytest.raises(ValueError, match="no sessions to draw"):
         specjax.session_tree([])
+    with pytest.raises(TypeError, match="'a reply' is no session; give sessions"):
+        specjax.session_tree(["a reply"])
 
 
 def test_html_marks_what_the_model_said_and_escapes_everything(empty: Session) -> None:
