@@ -14,6 +14,11 @@ from running import DRAFTS, Running
 from specjax.serving.fair_queue import FairQueue, QueueFull
 
 
+def depth(index: int) -> dict[str, Any]:
+    """All depths in turn."""
+    return {"draft": index % (DRAFTS + 1)}
+
+
 def test_texts_do_not_depend_on_other_clients(running: Running, client: httpx.Client) -> None:
     bodies: list[dict[str, Any]] = [
         {
