@@ -285,3 +285,19 @@ def test_models_that_are_split_are_counted_by_shapes(
     *_, four, eight = capsys.readouterr().out.splitlines()
     assert float(four.split()[-3]) == pytest.approx(4.07, abs=0.01)
     assert "cannot be split into 8 parts" in eight
+
+
+@pytest.mark.slow
+def test_the_load_of_a_server_is_answered_as_alone(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, prompts = tmp_path / "load.json", tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("def f(", "import ", "class A:")))
+    sizes = ["--clients", "4", "--seconds", "5", "--seats", "2", "--slots", "256", "--draft", "2"]
+    monkeypatch.setattr(sys, "argv", ["serve_load.py", *sizes, "--prompts", str(prompts), "--out", str(out)])
+    benchmark("serve_load").main()  # memory needs longer to be flat
+    figures = json.loads(out.read_text())
+    assert figures["requests"] > 0
+    assert figures["errors"] == {}
+    assert figures["different"] == figures["near_ties"]
+    assert "memory_growth" in capsys.readouterr().out
