@@ -142,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(
         args.alias or model.path.stem,
         options,
+        args.max_tokens,
         seats=args.seats,
         slots=args.slots,
         prefix_bytes=args.prefix_bytes,

@@ -16,13 +16,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specjax.serving import status
 from specjax.serving.chat import Chat
 from specjax.serving.completions import Completions
 from specjax.serving.errors import ApiError, answer_of
+from specjax.serving.metrics import Metrics
 from specjax.serving.service import Service
 from specjax.serving.session_paths import SessionPaths
 from specjax.serving.static_page import of_the_page, page_routes
@@ -67,7 +68,8 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
         message = f"{request.method} {request.url.path}: {words.get(error.status_code, error.detail)}"
         return ApiError(error.status_code, message, headers=error.headers).response()
 
-    middleware = [Middleware(Counted, service=service)]
+    routes = [*_routes(service), *page_routes()]
+    middleware = [Middleware(Counted, metrics=service.metrics, routes=routes)]
     if access.origins:
         middleware.append(
             Middleware(
@@ -79,7 +81,7 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
         )
     middleware.append(Middleware(Guard, access=access))
     app = Starlette(
-        routes=[*_routes(service), *page_routes()],
+        routes=routes,
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={HTTPException: http_failed, Exception: failed},
@@ -166,14 +168,14 @@ def _name(host: bytes) -> str:
 class Counted:
     """Counts answers and takes their time."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[Route]) -> None:
         """
         Args:
             app: what is behind.
-            service: whose metrics are kept.
+            metrics: where it is counted.
+            routes: the paths that are told apart.
         """
-        self._app, self._service = app, service
-        self._known = {"/", *(route.path for route in _routes(service))}
+        self._app, self._metrics, self._routes = app, metrics, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and note what came of it."""
@@ -188,9 +190,9 @@ class Counted:
                 status = message["status"]
             await send(message)
 
-        path = scope["path"] if scope["path"] in self._known else "other"
+        path = next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), "other")
         try:
             await self._app(scope, receive, noted)
         finally:
-            self._service.metrics.requests.labels(path, str(status)).inc()
-            self._service.metrics.seconds.labels(path).observe(time.perf_counter() - begin)
+            self._metrics.requests.labels(path, str(status)).inc()
+            self._metrics.seconds.labels(path).observe(time.perf_counter() - begin)

@@ -22,6 +22,7 @@ from specjax.serving.reading_bodies import read_form
 from specjax.serving.sessions import Turn
 from specjax.serving.tools.call import Call, CallFormat, Schemas, schemas_of
 from specjax.serving.tools.formats import format_of
+from specjax.serving.tools.responses import beside_calls
 from specjax.serving.tools.splitting import CallDecoder, Splitter
 from specjax.serving.wishes import options_of
 
@@ -121,7 +122,8 @@ class Chat(Endpoint[ChatForm]):
         room = service.room(prompt)
         wanted = form.max_completion_tokens or form.max_tokens
         limit = service.settings.limits.tokens
-        options = options_of(form, service.settings.defaults, service.most_drafts, wanted or min(room, limit), limit)
+        most = min(room, limit, service.settings.default_tokens or limit)
+        options = options_of(form, service.settings.defaults, service.most_drafts, wanted or most, limit)
         wishes = [
             service.wish(
                 prompt,
@@ -160,6 +162,8 @@ class Chat(Endpoint[ChatForm]):
         if tokenizer.vocabulary.chat_template is None:
             lines = [each["content"] + ("" if each["content"].endswith("\n") else "\n") for each in messages]
             return "".join(lines)
+        if "tool_responses" in tokenizer.vocabulary.chat_template:
+            messages = beside_calls(messages)
         functions = [tool.model_dump(exclude_none=True) for tool in form.tools or ()] if tools else None
         more = form.chat_template_kwargs
         return render(tokenizer, messages, continue_last=bool(form.continue_last), tools=functions, more=more)

@@ -131,7 +131,8 @@ class Completions(Endpoint[CompletionForm]):
             raise refused(
                 "max_tokens is 0, and without echo there is nothing to answer; ask for 1 or more", "max_tokens"
             )
-        max_tokens = DEFAULT_TOKENS if form.max_tokens is None else form.max_tokens
+        default = service.settings.default_tokens or DEFAULT_TOKENS
+        max_tokens = default if form.max_tokens is None else form.max_tokens
         service.check_wanted(form)
         given: Any = form.prompt
         prompts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given

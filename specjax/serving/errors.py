@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from checkpoints import CheckpointError
+from specjax.errors import SpecjaxError
 
 LONGEST_MESSAGE = 1000
 """Characters of a message, at most: it may quote what the client sent."""
@@ -87,17 +88,7 @@ def answer_of(error: Exception, path: Path) -> ApiError:
         return error
     if isinstance(error, ValidationError):
         return invalid(error)
-    if isinstance(error, ValueError | TypeError | CheckpointError) and _for_users(error):
+    if isinstance(error, SpecjaxError | CheckpointError):
         return refused(str(error).replace(str(path), path.name))
     traceback.print_exception(error, file=sys.stderr)
     return ApiError(500, "the server has failed; its log says how", code="internal_error")
-
-
-def _for_users(error: Exception) -> bool:
-    """Whether an error was raised by this project, so that its message is meant for users."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return (
-        bool(frames)
-        and Path(frames[-1].filename).parts[-3:-2] != ()
-        and any(part in ("specjax", "checkpoints") for part in Path(frames[-1].filename).parts)
-    )

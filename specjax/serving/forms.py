@@ -186,6 +186,7 @@ class ChatForm(Wanted):
     logprobs_field: ClassVar[str] = "top_logprobs"
 
     messages: list[MessageForm] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)

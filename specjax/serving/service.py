@@ -40,6 +40,7 @@ class Settings:
     Attributes:
         name: the model's, as clients call it.
         defaults: options of requests that say nothing else; those of the program hold for all.
+        default_tokens: tokens of a text if a request does not say; None: 16 of a completion, and of a chat what fits.
         seats, slots: see `Engine`.
         prefix_bytes: budget for prompts that start alike.
         sessions: the folder of sessions; None keeps them in memory only.
@@ -49,6 +50,7 @@ class Settings:
 
     name: str
     defaults: GenerateOptions
+    default_tokens: int | None = None
     seats: int = 16
     slots: int = 8192
     prefix_bytes: int = 0
@@ -178,17 +180,23 @@ class Service:
             turn: of the session whose turn it is, if it is one.
 
         Raises:
-            ValueError: the engine cannot do it; the message says why.
+            ApiError, SpecjaxError: the engine cannot do it; the message says why.
         """
-        with self._compiling:
-            request = self.model.request(prompt, options, sequence=sequence)
+        try:
+            with self._compiling:
+                request = self.model.request(prompt, options, sequence=sequence)
+        except RecursionError:
+            raise refused("the schema is nested too deeply; write it with fewer levels") from None
         tokenizer = self.tokenizer
         text = StopStrings(decoder or tokenizer.stream(special=False), options.stop, tokenizer.vocab_size)
         request = replace(request, watch=text, settings=replace(request.settings, scored=scored))
         if turn is not None:
             turn.prompt = request.prompt
             request = replace(request, memory=turn.session.memory, keep=turn.keep)
-        self.worker.engine.check(request)
+        try:
+            self.worker.engine.check(request)
+        except ValueError as error:
+            raise refused(str(error)) from None
         return Wish(request, text, traced)
 
     @asynccontextmanager

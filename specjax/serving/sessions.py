@@ -209,6 +209,7 @@ class Sessions:
         with self._lock:
             path = self._path(name)
             known = self._held.pop(name, None) is not None
+            self._busy.discard(name)
             if self.folder is not None and path.exists():
                 path.unlink()
                 known = True
@@ -245,8 +246,9 @@ class Sessions:
             memory=None if turn.memory is None else _thrifty(turn.memory, session.point_bytes),
         )
         with self._lock:
-            self._put(turn.name, after, changed=True)
-            self._busy.discard(turn.name)
+            if turn.name in self._busy:  # else it was deleted meanwhile
+                self._put(turn.name, after, changed=True)
+                self._busy.discard(turn.name)
 
     def _new(self) -> Session:
         return self._model.session(self._options, slots=self._slots)
@@ -259,7 +261,7 @@ class Sessions:
         if not NAME.fullmatch(name):
             raise refused(
                 f"{name[:80]!r} is no id of a session; give 1 to 64 letters, digits, '-', '_' and '.', no '.' first",
-                param="id",
+                param="session",
             )
         return (self.folder or Path()) / f"{name}{ENDING}"
 

@@ -11,7 +11,7 @@ from specjax.runtime.options import GenerateOptions
 from specjax.serving.errors import refused
 from specjax.serving.forms import Wanted
 
-PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "regex", "grammar_after", "accept")
+PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "accept")
 """Fields that are options by the same name."""
 
 
@@ -72,7 +72,9 @@ def _grammar(form: Wanted) -> dict[str, Any]:
             schema = wrapped.json_schema.schema_
             if not isinstance(schema, dict):
                 schema = {} if schema else {"enum": []}
-    return {} if schema is None else {"json_schema": schema}
+    if (schema, form.regex, form.grammar_after) == (None, None, None):
+        return {}
+    return {"json_schema": schema, "regex": form.regex, "grammar_after": form.grammar_after}
 
 
 def _draft(form: Wanted, defaults: GenerateOptions, most: int) -> DraftConfig:

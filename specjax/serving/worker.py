@@ -52,13 +52,11 @@ class Wish:
         request: for the engine.
         text: the request's own watch, which turns tokens into text.
         traced: whether the client wants to know how each token was made.
-        done: called on the engine's thread when the text has ended, before its last part is sent.
     """
 
     request: Request
     text: StopStrings
     traced: bool = False
-    done: Callable[[Job], None] | None = None
 
 
 class Asked:
@@ -227,25 +225,20 @@ class Worker(Generic[AnEngine]):
                 self._texts[text.job] = text
 
     def _step(self) -> None:
-        begin = time.perf_counter()
+        """Do a step of the engine. What it brings is told when the step is over, and all that belongs to it is kept."""
+        begin, told = time.perf_counter(), list[tuple[_Text, Part]]()
         try:
             for update in self.engine.step():
                 self._observer.updated(update)
-                self._deliver(update)
+                if (text := self._texts.get(update.job)) is not None:
+                    told.append((text, text.part(update)))
+                    if update.job.finish_reason is not None:
+                        del self._texts[update.job]
         except Exception as error:  # whatever it is: the state may be gone, and those who wait must hear of it
             self._recover(error)
+        for text, part in told:
+            self._tell(text, part)
         self._observer.stepped(time.perf_counter() - begin)
-
-    def _deliver(self, update: Update) -> None:
-        text = self._texts.get(update.job)
-        if text is None:
-            return
-        part = text.part(update)
-        if part.end is not None:
-            del self._texts[update.job]
-            if text.wish.done is not None:
-                text.wish.done(update.job)
-        self._tell(text, part)
 
     def _recover(self, error: Exception) -> None:
         """Go on with a new engine; the texts of the old one are lost."""

@@ -20,9 +20,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     options = specjax.GenerateOptions(draft=DRAFTS, temperature=1.0)
     limits = Limits(queue=40, tokens=300, choices=16, body_bytes=100_000, body_seconds=1, seconds=60)
     folder = tmp_path_factory.mktemp("sessions")
-    settings = Settings("demo", options, SEATS, SLOTS, prefix_bytes=2**24, sessions=folder, limits=limits)
+    settings = Settings("demo", options, seats=SEATS, slots=SLOTS, prefix_bytes=2**24, sessions=folder, limits=limits)
     access = Access(KEY, ("127.0.0.1",), ("https://page.example",))
-    with serving(specjax.load(need_tokenizer=True), settings, access) as running:
+    with serving(specjax.load(need_tokenizer=True), settings, access, warm=True) as running:
         yield running
 
 

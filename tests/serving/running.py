@@ -56,9 +56,11 @@ def listen() -> socket.socket:
 
 
 @contextmanager
-def serving(model: specjax.Model, settings: Settings, access: Access) -> Iterator[Running]:
+def serving(model: specjax.Model, settings: Settings, access: Access, *, warm: bool = False) -> Iterator[Running]:
     """Run a server while inside; it must end in good order."""
     service = Service(model, settings)
+    for _ in service.warm() if warm else ():
+        pass
     config = uvicorn.Config(make_app(service, access), log_level="warning", access_log=False, lifespan="on")
     server, listening = uvicorn.Server(config), listen()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

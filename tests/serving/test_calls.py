@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from running import Running
 
 from specjax.serving.tools.call import CallFormat, schemas_of
 from specjax.serving.tools.formats import format_of
 from specjax.serving.tools.gemma_calls import GemmaCalls
 from specjax.serving.tools.json_calls import BareJson, MarkedJson
+from specjax.serving.tools.responses import beside_calls
 from specjax.serving.tools.splitting import Splitter
 from specjax.serving.tools.tagged_calls import TaggedFunctions, TaggedPairs
 
@@ -119,7 +121,65 @@ def test_templates_say_which_form_a_model_has() -> None:
         assert type(format_of(template)) is form
 
 
-def test_a_model_without_functions_refuses_them(client: httpx.Client, tmp_path: Path) -> None:
+def test_answers_of_functions_stand_beside_their_calls() -> None:
+    calls = [{"id": each, "type": "function", "function": {"name": f"f{each}", "arguments": {}}} for each in "12"]
+    messages: list[Any] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": '{"n": 1}', "tool_call_id": "2"},
+        {"role": "tool", "content": "plain", "tool_call_id": "1"},
+        {"role": "user", "content": "!"},
+        {"role": "tool", "content": "of nothing"},
+    ]
+    moved = beside_calls(messages)
+    assert [message["role"] for message in moved] == ["user", "assistant", "user", "tool"]
+    answers = [{"name": "f2", "response": {"n": 1}}, {"name": "f1", "response": "plain"}]
+    assert moved[1] == {**messages[1], "tool_responses": answers}
+    assert "tool_responses" not in messages[1]
+
+
+TEMPLATE = """{% if tools %}{% for tool in tools %}{{ tool.function.name }}
+{% endfor %}Call: <tool_call>{"name": ...}</tool_call>
+{% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}{% for call in message.tool_calls %}
+{{ call.function.arguments.days }}{% endfor %}
+{% endfor %}"""
+
+
+def test_calls_come_as_the_client_of_openai_wants_them(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A regular expression makes the model call."""
+    vocabulary = running.service.tokenizer.vocabulary
+    monkeypatch.setattr(running.service.tokenizer, "vocabulary", replace(vocabulary, chat_template=TEMPLATE))
+    called = r'ok <tool_call>\{"name": "weather", "arguments": \{"days": [1-9]\}\}</tool_call>'
+    asked: Any = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "how is it?"}],
+        "tools": TOOLS,
+        "temperature": 0,
+        "max_tokens": 60,
+        "extra_body": {"regex": called},
+    }
+    whole = running.openai().chat.completions.create(**asked)
+    choice = whole.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "ok")
+    (call,) = choice.message.tool_calls or ()
+    assert (call.type, call.function.name) == ("function", "weather")  # type: ignore[union-attr]
+    days = json.loads(call.function.arguments)["days"]  # type: ignore[union-attr]
+    assert days in range(1, 10)
+    content, calls = "", []
+    for event in running.openai().chat.completions.create(**asked, stream=True):
+        content += event.choices[0].delta.content or ""
+        calls += event.choices[0].delta.tool_calls or []
+    assert content == "ok "
+    assert [(each.index, each.function.name) for each in calls] == [(0, "weather")]
+    messages = [*asked["messages"], choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    again = running.openai().chat.completions.create(**{**asked, "messages": messages, "max_tokens": 1})
+    functions = 'weather\nnow\nCall: <tool_call>{"name": ...}</tool_call>\n'
+    shown = f"{functions}user: how is it?\nassistant: ok\n{days}\ntool: sunny\n"
+    assert again.usage is not None
+    assert again.usage.prompt_tokens == len(running.model.encode(shown))
+
+
+def test_a_model_without_functions_refuses_them(client: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "max_tokens": 2}
     answer = client.post("/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")

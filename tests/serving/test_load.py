@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import jax
 import pytest
-from running import SEATS, Running
+from running import Running
 
 from specjax.serving.fair_queue import FairQueue, QueueFull
 
@@ -32,25 +31,24 @@ def test_texts_do_not_depend_on_other_clients(running: Running, client: httpx.Cl
         assert [*pool.map(text, bodies)] == alone
 
 
-def test_other_settings_compile_nothing(running: Running, client: httpx.Client) -> None:
-    body: dict[str, Any] = {"prompt": "import os\n", "max_tokens": 20}
-    first = [{}, {"draft": 0}, {"draft": 1}, {"draft": 2}, {"logprobs": 1}, {"temperature": 0}]
-    for more in first:
-        assert client.post("/v1/completions", json={**body, **more}).status_code == 200
-    seconds, built = running.service.worker.engine.compile_seconds, len(running.service._experience.compiled)
+def test_requests_compile_nothing(running: Running, client: httpx.Client) -> None:
+    """All programs have been built before the server listens; whatever requests want is data."""
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    bodies: list[dict[str, Any]] = [{}, {"draft": 0}, {"draft": "auto"}, {"logprobs": 3}, {"ignore_eos": True}]
     for index, accept in enumerate(("rejection", "block", "coupled")):
         settings = {"temperature": 0.3 * index, "top_p": 0.9, "top_k": 7 * index, "min_p": 0.01 * index, "seed": index}
         others = {"accept": accept, "p_min": 0.1 * index, "draft": index, "logprobs": 3 * index, "stop": ["q", "zz"]}
-        assert client.post("/v1/completions", json={**body, **settings, **others}).status_code == 200
-    assert running.service.worker.engine.compile_seconds == seconds
-    assert len(running.service._experience.compiled) == built
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        bodies.append({**settings, **others})
+    long = "def f(x):\n    return x + 1\n\n"
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        for prompt in ("import os\n", long * 4, long * 12, [long * 2, "a", "b", "c", "d"]):
+            asked = [{"prompt": prompt, "max_tokens": 20, **body} for body in bodies]
+            answers = [*pool.map(lambda body: client.post("/v1/completions", json=body), asked)]
+            assert {answer.status_code for answer in answers} == {200}
+    assert not compiled
 
 
 ENDLESS = {"max_tokens": 300, "ignore_eos": True, "temperature": 0}
@@ -73,17 +71,17 @@ def test_a_client_that_goes_away_frees_its_seats(running: Running, stream: bool)
     assert (figure("specjax_texts_total", {"reason": "length"}) or 0) - before < 16, "all texts were written to the end"
 
 
-def test_a_full_queue_refuses_and_says_so(running: Running) -> None:
+def test_a_full_queue_refuses_and_says_so(
+    running: Running, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.settle()
-    with running.client() as busy, running.client() as client:
-        body = {"prompt": ["a"] * 16, **ENDLESS, "stream": True}
-        with busy.stream("POST", "/v1/completions", json=body), busy.stream("POST", "/v1/completions", json=body):
-            wait_for(lambda: len(running.service.worker.queue) + SEATS + 1 >= 16)
-            answers = [client.post("/v1/completions", json={"prompt": ["b"] * 16, **ENDLESS}) for _ in range(1)]
-            assert answers[0].status_code == 429
-            assert answers[0].json()["error"]["code"] == "queue_full"
-            assert answers[0].headers["retry-after"] == "1"
-    running.settle(20)
+    monkeypatch.setattr(running.service.worker.queue, "most", 10)
+    for stream in (False, True):
+        answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert answer.headers["retry-after"] == "1"
+    assert client.post("/v1/completions", json={"prompt": ["b"] * 10, "max_tokens": 1}).status_code == 200
 
 
 def test_waiting_clients_take_turns() -> None:
@@ -100,11 +98,13 @@ def test_waiting_clients_take_turns() -> None:
 
 
 def test_prompts_that_start_alike_are_computed_once(running: Running, client: httpx.Client) -> None:
-    text = "def first(a, b):\n    return a + b\n\n\ndef second(a, b):\n    return a - b\n\n\n" * 3
-    first = client.post("/v1/completions", json={"prompt": text, "max_tokens": 8, "temperature": 0}).json()
-    again = client.post("/v1/completions", json={"prompt": text, "max_tokens": 8, "temperature": 0}).json()
-    assert again["choices"][0]["text"] == first["choices"][0]["text"]
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+    tokens = running.model.encode("def first(a, b):\n    return a + b\n\n\ndef second(a, b):\n    return a - b\n" * 2)
+    longer = [*tokens, *running.model.encode("\nimport os\n")]
+    fresh = running.model.generate(longer, max_tokens=8, draft=3).text
+    client.post("/v1/completions", json={"prompt": tokens, "max_tokens": 1, "temperature": 0})
+    answer = client.post("/v1/completions", json={"prompt": longer, "max_tokens": 8, "temperature": 0}).json()
+    assert answer["choices"][0]["text"] == fresh
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(tokens) >= 32
     page = client.get("/metrics").text
     assert "specjax_prefix_hits" in page
     assert 'specjax_accepted_tokens_total{position="1"}' in page

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from running import DRAFTS, Running, serving
 
 import specjax
@@ -93,14 +92,14 @@ def test_saved_sessions_are_there_after_a_restart(client: httpx.Client, running:
     conversation = [*running.model.encode("for i in range(10):\n"), *tokens_of(client, begun)]
     expected = text_of(said(client, None, [*conversation, *running.model.encode_further("\n")]))
     options = specjax.GenerateOptions(draft=DRAFTS)
-    other_slots = Settings("again", options, 1, 1024, sessions=saved)
+    other_slots = Settings("again", options, seats=1, slots=1024, sessions=saved)
     with serving(running.model, other_slots, Access()) as restarted, restarted.client() as other:
         assert [each["id"] for each in other.get("/sessions").json()["data"]] == ["kept"]
         further = said(other, "kept", "\n")
         assert text_of(further) == expected
         assert further["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(conversation) - 1
         assert other.post("/sessions/kept/restore").json()["tokens"] == len(conversation)
-    other_drafts = Settings("again", specjax.GenerateOptions(draft=1), 1, 512, sessions=saved)
+    other_drafts = Settings("again", specjax.GenerateOptions(draft=1), seats=1, slots=512, sessions=saved)
     with serving(running.model, other_drafts, Access()) as shallow, shallow.client() as other:
         assert other.get("/sessions/kept").json()["computed_tokens"] == 0, (
             "the state does not fit: it is computed again"
@@ -148,15 +147,16 @@ def test_states_that_are_not_used_give_way(running: Running, tmp_path: Path) -> 
             client.delete(f"/sessions/{name}")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_turn_of_a_session_at_a_time(running: Running, stream: bool) -> None:
-    with running.client() as client, running.client() as other:
-        client.post("/sessions", json={"id": "busy"})
-        body = {"prompt": "a", "session": "busy", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            next(answer.iter_lines())
-            refused = other.post("/v1/completions", json={"prompt": "b", "session": "busy", "stream": stream})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
-        running.settle()
-        assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
-        client.delete("/sessions/busy")
+def test_one_turn_of_a_session_at_a_time(running: Running, client: httpx.Client) -> None:
+    client.post("/sessions", json={"id": "busy"})
+    turn = running.service.sessions.begin("busy")
+    for stream in (False, True):
+        refused = client.post("/v1/completions", json={"prompt": "b", "session": "busy", "stream": stream})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
+    running.service.sessions.give_up(turn)
+    assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
+    with client.stream("POST", "/v1/completions", json={"prompt": "b", "session": "busy", "stream": True}) as answer:
+        next(answer.iter_lines())  # the client leaves
+    running.settle()
+    assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
+    client.delete("/sessions/busy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -153,7 +154,7 @@ def test_a_schema_holds_the_text(client: httpx.Client, running: Running) -> None
         max_tokens=30,
         temperature=0,
     )
-    assert chat.choices[0].message.content in ('{"n":1}', '{"n":2}', '{"n": 1}', '{"n": 2}', '{ "n":1}', '{ "n": 1}')
+    assert json.loads(chat.choices[0].message.content or "") in ({"n": 1}, {"n": 2})
     assert chat.choices[0].finish_reason == "stop"
     answer = client.post("/v1/completions", json={"prompt": "x = ", "regex": "[0-9]{3}", "seed": 3}).json()
     assert len(answer["choices"][0]["text"]) == 3
