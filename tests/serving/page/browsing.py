@@ -10,13 +10,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvicorn
 from running import Running
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service as Driver
 from selenium.webdriver.common.by import By
@@ -84,12 +85,14 @@ class Browser:
         self.until(lambda: self.text("#model-name"))
 
     def until(self, condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
-        """Wait for a condition."""
+        """Wait for a condition. The page may replace what the condition looks at."""
         end = time.monotonic() + seconds
-        while not (value := condition()):
+        while True:
+            with suppress(StaleElementReferenceException):
+                if value := condition():
+                    return value
             assert time.monotonic() < end, "it did not come"
             time.sleep(0.05)
-        return value
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
