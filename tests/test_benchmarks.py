@@ -230,3 +230,19 @@ def test_the_benchmark_of_draft_vocabularies_has_a_row_for_each_size(
     assert [row[0] for row in rows] == ["4096", "512", "16"]
     assert [float(row[1]) for row in rows] == [pytest.approx(size * 1088 / 1e6, abs=0.06) for size in (4096, 512, 16)]
     assert (rows[0][6], float(rows[2][3])) == ("1.000", 0)
+
+
+@pytest.mark.slow
+def test_the_load_of_a_server_is_answered_as_alone(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, prompts = tmp_path / "load.json", tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("def f(", "import ", "class A:")))
+    sizes = ["--clients", "4", "--seconds", "5", "--seats", "2", "--slots", "256", "--draft", "2"]
+    monkeypatch.setattr(sys, "argv", ["serve_load.py", *sizes, "--prompts", str(prompts), "--out", str(out)])
+    benchmark("serve_load").main()  # memory needs longer to be flat
+    figures = json.loads(out.read_text())
+    assert figures["requests"] > 0
+    assert figures["errors"] == {}
+    assert figures["different"] == figures["near_ties"]
+    assert "memory_growth" in capsys.readouterr().out

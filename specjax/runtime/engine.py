@@ -291,16 +291,16 @@ class Engine:
         Args:
             row, job: whose text it is.
             tokens: what the row holds.
-            exact: whether it holds nothing else. Of more, what was kept before the end can be taken up.
+            exact: whether it holds nothing else. A row that has gone on is kept only for who asked for it.
         """
         keep = job.request.keep
-        if job.request.start is not None or job.cuts or not (self.prefixes.num_bytes or keep):
+        if job.request.start is not None or job.cuts or not (keep or (exact and self.prefixes.num_bytes)):
             return
         sequences, held = self.state.sequences, len(tokens)
         if exact:
             job.points.append(ReturnPoint(held, keep_rows(sequences, jnp.asarray([row]))))
         else:
-            held = int(sequences.length[row])
+            held = int(np.asarray(sequences.length)[row])
         limits = CutLimits.of(self.decoder, self.slots).after_writing(held)
         memory = Memory.of_row(sequences, row, self.slots, tokens, limits, tuple(job.points), held)
         self.prefixes.keep(memory)

@@ -40,4 +40,5 @@ class WarmEngine(Engine):
         jax.block_until_ready(keep_rows(self.state.sequences, first))
         copies = [self._empty, *(take_rows(self.state.sequences, first, size) for size in kept_sizes(self.slots))]
         for copy in copies:
+            jax.block_until_ready(jax.tree.map(jnp.copy, copy))
             self._state = replace(self.state, sequences=put_rows(self.state.sequences, copy, nobody))

@@ -83,7 +83,7 @@ class ChatAnswer(Answering):
                     "message": message,
                     "logprobs": self._logprobs(choice) if self.form.logprobs else None,
                     "finish_reason": self._reason(index, choice.end),
-                    **self.trace(index, choice),
+                    **self.whole_trace(index),
                 }
             )
         return self.document("chat.completion", choices)

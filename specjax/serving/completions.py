@@ -112,7 +112,7 @@ class CompletionAnswer(Answering):
         return self.document("text_completion", [choice])
 
     def _choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        trace = self.trace(index, self.choices[index])
+        trace = self.whole_trace(index)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **trace}
 
 

@@ -19,7 +19,7 @@ from checkpoints import StreamDecoder
 from specjax.serving.answers import Choice, trace_of, usage_of
 from specjax.serving.errors import ApiError, answer_of, refused
 from specjax.serving.forms import Wanted
-from specjax.serving.parts import Part
+from specjax.serving.parts import Made, Part
 from specjax.serving.reading_bodies import read_form, unless_gone
 from specjax.serving.service import Service
 from specjax.serving.sessions import Turn
@@ -59,11 +59,16 @@ class Answering(ABC):
         self.head = {"id": f"{endpoint.prefix}-{uuid4().hex}", "created": int(time.time())}
         self._traces: list[StreamDecoder] = [endpoint.service.tokenizer.stream(special=False) for _ in self.choices]
 
-    def trace(self, index: int, part: Part | Choice) -> dict[str, Any]:
-        """The field `trace` of a choice, if it was asked for."""
-        if not self.form.trace:
-            return {}
-        return {"trace": trace_of(self.service.tokenizer, part.made, self._traces[index])}
+    def trace(self, index: int, part: Part) -> dict[str, Any]:
+        """The field `trace` of a part of a choice, if it was asked for."""
+        return self._trace(part.made, self._traces[index])
+
+    def whole_trace(self, index: int) -> dict[str, Any]:
+        """The field `trace` of a whole choice, if it was asked for."""
+        return self._trace(self.choices[index].made, self.service.tokenizer.stream(special=False))
+
+    def _trace(self, made: Sequence[Made], text: StreamDecoder) -> dict[str, Any]:
+        return {"trace": trace_of(self.service.tokenizer, made, text)} if self.form.trace else {}
 
     def usage(self) -> dict[str, Any]:
         """What the request has cost; all of its texts have ended."""

@@ -189,7 +189,9 @@ def test_a_short_limit_and_fixed_rows_are_kept() -> None:
     control = DepthControl(8, 2)
     assert control.depths == (0, 1, 2, 3, 5, 8)
     assert depths_up_to(2) == (0, 1, 2)
-    assert control.choose({0: DraftConfig(n_max=2)}, ALL, may_build=True) == Choice(8), "nobody left it to the program"
+    fixed = {0: DraftConfig(n_max=2)}
+    assert control.choose(fixed, (), may_build=True) == Choice(8), "nobody left it to the program: one is enough"
+    assert control.choose(fixed, (0, 1, 5, 8), may_build=True) == Choice(5), "what has been built is used"
     machine = Machine(slow, 2)
     machine.run(control, 0.0, 500)
     for _ in range(20):

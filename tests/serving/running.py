@@ -18,7 +18,7 @@ from specjax.serving.app import Access, make_app
 from specjax.serving.service import Service, Settings
 
 KEY = "a key"
-SLOTS, SEATS, DRAFTS = 512, 4, 3
+SLOTS, SEATS, DRAFTS = 512, 4, 2
 
 
 @dataclass(frozen=True)

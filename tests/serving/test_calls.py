@@ -174,7 +174,7 @@ def test_calls_come_as_the_client_of_openai_wants_them(running: Running, monkeyp
     messages = [*asked["messages"], choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
     again = running.openai().chat.completions.create(**{**asked, "messages": messages, "max_tokens": 1})
     functions = 'weather\nnow\nCall: <tool_call>{"name": ...}</tool_call>\n'
-    shown = f"{functions}user: how is it?\nassistant: ok\n{days}\ntool: sunny\n"
+    shown = f"{functions}user: how is it?assistant: ok{days}tool: sunny"  # line breaks after blocks are left out
     assert again.usage is not None
     assert again.usage.prompt_tokens == len(running.model.encode(shown))
 

@@ -9,14 +9,25 @@ from typing import Any
 import httpx
 import jax
 import pytest
-from running import Running
+from running import DRAFTS, Running
 
 from specjax.serving.fair_queue import FairQueue, QueueFull
 
 
+def depth(index: int) -> dict[str, Any]:
+    """All depths in turn."""
+    return {"draft": index % (DRAFTS + 1)}
+
+
 def test_texts_do_not_depend_on_other_clients(running: Running, client: httpx.Client) -> None:
     bodies: list[dict[str, Any]] = [
-        {"prompt": prompt, "max_tokens": 12 + 7 * index, "temperature": temperature, "seed": index, "draft": index % 4}
+        {
+            "prompt": prompt,
+            "max_tokens": 12 + 7 * index,
+            "temperature": temperature,
+            "seed": index,
+            "draft": index % (DRAFTS + 1),
+        }
         for index, prompt in enumerate(["def f(", "import ", "class A:\n" * 9, "x = [", "while True:", "return "])
         for temperature in (0.0, 0.9)
     ]
@@ -100,7 +111,7 @@ def test_waiting_clients_take_turns() -> None:
 def test_prompts_that_start_alike_are_computed_once(running: Running, client: httpx.Client) -> None:
     tokens = running.model.encode("def first(a, b):\n    return a + b\n\n\ndef second(a, b):\n    return a - b\n" * 2)
     longer = [*tokens, *running.model.encode("\nimport os\n")]
-    fresh = running.model.generate(longer, max_tokens=8, draft=3).text
+    fresh = running.model.generate(longer, max_tokens=8, draft=DRAFTS).text
     client.post("/v1/completions", json={"prompt": tokens, "max_tokens": 1, "temperature": 0})
     answer = client.post("/v1/completions", json={"prompt": longer, "max_tokens": 8, "temperature": 0}).json()
     assert answer["choices"][0]["text"] == fresh

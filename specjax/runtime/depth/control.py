@@ -71,7 +71,8 @@ class DepthControl:
 
     All rows of a chunk run one program, which costs the same whatever a row makes of it. So the depth is chosen for all
     rows together, the one with most tokens a second: the sum over rows of 1 + a1 + a1 a2 + ..., over the cost of a
-    round. A row with a fixed number of drafts keeps it, and the depth is never less than the largest such number.
+    round. A row with a fixed number of drafts keeps it, and the depth is never less than the largest such number. Where
+    all rows have fixed numbers it is the least such depth whose program has been built, else the largest of all.
 
     Other depths are visited between two chunks of the usual one. A depth of which too little is known is visited as
     soon as it promises an advantage. Further visits, which tell whether acceptance has risen while nothing was drafted

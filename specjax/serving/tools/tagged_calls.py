@@ -34,7 +34,7 @@ class TaggedFunctions:
 
 
 class TaggedPairs:
-    """GLM-4.5: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
+    """GLM-4.5 has pairs: `<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> </tool_call>`."""
 
     openers = ("<tool_call>",)
     marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
