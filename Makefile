@@ -7,13 +7,14 @@ TPU_VENV ?= .venv-tpu
 GPU_VENV ?= .venv-gpu
 EVAL_VENV ?= .venv-eval
 RAY_VENV ?= .venv-ray
+BROWSER_VENV ?= .venv-browser
 DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray lint format docs bench notebook clean
+.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray test-page lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
@@ -24,6 +25,7 @@ help:
 	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"
 	@echo "make test-eval  run lm-evaluation-harness with specjax, on local files"
 	@echo "make test-ray   run an evaluation on two workers of Ray, and resume it after kill -9"
+	@echo "make test-page  run the server's page in Chromium; needs chromium and chromedriver"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into site/, strictly: a broken link is an error"
 	@echo "make bench      the decoding benchmark of docs/speed.md"
@@ -52,7 +54,7 @@ test: $(VENV)/.dev
 	$(ON_MESH) -m 'mesh and not slow' tests/mesh
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not mesh'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not mesh and not browser'
 	$(ON_MESH) -m mesh tests/mesh
 
 # In a process of their own: how many devices a CPU is can be said only before JAX starts.
@@ -95,6 +97,14 @@ $(RAY_VENV)/.dev: $(BUILT_FROM) | $(RAY_VENV)/bin/pip
 test-ray: $(RAY_VENV)/.dev
 	$(RAY_VENV)/bin/python -m pytest -m ray tests/evaluation
 
+# In an environment of its own: few need a driver of browsers.
+$(BROWSER_VENV)/.dev: $(BUILT_FROM) | $(BROWSER_VENV)/bin/pip
+	$(BROWSER_VENV)/bin/python -m pip install --quiet --editable '.[dev,browser]'
+	@touch $@
+
+test-page: $(BROWSER_VENV)/.dev
+	$(BROWSER_VENV)/bin/python -m pytest -m browser tests/serving/page
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -123,4 +133,4 @@ notebook: $(BIN)/pip
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(EVAL_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(EVAL_VENV) $(BROWSER_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

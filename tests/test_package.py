@@ -53,6 +53,17 @@ def test_a_wheel_serves_every_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings["cmdclass"]["bdist_wheel"]().get_tag() == ("py3", "none", "linux_x86_64")
 
 
+def test_a_wheel_has_the_files_of_the_servers_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    told = {"packages": ["specjax"], "package_data": PROJECT["tool"]["setuptools"]["package-data"]}
+    command = setuptools.Distribution(told).get_command_obj("build_py")
+    command.ensure_finalized()
+    packed = {Path(folder, name).resolve() for _, folder, _, names in command.data_files for name in names}
+    files = set((ROOT / "specjax" / "serving" / "page").iterdir())
+    assert ROOT / "specjax" / "serving" / "page" / "index.html" in files
+    assert files <= packed
+
+
 def test_notebooks_have_what_progress_bars_need() -> None:
     extra = PROJECT["project"]["optional-dependencies"]["notebooks"]
     assert any(requirement.startswith("ipywidgets") for requirement in extra)

@@ -12,7 +12,7 @@ from specjax.cli.runtime import UsageError, say
 
 DESCRIPTION = """\
 Serve a model over HTTP, in the forms of OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models; and /tokenize,
-/detokenize, /health, /metrics, /slots. Needs the extra `serve`.
+/detokenize, /health, /metrics, /slots. At / is a page to talk to the model. Needs the extra `serve`.
 
 Requests share one running batch of --seats rows. What a text says does not depend on its neighbours. The options of
 decoding hold for requests that do not say otherwise; --draft is also the most drafts that a request can ask for.

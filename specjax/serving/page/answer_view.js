@@ -77,7 +77,7 @@ export class AnswerView {
     const lines = /^\s*\n\s*$/.test(token.text) ? " lines" : "";
     const kind = token.typed ? "typed" : token.place > 0 ? "drafted" : "own";
     const parted = token.rejected.length ? " parted" : "";
-    const node = make("span", { class: `token ${kind}${parted}${lines} ${kept}` }, token.text);
+    const node = make("span", { class: `token ${kind}${parted}${lines} ${kept}`, "data-place": token.place }, token.text);
     if (kind === "drafted") shade(node, token.place, this.#most);
     return node;
   }

@@ -1,0 +1,38 @@
+"""The page in a browser, on the one server of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from running import Running
+
+if TYPE_CHECKING:
+    from browsing import Browser  # needs selenium, which only the extra `browser` brings
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    from browsing import browsing
+
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def url(running: Running) -> Iterator[str]:
+    from browsing import fronting
+
+    with fronting(running.service) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def page(chromium: Browser, url: str) -> Iterator[Browser]:
+    """The page, newly opened; it must leave no complaint of the browser."""
+    chromium.open(url)
+    chromium.ready()
+    chromium.set(temperature=0.8, max_tokens=40, new_seed=False, seed=7)
+    yield chromium
+    assert chromium.errors() == []
