@@ -57,11 +57,15 @@ class GatheredLinear(Linear):
     @nn.compact
     def matrix(self, width: int) -> Weight:
         """The rows of the weight that this part has, for K = `width`."""
-        return weight_of(self, "weight", (self.features // parts() if self._divides else self.features, width))
+        return weight_of(self, "weight", (self._rows, width))
 
     @property
     def _divides(self) -> bool:
         return self.features % parts() == 0
+
+    @property
+    def _rows(self) -> int:
+        return self.features // parts() if self._divides else self.features
 
     def __call__(self, x: Float[Array, "... K"]) -> Float[Array, "... N"]:
         out = super().__call__(x)
@@ -87,10 +91,8 @@ class SummedLinear(GatheredLinear):
     @nn.compact
     def matrix(self, width: int) -> Weight:
         """What this part has of the weight, for inputs of which it has `width`."""
-        if not exact():
-            return weight_of(self, "weight", (self.features, width))
-        rows = self.features // parts() if self._divides else self.features
-        return weight_of(self, "weight", (rows, width * parts()))
+        shape = (self._rows, width * parts()) if exact() else (self.features, width)
+        return weight_of(self, "weight", shape)
 
     def __call__(self, x: Float[Array, "... k"]) -> Float[Array, "... N"]:
         if not exact():
