@@ -99,11 +99,7 @@ class Engine:
     # What callers do
 
     def submit(self, request: Request) -> Job:
-        """Put a request in the queue.
-
-        Raises:
-            ValueError: see `check`.
-        """
+        """Put a request in the queue, if `check` has nothing against it."""
         self.check(request)
         job = Job(request, self._limit(request), room=self.slots - len(request.prompt) + 1)
         self._waiting.append(job)
