@@ -56,5 +56,5 @@ def test_a_steady_pace_does_not_depend_on_the_clock() -> None:
     pace = Pace(DEFAULT_ROUNDS, steady=True)
     for now in (1.0, 1.001, 50.0):
         pace.looked(now, 4)
-        assert pace.rounds(3, others_wait=False, unhurried=True) == USUAL
+        assert pace.rounds(3, others_wait=False) == USUAL
     assert Pace(2, steady=True).rounds(0, others_wait=True) == 2
