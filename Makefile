@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
-	@echo "make test       run the tests (some twenty minutes on two cores)"
+	@echo "make test       run the tests (about an hour on two cores)"
 	@echo "make test-slow  run the longer checks as well"
 	@echo "make test-mesh  run the tests on four devices, slow ones too; they are parts of the CPU"
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
@@ -133,4 +133,4 @@ notebook: $(BIN)/pip
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(EVAL_VENV) $(BROWSER_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(EVAL_VENV) $(RAY_VENV) $(BROWSER_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
