@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specjax.serving import status
@@ -68,7 +68,7 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
         message = f"{request.method} {request.url.path}: {words.get(error.status_code, error.detail)}"
         return ApiError(error.status_code, message, headers=error.headers).response()
 
-    routes = [*_routes(service), *page_routes()]
+    routes: list[Route | Mount] = [*_routes(service), *page_routes()]
     middleware = [Middleware(Counted, metrics=service.metrics, routes=routes)]
     if access.origins:
         middleware.append(
@@ -168,7 +168,7 @@ def _name(host: bytes) -> str:
 class Counted:
     """Counts answers and takes their time."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[Route]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[Route | Mount]) -> None:
         """
         Args:
             app: what is behind.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -41,7 +41,7 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes() -> list[BaseRoute]:
+def page_routes() -> list[Route | Mount]:
     """The page and its files. They hold nothing of the model and need no key; what the page asks for does."""
     files = _Files(directory=FOLDER)
 
