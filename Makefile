@@ -3,18 +3,12 @@
 #   make test   run the tests
 PYTHON ?= python3
 VENV ?= .venv
-TPU_VENV ?= .venv-tpu
-GPU_VENV ?= .venv-gpu
-EVAL_VENV ?= .venv-eval
-RAY_VENV ?= .venv-ray
-BROWSER_VENV ?= .venv-browser
-DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray test-page lint format docs bench notebook clean
+.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray test-beam test-page lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
@@ -25,6 +19,7 @@ help:
 	@echo "make test-gpu   compile the GPU kernels, and run Triton's in its interpreter; needs no GPU (Linux; Python 3.12+)"
 	@echo "make test-eval  run lm-evaluation-harness with specjax, on local files"
 	@echo "make test-ray   run an evaluation on two workers of Ray, and resume it after kill -9"
+	@echo "make test-beam  run an evaluation in a pipeline of Apache Beam on two workers"
 	@echo "make test-page  run the server's page in Chromium; needs chromium and chromedriver"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into site/, strictly: a broken link is an error"
@@ -54,7 +49,7 @@ test: $(VENV)/.dev
 	$(ON_MESH) -m 'mesh and not slow' tests/mesh
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not mesh and not browser'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not beam and not mesh and not browser'
 	$(ON_MESH) -m mesh tests/mesh
 
 # In a process of their own: how many devices a CPU is can be said only before JAX starts.
@@ -63,47 +58,33 @@ ON_MESH = XLA_FLAGS=--xla_force_host_platform_device_count=4 $(BIN)/python -m py
 test-mesh: $(VENV)/.dev
 	$(ON_MESH) -m mesh tests/mesh
 
-# In an environment of its own: with libtpu installed, JAX looks for a TPU whenever it starts.
-$(TPU_VENV)/.dev: $(BUILT_FROM) | $(TPU_VENV)/bin/pip
-	$(TPU_VENV)/bin/python -m pip install --quiet --editable '.[dev,tpu-compiler]'
+# Environments with one more extra each: their packages are large, few need them, and with libtpu installed JAX looks for
+# a TPU whenever it starts.
+.venv-%/.dev: $(BUILT_FROM) | .venv-%/bin/pip
+	.venv-$*/bin/python -m pip install --quiet --editable '.[dev,$*]'
 	@touch $@
 
-test-tpu: $(TPU_VENV)/.dev
-	JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -m tpu_compiler
+.PRECIOUS: .venv-%/.dev %/bin/pip
 
-# In an environment of its own: Triton and the plugin for CUDA take a gigabyte and a half, and few need them. jax 0.10,
-# the last for Python 3.11, compiles Triton's kernels only.
-$(GPU_VENV)/.dev: $(BUILT_FROM) | $(GPU_VENV)/bin/pip
-	$(GPU_VENV)/bin/python -m pip install --quiet --editable '.[dev,gpu-triton]'
-	@touch $@
+test-tpu: .venv-tpu-compiler/.dev
+	JAX_PLATFORMS=cpu .venv-tpu-compiler/bin/python -m pytest -m tpu_compiler
 
-test-gpu: $(GPU_VENV)/.dev
-	JAX_PLATFORMS=cpu $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow and not tpu_compiler' \
+# jax 0.10, the last for Python 3.11, compiles Triton's kernels only.
+test-gpu: .venv-gpu-triton/.dev
+	JAX_PLATFORMS=cpu .venv-gpu-triton/bin/python -m pytest -n $(WORKERS) -m 'not slow and not tpu_compiler' \
 	  -k 'triton or gpu_compiler' tests/kernels
 
-# In an environment of its own: the harness brings data sets, metrics and what these need.
-$(EVAL_VENV)/.dev: $(BUILT_FROM) | $(EVAL_VENV)/bin/pip
-	$(EVAL_VENV)/bin/python -m pip install --quiet --editable '.[dev,eval]'
-	@touch $@
+test-eval: .venv-eval/.dev
+	.venv-eval/bin/python -m pytest -m harness tests/evaluation
 
-test-eval: $(EVAL_VENV)/.dev
-	$(EVAL_VENV)/bin/python -m pytest -m harness tests/evaluation
+test-ray: .venv-ray/.dev
+	.venv-ray/bin/python -m pytest -m ray tests/evaluation
 
-# In an environment of its own: Ray takes half a gigabyte.
-$(RAY_VENV)/.dev: $(BUILT_FROM) | $(RAY_VENV)/bin/pip
-	$(RAY_VENV)/bin/python -m pip install --quiet --editable '.[dev,ray]'
-	@touch $@
+test-beam: .venv-beam/.dev
+	.venv-beam/bin/python -m pytest -m beam tests/evaluation
 
-test-ray: $(RAY_VENV)/.dev
-	$(RAY_VENV)/bin/python -m pytest -m ray tests/evaluation
-
-# In an environment of its own: few need a driver of browsers.
-$(BROWSER_VENV)/.dev: $(BUILT_FROM) | $(BROWSER_VENV)/bin/pip
-	$(BROWSER_VENV)/bin/python -m pip install --quiet --editable '.[dev,browser]'
-	@touch $@
-
-test-page: $(BROWSER_VENV)/.dev
-	$(BROWSER_VENV)/bin/python -m pytest -m browser tests/serving/page
+test-page: .venv-browser/.dev
+	.venv-browser/bin/python -m pytest -m browser tests/serving/page
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -115,15 +96,15 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # In an environment of its own, with nothing of specjax: the reference is read from the sources.
-$(DOCS_VENV)/.docs: pyproject.toml | $(DOCS_VENV)/bin/pip
-	$(DOCS_VENV)/bin/python -c "import tomllib; \
+.venv-docs/.docs: pyproject.toml | .venv-docs/bin/pip
+	.venv-docs/bin/python -c "import tomllib; \
 	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
-	  > $(DOCS_VENV)/requirements.txt
-	$(DOCS_VENV)/bin/python -m pip install --quiet --requirement $(DOCS_VENV)/requirements.txt
+	  > .venv-docs/requirements.txt
+	.venv-docs/bin/python -m pip install --quiet --requirement .venv-docs/requirements.txt
 	@touch $@
 
-docs: $(DOCS_VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(DOCS_VENV))/bin:$$PATH" $(DOCS_VENV)/bin/mkdocs build --strict
+docs: .venv-docs/.docs
+	NO_MKDOCS_2_WARNING=1 PATH="$(abspath .venv-docs)/bin:$$PATH" .venv-docs/bin/mkdocs build --strict
 
 bench: $(VENV)/.run
 	$(BIN)/python benchmarks/decode.py
@@ -133,4 +114,4 @@ notebook: $(BIN)/pip
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(GPU_VENV) $(EVAL_VENV) $(RAY_VENV) $(BROWSER_VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-* site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -7,14 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from one_process import OPTIONS, ROWS, alone
 
 import specjax
 from specjax.errors import PromptError
-from specjax.evaluation import Evaluation, samples_of
-from specjax.evaluation.prompts import prompt_of
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed; make test-ray installs it")
 
@@ -26,11 +24,6 @@ from specjax.evaluation.ray import Continue  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]  # Ray and what it brings warn of much
 
-OPTIONS = specjax.GenerateOptions(max_tokens=12, temperature=0.8, seed=3, draft=2, logprobs=1)
-ROWS: list[dict[str, Any]] = [
-    {"id": number, "prompt": text, "max_tokens": 5 if number % 4 == 0 else None, "topic": f"t{number}"}
-    for number, text in enumerate(["def f(", "class A:", "import os", "x = ", "for i in", "return", "# "])
-]
 SCRIPT = """
 import sys
 import ray
@@ -56,17 +49,6 @@ def cluster() -> Iterator[None]:
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
     yield
     ray.shutdown()
-
-
-def alone(rows: list[dict[str, Any]], options: specjax.GenerateOptions, samples: int = 1) -> dict[tuple, Any]:
-    """What one process says of the same prompts."""
-    lines = [
-        prompt_of({key: value for key, value in row.items() if value is not None}, index, "here")
-        for index, row in enumerate(rows)
-    ]
-    model = specjax.load()
-    run = Evaluation(model, samples_of(lines, options, samples), options, rows=3).run()
-    return {(result.id, result.sample): result for result in run}
 
 
 def test_two_workers_say_what_one_process_says(cluster: None) -> None:
