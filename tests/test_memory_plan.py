@@ -39,6 +39,8 @@ def test_parameters_are_those_that_loading_makes(model: specjax.Model) -> None:
     for name, size in planned().parameters.items():
         assert size == sum(leaf.nbytes for leaf in leaves(model.params[name]))
     assert planned().parameters.keys() == model.params.keys()
+    trimmed = specjax.load(draft_vocab=64).params["trimmed"]
+    assert planned(draft_vocab=64).parameters["trimmed"] == sum(leaf.nbytes for leaf in leaves(trimmed))
 
 
 def test_a_state_is_the_one_that_decoding_makes(model: specjax.Model) -> None:

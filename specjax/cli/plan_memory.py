@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli.options import DTYPES, KV_TYPES, PACKED, add_command
+from specjax.cli.options import DTYPES, KV_TYPES, PACKED, add_command, draft_vocabulary
 
 if TYPE_CHECKING:
     from specjax.analysis.memory import MemoryPlan
@@ -60,6 +60,7 @@ def add_parser(subparsers: Any) -> None:
     work.add_argument(
         "--drafter", action="append", metavar="FILE|DIR|ngram|mtp", help="what drafts, as in generate; can be repeated"
     )
+    work.add_argument("--draft-vocab", type=draft_vocabulary, metavar="FILE|N", help="as in generate")
     weights = parser.add_argument_group("weights")
     weights.add_argument("--dtype", choices=DTYPES, default="float32", help="of those not packed (default: float32)")
     weights.add_argument("--packed", choices=PACKED, default="a16", help="as in generate (default: a16)")
@@ -83,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
             batch=args.batch,
             context=args.context,
             drafter=args.drafter,
+            draft_vocab=args.draft_vocab,
             dtype=args.dtype,
             packed=None if args.packed == "off" else args.packed,
             temporaries=not args.no_temporaries,

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
+import numpy as np
 from jax.sharding import Mesh
 
 import checkpoints
@@ -97,12 +98,7 @@ def load(
     devices = mesh_for(mesh, exact=exact)
     models = open_models(path, drafter, devices, packed=packed is not None)
     opened, target, chosen, other = models
-    tokens = None
-    if draft_vocab is not None:
-        if chosen is None:
-            raise SpecjaxError(f"{opened.path} has no MTP head, so there is none to trim; give a drafter besides")
-        check_head(chosen)
-        tokens = draft_tokens(draft_vocab, opened.tokenizer(required=False), target.vocab_size)
+    tokens = None if draft_vocab is None else tokens_to_draft(models, draft_vocab)
     plan = None
     if devices is None:
         placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
@@ -188,6 +184,18 @@ def models_of(
     target, head = registry.build(opened.config)
     other = None if drafter is None else open_drafters(drafter, opened, fitted)
     return Models(opened, target, head if other is None else other.drafter, other)
+
+
+def tokens_to_draft(models: Models, draft_vocab: DraftVocabularySource) -> np.ndarray:
+    """The tokens of a draft vocabulary, in ascending order, if the drafter can have one.
+
+    Raises:
+        SpecjaxError: the list cannot be read, or does not fit the target; or the drafter has no head to trim.
+    """
+    if models.drafter is None:
+        raise SpecjaxError(f"{models.opened.path} has no MTP head, so there is none to trim; give a drafter besides")
+    check_head(models.drafter)
+    return draft_tokens(draft_vocab, models.opened.tokenizer(required=False), models.target.vocab_size)
 
 
 def plan_of(mesh: AnyMesh, models: Models, *, packed: bool) -> Plan:

@@ -60,3 +60,11 @@ def test_parameters_and_states_are_those_of_the_outline(
         settings = decoder.settings([Settings(draft=DraftConfig(n_max=decoder.max_drafts))] * batch)
         state = new_state(decoder, loaded.params, settings, 64)
         assert_outlined(outline_of_state(decoder, settings, 64, devices), state)
+
+
+@pytest.mark.parametrize(("weights", "mesh"), [("Q8_0", "2x2"), ("F32", "1x1")])
+def test_a_draft_vocabulary_is_outlined(load: Load, weights: str, mesh: str) -> None:
+    loaded = load("hybrid", weights, mesh, draft_vocab=100)
+    outlined = outline(loaded.path, mesh=without_devices(sizes_of(mesh)), draft_vocab=100)
+    assert_outlined(outlined.params, loaded.params)
+    assert outlined.drafter == loaded.drafter

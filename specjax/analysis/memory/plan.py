@@ -26,6 +26,7 @@ from specjax.errors import SpecjaxError
 from specjax.mesh.plan import AnyMesh, sizes_of, without_devices
 from specjax.mesh.shards import ROWS
 from specjax.models.protocol import Params
+from specjax.runtime.draft_vocabulary import DraftVocabularySource
 from specjax.runtime.drafters import DrafterSources
 from specjax.runtime.options import GenerateOptions, OptionChanges, options_of, takes_options
 from specjax.runtime.outline import outline
@@ -128,6 +129,7 @@ def plan_memory(
     batch: int = 1,
     context: int = 4096,
     drafter: DrafterSources | None = None,
+    draft_vocab: DraftVocabularySource | None = None,
     dtype: Any = "float32",
     packed: Activations | None = "a16",
     temporaries: bool = True,
@@ -139,7 +141,7 @@ def plan_memory(
     >>> plan.fits, plan.largest_batch()
 
     Args:
-        path, drafter, dtype, packed: as `specjax.load` has them.
+        path, drafter, draft_vocab, dtype, packed: as `specjax.load` has them.
         options: see `Model.generate`; those that matter are `draft`, `rollback` and the types of KV caches.
         mesh: ROWSxMODEL.
         device: one of `specjax.analysis.memory.DEVICES`, or "cpu", this machine's memory.
@@ -161,7 +163,7 @@ def plan_memory(
     kind = device_named(device, sizes[0] * sizes[1], device_memory)
     nowhere = None if sizes == (1, 1) else without_devices(sizes)
     with using(platform=kind.platform):
-        model = outline(path, drafter=drafter, dtype=dtype, packed=packed, mesh=nowhere)
+        model = outline(path, drafter=drafter, draft_vocab=draft_vocab, dtype=dtype, packed=packed, mesh=nowhere)
         decoder = model.decoder(options_of(options, changes))
         programs = _Programs(decoder, model.params, nowhere)
         most = decoder.target.context_length

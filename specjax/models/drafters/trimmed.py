@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from checkpoints.mapping.reading import Given
-from checkpoints.mapping.table import PLAIN, Put
+from checkpoints.mapping.table import PLAIN, Outline, Put
 from checkpoints.mapping.tree import flatten, unflatten
 from pallas_kernels.matmul import ROWS_THAT_JOIN, as_weight, joined, submatrix
 from specjax.layers.some_rows import SomeRows
@@ -98,10 +98,27 @@ def trimmed(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put:
     Raises:
         ValueError: the drafter's head cannot be trimmed; the message says why.
     """
-    flat, paths = flatten(params), trimmed_paths(drafter)
-    tokens = tokens[tokens < min(size_of(flat[path]) // flat[path].shape[-1] for path in paths)]
-    rows = {path: put(path, Given(_gathered(flat[path], jnp.asarray(tokens))), PLAIN) for path in paths}
-    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(paths[0], Given(tokens), PLAIN), "rows": unflatten(rows)}}
+    heads, tokens = _heads(drafter, params, tokens)
+    rows = {path: put(path, Given(_gathered(head, jnp.asarray(tokens))), PLAIN) for path, head in heads.items()}
+    scored = put(next(iter(heads)), Given(tokens), PLAIN)
+    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": scored, "rows": unflatten(rows)}}
+
+
+def outline_of_trimmed(
+    drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"], put: Outline
+) -> tuple[TrimmedDrafter, Params]:
+    """`trimmed` where parameters are shapes."""
+    heads, tokens = _heads(drafter, params, tokens)
+    scored = jax.ShapeDtypeStruct(tokens.shape, jnp.int32)
+    rows = {path: _gathered.eval_shape(head, scored) for path, head in heads.items()}
+    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(TRIMMED, scored), "rows": unflatten(rows)}}
+
+
+def _heads(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"]) -> tuple[dict[str, Any], np.ndarray]:
+    """The heads by their paths, and those of the tokens that all of them have."""
+    flat = flatten(params)
+    heads = {path: flat[path] for path in trimmed_paths(drafter)}
+    return heads, tokens[tokens < min(size_of(head) // head.shape[-1] for head in heads.values())]
 
 
 def trimmed_paths(drafter: Drafter) -> tuple[str, ...]:
