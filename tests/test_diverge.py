@@ -436,8 +436,8 @@ def test_prompts_that_start_alike_are_computed_once_and_a_state_of_another_text_
     prompt, neighbour = [*shared, *range(100, 112)], [*shared, 7, 8, 9, 10]
     reused = []
 
-    def find(self: PrefixCache, prompt: Sequence[int]) -> Memory | None:
-        found = whole(self, prompt)
+    def find(self: PrefixCache, prompt: Sequence[int], *among: Any) -> Memory | None:
+        found = whole(self, prompt, *among)
         reused.append(0 if found is None else len(found.tokens))
         return found
 
