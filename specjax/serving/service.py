@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkpoints import TextTokenizer
 from specjax.decoding.grammar import places_for
-from specjax.decoding.settings import RULES, DraftConfig, stop_width_of
+from specjax.decoding.settings import RULES, DraftConfig, Room
 from specjax.runtime.building import Experience
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
@@ -111,7 +111,7 @@ class Service:
     def warm(self) -> Iterator[str]:
         """Build programs before the first request comes; yields what is built next. Before the worker starts."""
         engine, eos_ids = self.worker.engine, tuple(self.tokenizer.eos_ids)
-        yield from engine.warm(stop_width_of([self.settings.defaults.settings(DraftConfig(n_max=0), eos_ids)]))
+        yield from engine.warm(Room.of([self.settings.defaults.settings(DraftConfig(n_max=0), eos_ids)]))
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens can follow a prompt.
