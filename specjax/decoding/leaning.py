@@ -60,8 +60,11 @@ class Leaning:
                 raise ValueError(f"{name}_penalty is {value}; give a finite number, 0 for none")
 
     def __bool__(self) -> bool:
-        """Whether anything is changed."""
+        """Whether it changes any logit."""
         return bool(self.bias or self.presence or self.frequency)
+
+
+NO_LEANING = Leaning()
 
 
 def pairs_of(bias: Any) -> tuple[tuple[int, float], ...]:
@@ -143,8 +146,9 @@ def leaned(
     drafts: Int[Array, "B K"],
 ) -> Float[Array, "B R V"]:
     """The target's logits as rows want them, after the text that was counted and after each of the drafts behind it."""
-    if rows is None or counts is None:
+    if rows is None:
         return logits
+    assert counts is not None, "rows that lean are counted"
     batch, count = drafts.shape
     places = jnp.arange(count + 1)
     before = (jnp.arange(count) < places[:, None]).astype(jnp.int32)

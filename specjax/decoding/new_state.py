@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
 from specjax.decoding.grammar import Constraint
-from specjax.decoding.leaning import Leaning, LeaningRows, no_counts
+from specjax.decoding.leaning import NO_LEANING, LeaningRows, no_counts
 from specjax.decoding.settings import NO_STOP, Room, RowSettings
 from specjax.mesh.hosts import placed
 from specjax.mesh.plan import AnyMesh
@@ -104,7 +104,7 @@ def widened(state: DecodeState, params: Params, room: Room, vocab_size: int) -> 
     state = replace(state, settings=replace(state.settings, stop_tokens=stops))
     if not room.leaning or state.counts is not None:
         return state
-    leaning, counts = _beside(params, (LeaningRows.of([Leaning()] * batch), no_counts(batch, vocab_size)))
+    leaning, counts = _beside(params, (LeaningRows.of([NO_LEANING] * batch), no_counts(batch, vocab_size)))
     return replace(state, settings=replace(state.settings, leaning=leaning), counts=counts)
 
 

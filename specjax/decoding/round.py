@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.acceptance import accept, propose_token
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
-from specjax.decoding.probabilities import probabilities
 from specjax.decoding.leaning import counted, leaned, leaned_drafts
+from specjax.decoding.probabilities import probabilities
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.mesh.columns import whole_width
 from specjax.mesh.shards import parts

@@ -13,7 +13,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from specjax.decoding.grammar import Grammar
-from specjax.decoding.leaning import Leaning, LeaningRows
+from specjax.decoding.leaning import NO_LEANING, Leaning, LeaningRows
 
 STOP_WIDTHS = (4, 16, 64, 256)
 """Stop tokens are padded to one of these counts, because each count is a program of its own."""
@@ -136,7 +136,7 @@ class Settings:
     grammar: Grammar | None = None
     rule: DrawingRule = "rejection"
     scored: bool = True
-    leaning: Leaning = Leaning()
+    leaning: Leaning = NO_LEANING
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
@@ -246,7 +246,7 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Settings]) -> Room:
-        """What these rows want."""
+        """The room that these rows want."""
         return cls(_stop_width(rows), any(row.leaning for row in rows))
 
     def with_room_for(self, other: Room) -> Room:

@@ -208,7 +208,14 @@ def templated(service: Service, template: str) -> Service:
 
 def asked(**more: Any) -> dict[str, Any]:
     """The request that the page sends by the settings of the tests."""
-    return {"prompt": PROMPT, "temperature": 0.8, "max_tokens": 40, "seed": 7, "accept": "coupled", "draft": DRAFTS} | more
+    return {
+        "prompt": PROMPT,
+        "temperature": 0.8,
+        "max_tokens": 40,
+        "seed": 7,
+        "accept": "coupled",
+        "draft": DRAFTS,
+    } | more
 
 
 def events(running: Running, **body: Any) -> list[dict[str, Any]]:
