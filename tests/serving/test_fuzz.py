@@ -26,7 +26,6 @@ VALID: list[tuple[str, dict[str, Any]]] = [
             "tool_choice": {"type": "function", "function": {"name": "f"}},
         },
     ),
-    ("/sessions", {"id": "a"}),
     ("/tokenize", {"content": "a", "add_special": False}),
     ("/detokenize", {"tokens": [1, 2]}),
     ("/sessions/none/rewind", {"length": 1}),
