@@ -12,6 +12,7 @@ import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.grammar import Constraint
+from specjax.decoding.leaning import no_counts
 from specjax.decoding.loop import ChunkRecord, decode_chunk
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.seats import Newcomers, feed_rows, start_rows
@@ -102,9 +103,10 @@ def start(
     batch = len(budget)
     pending, budgets, streak, skip, stream, none = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
     own, held = (jax.tree.map(jnp.copy, each) for each in (settings, constraint))
-    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, own, none, held)
-    grammars = None if constraint is None else constraint.rows
-    new = Newcomers(jnp.arange(batch), settings, sequence, budget - 1, jnp.zeros_like(none) + dropped, grammars)
+    counts = None if settings.leaning is None else no_counts(batch, decoder.target.vocab_size)
+    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, own, none, held, counts)
+    grammars, said = None if constraint is None else constraint.rows, jax.tree.map(jnp.copy, counts)
+    new = Newcomers(jnp.arange(batch), settings, sequence, budget - 1, jnp.zeros_like(none) + dropped, grammars, said)
     state, record = start_rows(decoder, idle, logits, new)
     return state, jax.tree.map(lambda x: x[0], record.rounds)
 

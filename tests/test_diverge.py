@@ -418,6 +418,12 @@ def test_texts_with_a_grammar_are_compared_and_a_mask_that_is_a_token_too_far_is
     other = diverge(hybrid, {"draft": 0, "regex": REGEX}, {"draft": 0, "regex": "[xyz]{30}"}, states=False)
     assert other.verdict == "settings"
 
+    leaning = {"draft": 0, "frequency_penalty": 9.0}
+    other = diverge(hybrid, {"draft": DRAFTS, "frequency_penalty": 9.0}, leaning, states=False)
+    assert other.verdict == "equal"
+    other = diverge(hybrid, {"draft": 0}, leaning, states=False)
+    assert other.verdict == "settings"
+
     faulty = replace(hybrid, target=ATargetOfItsOwn(hybrid.target.config))
     monkeypatch.setattr(GrammarWindow, "masked", masked_a_token_too_far)
     report = diverge(faulty, {"draft": DRAFTS}, {"draft": 0}, regex=REGEX)

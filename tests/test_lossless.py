@@ -322,7 +322,8 @@ def test_the_threshold_shares_the_alarm_rate_among_all_tests() -> None:
 
 
 @pytest.mark.slow
-def test_texts_with_a_grammar_are_lossless(path: Path) -> None:
-    """Its drafter keeps to the grammar, and what is drawn has the masked distribution."""
-    options = replace(WARM, regex="(?:[a-h]{2}|x[0-9]+|de){3,9}")
+def test_texts_with_a_grammar_a_bias_and_penalties_are_lossless(path: Path) -> None:
+    """Its drafter keeps to the grammar, and what is drawn has the distribution that all three leave."""
+    bias = {token: 1.0 - token % 4 for token in range(0, CONFIG.vocab_size, 3)}
+    options = replace(WARM, regex="(?:[a-h]{2}|x[0-9]+|de){3,9}", logit_bias=bias, frequency_penalty=0.7)
     specjax.assert_lossless(specjax.load(path), PROMPTS, options, samples=256)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pallas_kernels.matmul import Activations, QTensor
+from specjax.decoding.leaning import offset_after
 from specjax.decoding.random import Purpose, gumbel_at
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import RowSettings, SamplerConfig, Settings
@@ -114,6 +115,8 @@ def find_divergence(
         prefix = [*prompt, *here[:position]]
         logits = model.next_logits(prefix, kv_types=options.kv_types)
         largest, grammar = float(np.abs(logits).max()), model.grammar(options)
+        if options.leaning:
+            logits = logits + offset_after(options.leaning, here[:position], len(logits))
         if grammar is not None:
             logits = np.where(grammar.allowed(grammar.after(here[:position])), logits, -np.inf)
         margin, filtered = margin_between(logits, tokens, options, sequence, len(prefix))

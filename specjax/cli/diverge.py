@@ -34,7 +34,8 @@ The verdict is one of these:
   equal             the tokens are the same, and so is what the runs carry
   near-tie          the two logits tie within rounding: either token is right
   sampling          both tokens can come from these logits; they were drawn with other settings or random numbers
-  settings          each run has what its own cache types make of the text, or what its own grammar leaves
+  settings          each run has what its own cache types make of the text, or what its own grammar, bias and penalties
+                    leave
   state gone wrong  a run of this model says or carries what its text does not give
   another model     tokens from a file that this model does not say: other weights, tokenizer, prompt, or a fault there
 

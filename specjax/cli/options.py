@@ -136,6 +136,19 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
         "--grammar-after", metavar="TOKEN", help="the schema or the expression holds after this token, such as </think>"
     )
     decoding.add_argument(
+        "--logit-bias",
+        action="append",
+        type=token_bias,
+        metavar="TOKEN=X",
+        help="add X to the logit of a token, which is given by its id; -100 is as good as never; can be repeated",
+    )
+    decoding.add_argument(
+        "--presence-penalty", type=float, metavar="X", help="take X off the logits of tokens that the text has already"
+    )
+    decoding.add_argument(
+        "--frequency-penalty", type=float, metavar="X", help="take X off them as often as the text has the token"
+    )
+    decoding.add_argument(
         "--logprobs",
         type=int,
         metavar="N",
@@ -225,6 +238,15 @@ def schema_text(text: str) -> str:
         return Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise argparse.ArgumentTypeError(f"cannot read the schema {text}: {error}") from error
+
+
+def token_bias(text: str) -> tuple[int, float]:
+    """One of the values of --logit-bias: an id, and what is added."""
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an id and a number like 42=-100") from error
 
 
 def token_ids(text: str) -> list[int]:

@@ -100,5 +100,5 @@ def _begin(
         logits = jnp.where((valid > 0)[:, None], last, logits)
     rows = jnp.arange(batch, dtype=jnp.int32)
     grammars = None if constraint is None else constraint.rows
-    new = Newcomers(rows, settings, sequence=rows, budget=budget - 1, dropped=jnp.zeros_like(rows), grammars=grammars)
+    new = Newcomers(rows, settings, rows, budget - 1, jnp.zeros_like(rows), grammars, state.counts)
     return start_rows(decoder, replace(state, sequences=sequences), logits, new)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.acceptance import RULES, Rule, Synthetic, draws_drafts
 from specjax.decoding.grammar import Constraint, GrammarRows, GrammarTables
-from specjax.decoding.settings import RowSettings, Settings
+from specjax.decoding.settings import Room, RowSettings, Settings
 from specjax.models.protocol import Drafter, FeatureRequest, Target
 from specjax.state import KVTypes, RollbackStrategy, SequenceState
 
@@ -83,7 +83,7 @@ class Decoder:
                 f" {self.target.vocab_size} of the vocabulary, or None"
             )
 
-    def settings(self, rows: Sequence[Settings], *, stop_width: int | None = None) -> RowSettings:
+    def settings(self, rows: Sequence[Settings], *, room: Room | None = None) -> RowSettings:
         """What rows want, as arrays; see `RowSettings.of`.
 
         Raises:
@@ -92,7 +92,7 @@ class Decoder:
         """
         for row in rows:
             self.check(row)
-        return RowSettings.of(rows, stop_width=stop_width)
+        return RowSettings.of(rows, room=room)
 
     def constraint(self, rows: Sequence[Settings]) -> Constraint | None:
         """The grammars of rows and where they begin; None if no row has one."""
@@ -119,6 +119,10 @@ class Decoder:
             raise ValueError(
                 f"the grammar is made for a vocabulary of {len(row.grammar.classes)} tokens, and the target has"
                 f" {self.target.vocab_size}; make it for this model"
+            )
+        if row.leaning.bias and (highest := max(token for token, _ in row.leaning.bias)) >= self.target.vocab_size:
+            raise ValueError(
+                f"logit_bias names token {highest}, and the target has {self.target.vocab_size}; give ids below that"
             )
         rule = row.rule if self.rule == "each" else self.rule
         row.draft.check_lossless(drawn=draws_drafts(rule) and not row.sampler.greedy)
@@ -188,6 +192,7 @@ class DecodeState:
         settings: what each row wants.
         dropped: how many tokens of the row's text were dropped from the state, see `specjax.decoding.shift`.
         constraint: the grammars of rows and where they stand; None if no row has one.
+        counts: how often each row has emitted each token; None if no row has a bias or penalties.
     """
 
     sequences: SequenceState
@@ -199,6 +204,7 @@ class DecodeState:
     settings: RowSettings
     dropped: Int[Array, "B"]
     constraint: Constraint | None = None
+    counts: Int[Array, "B Va"] | None = None
 
     @property
     def position(self) -> Int[Array, "B"]:

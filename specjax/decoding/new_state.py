@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from specjax.decoding.decoder import LONGEST_CHUNK, Decoder, DecodeState
 from specjax.decoding.grammar import Constraint
-from specjax.decoding.settings import RowSettings
+from specjax.decoding.leaning import NO_LEANING, LeaningRows, no_counts
+from specjax.decoding.settings import NO_STOP, Room, RowSettings
 from specjax.mesh.hosts import placed
 from specjax.mesh.plan import AnyMesh
 from specjax.mesh.shards import MODEL, REPLICATED, ROWS, devices_of
@@ -85,23 +86,41 @@ def idle_state(
     pending, budget, streak, skip, sequence, dropped = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
     if sequences is None:
         sequences = decoder.init_state(batch, slots)
-    return DecodeState(sequences, pending, budget, streak, skip > 0, sequence, settings, dropped)
+    counts = None if settings.leaning is None else no_counts(batch, decoder.target.vocab_size)
+    return DecodeState(sequences, pending, budget, streak, skip > 0, sequence, settings, dropped, counts=counts)
 
 
 def new_state(decoder: Decoder, params: Params, settings: RowSettings, slots: int) -> DecodeState:
     """`idle_state`, where the parameters lie."""
-    mesh, batch = devices_of(params), len(settings.seed)
+    batch = len(settings.seed)
+    sequences = None if devices_of(params) is None else new_sequences(decoder, params, batch, slots)
+    return _beside(params, idle_state(decoder, settings, slots, sequences))
+
+
+def widened(state: DecodeState, params: Params, room: Room, vocab_size: int) -> DecodeState:
+    """The state with more room in its settings, at least as much as there is."""
+    stops, batch = state.settings.stop_tokens, len(state.budget)
+    stops = jnp.pad(stops, ((0, 0), (0, room.stop_tokens - stops.shape[1])), constant_values=NO_STOP)
+    state = replace(state, settings=replace(state.settings, stop_tokens=stops))
+    if not room.leaning or state.counts is not None:
+        return state
+    leaning, counts = _beside(params, (LeaningRows.of([NO_LEANING] * batch), no_counts(batch, vocab_size)))
+    return replace(state, settings=replace(state.settings, leaning=leaning), counts=counts)
+
+
+def _beside(params: Params, arrays: _Tree) -> _Tree:
+    """Arrays with one entry a sequence where the parameters lie; on a mesh those that lie there stay as they are."""
+    mesh = devices_of(params)
     if mesh is None:
-        return on_device_of(params, idle_state(decoder, settings, slots))
-    state = idle_state(decoder, settings, slots, new_sequences(decoder, params, batch, slots))
+        return on_device_of(params, arrays)
 
     def lie(x: jax.Array) -> jax.Array:
         if devices_of(x) is not None:
             return x
-        spec = PartitionSpec(_over_rows(mesh, batch), *(None,) * (x.ndim - 1))
+        spec = PartitionSpec(_over_rows(mesh, len(x)), *(None,) * (x.ndim - 1))
         return placed(x, NamedSharding(mesh, spec))
 
-    return jax.tree.map(lie, state)
+    return jax.tree.map(lie, arrays)
 
 
 def outline_of_state(decoder: Decoder, settings: RowSettings, slots: int, mesh: AnyMesh | None = None) -> DecodeState:

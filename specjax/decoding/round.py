@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.acceptance import accept, propose_token
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.draft_control import effective_drafts, is_sure, update_streak, wanted_drafts
+from specjax.decoding.leaning import counted, leaned, leaned_drafts
 from specjax.decoding.probabilities import probabilities
 from specjax.decoding.record import RoundRecord, token_scores
 from specjax.mesh.columns import whole_width
@@ -26,11 +27,15 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
 
     settings = state.settings.idle_unless(state.active)
     wanted = wanted_drafts(settings, state.budget, state.skip)
+    leaning = settings.leaning
+    offsets = None if leaning is None or state.counts is None else leaning.offsets(state.counts)
 
     def choose(logits: Array, position: Array, tokens: Array | None = None, before: Drafted | None = None) -> Choice:
         grammar = None
         if tokens is not None:  # what fills up the last part has a name too, and the score -inf
             tokens = jnp.pad(tokens, ((0, 0), (0, logits.shape[1] * parts() - tokens.shape[1])))
+        if offsets is not None:
+            logits = leaned_drafts(logits, offsets, tokens)
         if (constraint := state.constraint) is not None:
             grammar = constraint.before_draft(before)
             logits = constraint.masked_drafts(logits, grammar, tokens)
@@ -90,7 +95,8 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
     drafts = jnp.zeros((state.pending.shape[0], 0), jnp.int32) if proposal is None else proposal.tokens
     settings = state.settings.idle_unless(state.active)
     grammar = None if state.constraint is None else state.constraint.window(drafts)
-    choices = logits if grammar is None else grammar.masked(logits)
+    choices = leaned(logits, settings.leaning, state.counts, drafts)
+    choices = choices if grammar is None else grammar.masked(choices)
     verdict = accept(
         choices,
         drafts,
@@ -140,6 +146,7 @@ def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[
         streak=streak,
         skip=skip,
         constraint=None if grammar is None else grammar.commit(n_emitted, last),
+        counts=counted(state.counts, verdict.tokens, n_emitted),
     )
     return next_state, record, features
 

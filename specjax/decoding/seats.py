@@ -14,9 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.decoding.acceptance import choose_token
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.grammar import GrammarRows
+from specjax.decoding.leaning import counted, leaned
 from specjax.decoding.loop import ChunkRecord
 from specjax.decoding.record import RoundRecord, token_scores
-from specjax.decoding.settings import NO_STOP, RowSettings
+from specjax.decoding.settings import RowSettings
 from specjax.mesh.rows import Sharing
 from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
@@ -34,6 +35,7 @@ class Newcomers:
         budget: tokens that each may still emit after the first.
         dropped: see `DecodeState`.
         grammars: theirs, and where their texts begin in them; None where the state has no constraint.
+        counts: how often their texts have each token already; None where the state does not count.
     """
 
     rows: Int[Array, "P"]
@@ -42,6 +44,7 @@ class Newcomers:
     budget: Int[Array, "P"]
     dropped: Int[Array, "P"]
     grammars: GrammarRows | None = None
+    counts: Int[Array, "P Va"] | None = None
 
 
 @partial(jax.jit, static_argnames=("target", "drafter"), donate_argnames="state")
@@ -106,13 +109,14 @@ def _start(
     here = sharing.at(new.rows, len(state.pending))
     length = jnp.take(sharing.whole(state.sequences.length), new.rows, mode="clip")
     places, grammar = logits[:, None], None
-    choices = places
+    nothing = jnp.zeros((len(logits), 0), jnp.int32)
+    choices = leaned(places, new.settings.leaning, new.counts, nothing)
     if state.constraint is not None:
         assert new.grammars is not None, "rows that join rows with grammars say that they have none"
-        grammar = replace(state.constraint, rows=new.grammars).window(jnp.zeros((len(logits), 0), jnp.int32))
-        choices = grammar.masked(places)
+        grammar = replace(state.constraint, rows=new.grammars).window(nothing)
+        choices = grammar.masked(choices)
     first = choose_token(
-        logits if grammar is None else choices[:, 0],
+        choices[:, 0],
         rule=decoder.rule,
         settings=new.settings,
         sequence=new.sequence,
@@ -142,6 +146,7 @@ def _start(
         "sequence": new.sequence,
         "settings": new.settings,
         "dropped": new.dropped,
+        "counts": counted(new.counts, first, zero + 1),
     }
 
     def put(old: Array, own: Array) -> Array:
@@ -181,10 +186,3 @@ def drop_tokens(state: DecodeState, keep: Int[Array, "B"], drop: Int[Array, "B"]
         return replace(state, sequences=sequences, dropped=state.dropped + drop)
 
     return on_shards(run, state, keep, drop, out=lambda state, *_: state)
-
-
-def widened(state: DecodeState, stop_width: int) -> DecodeState:
-    """The state with room for so many stop tokens a row, at least as many as there is."""
-    stops = state.settings.stop_tokens
-    more = jnp.pad(stops, ((0, 0), (0, stop_width - stops.shape[1])), constant_values=NO_STOP)
-    return replace(state, settings=replace(state.settings, stop_tokens=more))

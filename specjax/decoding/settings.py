@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from specjax.decoding.grammar import Grammar
+from specjax.decoding.leaning import NO_LEANING, Leaning, LeaningRows
 
 STOP_WIDTHS = (4, 16, 64, 256)
 """Stop tokens are padded to one of these counts, because each count is a program of its own."""
@@ -122,6 +123,7 @@ class Settings:
         grammar: which tokens may follow each other; None allows all. `RowSettings` does not have it, see `Constraint`.
         rule: how drafts are accepted, where the program leaves this to its rows.
         scored: whether log-probabilities are recorded, where the program records any.
+        leaning: what is added to its logits.
 
     Raises:
         ValueError: the seed is out of its range, or a stop token is negative.
@@ -134,6 +136,7 @@ class Settings:
     grammar: Grammar | None = None
     rule: DrawingRule = "rejection"
     scored: bool = True
+    leaning: Leaning = NO_LEANING
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
@@ -144,7 +147,7 @@ class Settings:
 
 @struct.dataclass
 class RowSettings:
-    """The settings of B rows. Whatever they say, the program is the same; only M, the most stop tokens, is a shape.
+    """The settings of B rows. Whatever they say, the program is the same, but for what `Room` says.
 
     Attributes:
         temperature, top_k, top_p: see `SamplerConfig`.
@@ -155,6 +158,7 @@ class RowSettings:
         rule: the number of the rule in `RULES`; it counts where the program leaves this to its rows.
         scored: whether log-probabilities are recorded, where the program records any.
         stop_tokens: tokens that end the row, padded with `NO_STOP`.
+        leaning: what is added to logits; None if no row asks for it.
     """
 
     temperature: Float[Array, "B"]
@@ -169,19 +173,22 @@ class RowSettings:
     rule: Int[Array, "B"]
     scored: Bool[Array, "B"]
     stop_tokens: Int[Array, "B M"]
+    leaning: LeaningRows | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[Settings], *, stop_width: int | None = None) -> RowSettings:
+    def of(cls, rows: Sequence[Settings], *, room: Room | None = None) -> RowSettings:
         """The arrays for these rows, on the default device.
 
         Args:
             rows: what each of them wants.
-            stop_width: M; by default the least of `STOP_WIDTHS` that holds the stop tokens of every row.
+            room: what there is room for; by default what they want.
 
         Raises:
-            ValueError: a row has more than M stop tokens.
+            ValueError: a row wants more than there is room for.
         """
-        width = stop_width_of(rows) if stop_width is None else stop_width
+        width, leans = Room.of(rows) if room is None else room
+        if not leans and any(row.leaning for row in rows):
+            raise ValueError("a row has a bias or penalties, but there is room for none")
         stops = np.full((len(rows), width), NO_STOP, np.int32)
         for stop, row in zip(stops, rows, strict=True):
             if len(row.stop_tokens) > width:
@@ -202,7 +209,8 @@ class RowSettings:
             "scored": (np.bool_, [row.scored for row in rows]),
         }
         arrays = {name: jnp.asarray(np.array(values, dtype)) for name, (dtype, values) in numbers.items()}
-        return cls(**arrays, stop_tokens=jnp.asarray(stops))
+        leaning = LeaningRows.of([row.leaning for row in rows]) if leans else None
+        return cls(**arrays, stop_tokens=jnp.asarray(stops), leaning=leaning)
 
     @property
     def draws(self) -> Bool[Array, "B *ones"]:
@@ -212,7 +220,7 @@ class RowSettings:
     def along(self, x: Array) -> RowSettings:
         """With axes of length 1 behind the batch, so that every number broadcasts against `x` [B, ...]."""
         shape = (-1,) + (1,) * (x.ndim - 1)
-        names = (each.name for each in fields(self) if each.name != "stop_tokens")
+        names = (each.name for each in fields(self) if each.name not in ("stop_tokens", "leaning"))
         return replace(self, **{name: getattr(self, name).reshape(shape) for name in names})
 
     def idle_unless(self, active: Bool[Array, "B"]) -> RowSettings:
@@ -225,7 +233,28 @@ class RowSettings:
         return jnp.any(tokens[..., None] == stops, axis=-1)
 
 
-def stop_width_of(rows: Sequence[Settings]) -> int:
+class Room(NamedTuple):
+    """What programs depend on of the settings of rows.
+
+    Attributes:
+        stop_tokens: M, how many stop tokens each row may have.
+        leaning: whether rows may have a bias or penalties.
+    """
+
+    stop_tokens: int
+    leaning: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Settings]) -> Room:
+        """The room that these rows want."""
+        return cls(_stop_width(rows), any(row.leaning for row in rows))
+
+    def with_room_for(self, other: Room) -> Room:
+        """The room for what either has room for."""
+        return Room(max(self.stop_tokens, other.stop_tokens), self.leaning or other.leaning)
+
+
+def _stop_width(rows: Sequence[Settings]) -> int:
     """The least of `STOP_WIDTHS` that holds the stop tokens of every row; beyond the last one, the next power of 4."""
     most = max((len(row.stop_tokens) for row in rows), default=0)
     width = next((width for width in STOP_WIDTHS if width >= most), STOP_WIDTHS[-1])

@@ -173,16 +173,15 @@ class _Schema:
             (f"{_literal(name)}{SPACE}:{SPACE}{self.regex(part, f'{place}/{name}', within)}", name in required)
             for name, part in properties.items()
         ]
-        return _brackets(r"\{", _members(members), r"\}")
+        return _brackets(r"\{", members_in_order(members), r"\}")
 
 
-def _members(members: Sequence[tuple[str, bool]]) -> str:
+def members_in_order(members: Sequence[tuple[str, bool]], comma: str = f"{SPACE},{SPACE}") -> str:
     """Members in their order, of which some are required; between two of them is a comma.
 
     Before the first that is required, each brings along the comma behind it, and after that one the comma before it.
     If none is required, each of them may be the first, or there are none.
     """
-    comma = f"{SPACE},{SPACE}"
     behind = [f"{comma}{member}" if required else f"(?:{comma}{member})?" for member, required in members]
     must = next((place for place, (_, required) in enumerate(members) if required), None)
     if must is not None:

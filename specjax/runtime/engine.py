@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.new_state import new_sequences, new_state, seats_on
-from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows, widened
-from specjax.decoding.settings import RowSettings, Settings, stop_width_of
+from specjax.decoding.new_state import new_sequences, new_state, seats_on, widened
+from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows
+from specjax.decoding.settings import Room, RowSettings, Settings
 from specjax.mesh.hosts import shared
 from specjax.mesh.shards import devices_of
 from specjax.models.protocol import Params
@@ -93,7 +93,7 @@ class Engine:
         self._used: set[int] = set()
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
-        self._stop_width = 0
+        self._room = Room(0, leaning=False)
         self._grammars = GrammarShelf(decoder.target.vocab_size, seats, grammar_room)
 
     # What callers do
@@ -225,7 +225,7 @@ class Engine:
     def _seat(self, row: int, job: Job) -> None:
         """Put the state that a request starts from into its row."""
         request = job.request
-        self._prepare_state(stop_width_of([request.settings]))
+        self._prepare_state(Room.of([request.settings]))
         self._state = self._grammars.brought(self._running, tuple(self._seated().values()), self.params)
         job.begin(self._building.clock())
         job.stops = self.prefixes.stops(request.prompt, [each.request.prompt for each in self._waiting_near()])
@@ -369,20 +369,22 @@ class Engine:
 
     def _newcomers(self, complete: Mapping[int, tuple[int, Job]], width: int) -> Newcomers:
         grammars = self._grammars.rows({column: job for column, (_, job) in complete.items()}, width)
-        return newcomers(complete, width, self.seats, self._settings, grammars)
+        vocab_size = self.decoder.target.vocab_size if self._room.leaning else None
+        return newcomers(complete, width, self.seats, self._settings, grammars, vocab_size)
 
     def _settings(self, settings: Sequence[Settings]) -> RowSettings:
-        return self.decoder.settings(settings, stop_width=self._stop_width)
+        return self.decoder.settings(settings, room=self._room)
 
-    def _prepare_state(self, stop_width: int) -> None:
-        """Make the running state, with room for so many stop tokens a row."""
-        if self._state is not None and stop_width <= self._stop_width:
+    def _prepare_state(self, room: Room) -> None:
+        """Make the running state, with room for such settings."""
+        more = self._room.with_room_for(room)
+        if self._state is not None and more == self._room:
             return
-        self._stop_width = max(stop_width, self._stop_width)
+        self._room = more
         if self._state is None:
             self._state = new_state(self.decoder, self.params, self._settings([IDLE] * self.seats), self.slots)
         else:
-            self._state = widened(self._state, stop_width)
+            self._state = widened(self._state, self.params, more, self.decoder.target.vocab_size)
 
     def _prepare_feeding(self, piece: Piece) -> None:
         """Build the programs that feed a piece of this size, by running them on a piece without tokens."""
@@ -395,4 +397,4 @@ class Engine:
                 jax.block_until_ready(record)
 
     def _key(self, *what: Any) -> tuple:
-        return (self.decoder, self.seats, self.slots, self._stop_width, self._grammars.shape, *what)
+        return (self.decoder, self.seats, self.slots, self._room, self._grammars.shape, *what)

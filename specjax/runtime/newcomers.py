@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +23,7 @@ def newcomers(
     seats: int,
     arrays_of: Callable[[Sequence[Settings]], RowSettings],
     grammars: GrammarRows | None,
+    counted: int | None = None,
 ) -> Newcomers:
     """What `start_rows` needs.
 
@@ -31,6 +33,7 @@ def newcomers(
         seats: of the engine.
         arrays_of: makes arrays of settings.
         grammars: of the columns.
+        counted: V where the state counts tokens.
     """
     numbers = np.full((4, width), 0, np.int32)
     numbers[0] = seats
@@ -41,4 +44,14 @@ def newcomers(
         numbers[:, column] = row, request.sequence, min(job.limit, job.room) - 1, before
         settings[column] = request.settings
     rows, sequence, budget, dropped = map(jnp.asarray, numbers)
-    return Newcomers(rows, arrays_of(settings), sequence, budget, dropped, grammars)
+    return Newcomers(rows, arrays_of(settings), sequence, budget, dropped, grammars, _counts(complete, width, counted))
+
+
+def _counts(complete: Mapping[int, tuple[int, Job]], width: int, vocab_size: int | None) -> jax.Array | None:
+    """How often each text has each token before its first one is chosen."""
+    if vocab_size is None:
+        return None
+    counts = np.zeros((width, vocab_size), np.int32)
+    for column, (_, job) in complete.items():
+        np.add.at(counts[column], list(job.request.begun), 1)
+    return jnp.asarray(counts)

@@ -12,6 +12,7 @@ import numpy as np
 
 from specjax.decoding.acceptance import RULES, DrawingRule, Rule, Synthetic, draws_drafts
 from specjax.decoding.decoder import MAX_DRAFTS
+from specjax.decoding.leaning import Leaning, pairs_of
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.state import KV_TYPES, KVTypes, RollbackStrategy
@@ -54,6 +55,10 @@ class GenerateOptions:
         seed: the seed of all random draws. The same seed gives the same text, whatever the batch is.
         stop: strings that end the text; the text is cut before the first of them.
         ignore_eos: go on after a token that ends the text.
+        logit_bias: numbers that are added to the logits of some tokens, by their ids, in every place of the text; at
+            most 300 tokens.
+        presence_penalty, frequency_penalty: subtracted from the logit of every token that the text has already: once,
+            and as often as the text has it. The prompt does not count.
         json_schema: the text is JSON that this schema allows: a schema as text, or as `json.loads` gives it.
         regex: the text is one that this regular expression matches as a whole.
         grammar_after: the schema or the expression holds for what comes after this token, such as "</think>".
@@ -86,6 +91,9 @@ class GenerateOptions:
     seed: int = 0
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
     grammar_after: str | None = None
@@ -104,6 +112,7 @@ class GenerateOptions:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop is {self.stop!r}; give strings that are not empty")
+        object.__setattr__(self, "logit_bias", pairs_of(self.logit_bias))
         self._check_grammar()
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}; at least 1 token must be asked for")
@@ -162,12 +171,17 @@ class GenerateOptions:
 
     def plain(self) -> dict[str, Any]:
         """The fields as plain values, as JSON has them."""
-        return {**asdict(self), "stop": list(self.stop)}
+        return {**asdict(self), "stop": list(self.stop), "logit_bias": dict(self.logit_bias)}
 
     @property
     def sampler(self) -> SamplerConfig:
         """Temperature, top-k, top-p and min-p as one value."""
         return SamplerConfig(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def leaning(self) -> Leaning:
+        """The bias and the penalties as one value."""
+        return Leaning(self.logit_bias, self.presence_penalty, self.frequency_penalty)  # type: ignore[arg-type]
 
     @property
     def finds_depth(self) -> bool:
@@ -217,7 +231,7 @@ class GenerateOptions:
         """
         stops = () if self.ignore_eos else tuple(eos_ids)
         scored = self.logprobs is not None or self.trace
-        return Settings(self.sampler, draft, self.seed, stops, rule=self.accept, scored=scored)
+        return Settings(self.sampler, draft, self.seed, stops, rule=self.accept, scored=scored, leaning=self.leaning)
 
 
 def rule_of(options: Iterable[GenerateOptions]) -> Rule:
@@ -233,6 +247,8 @@ _TYPES: dict[str, tuple[type, tuple[type, ...]]] = {
     "top_k": (int, ()),
     "top_p": (float, ()),
     "min_p": (float, ()),
+    "presence_penalty": (float, ()),
+    "frequency_penalty": (float, ()),
     "seed": (int, ()),
     "ignore_eos": (bool, ()),
     "margins": (bool, ()),
@@ -244,7 +260,7 @@ _TYPES: dict[str, tuple[type, tuple[type, ...]]] = {
 
 PER_REQUEST = (
     *("max_tokens", "draft", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos"),
-    *("json_schema", "regex", "grammar_after"),
+    *("logit_bias", "presence_penalty", "frequency_penalty", "json_schema", "regex", "grammar_after"),
 )
 """Fields that may differ between requests that run together."""
 
@@ -261,6 +277,9 @@ class OptionChanges(TypedDict, total=False):
     seed: int
     stop: str | Sequence[str]
     ignore_eos: bool
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...]
+    presence_penalty: float
+    frequency_penalty: float
     json_schema: str | Mapping[str, Any] | None
     regex: str | None
     grammar_after: str | None
@@ -286,6 +305,9 @@ class BatchOptionChanges(TypedDict, total=False):
     seed: int | Sequence[int]
     stop: str | Sequence[str] | Sequence[Sequence[str]]
     ignore_eos: bool | Sequence[bool]
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] | Sequence[Mapping[int, float]]
+    presence_penalty: float | Sequence[float]
+    frequency_penalty: float | Sequence[float]
     json_schema: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any] | None] | None
     regex: str | Sequence[str | None] | None
     grammar_after: str | Sequence[str | None] | None
@@ -364,4 +386,6 @@ def options_of_each(
 def _is_list(name: str, value: Any) -> bool:
     if name not in PER_REQUEST or isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
         return False
+    if name == "logit_bias":
+        return all(isinstance(bias, Mapping) for bias in value)
     return name != "stop" or not all(isinstance(text, str) for text in value)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from specjax.decoding.settings import Room
 from specjax.runtime.engine import Engine
 from specjax.runtime.pieces import PIECE_SIZES, Piece, widths_up_to
 from specjax.runtime.slots import kept_sizes
@@ -17,16 +18,16 @@ from specjax.state import keep_rows, put_rows, take_rows
 class WarmEngine(Engine):
     """An engine that does not keep requests waiting for its programs."""
 
-    def warm(self, stop_width: int) -> Iterator[str]:
-        """Build the programs that requests will need, but for those of grammars. The engine must be idle.
+    def warm(self, room: Room) -> Iterator[str]:
+        """Build the programs that requests will need, but for those of grammars and biases. The engine must be idle.
 
         Args:
-            stop_width: room for stop tokens, see `stop_width_of`.
+            room: for the settings of requests.
 
         Yields:
             What is built next.
         """
-        self._prepare_state(stop_width)
+        self._prepare_state(room)
         for width in widths_up_to(self.seats):
             for size in PIECE_SIZES:
                 yield f"prompts, {width} times {size} tokens"

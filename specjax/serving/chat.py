@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,18 +14,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from checkpoints.tokenizers.chat_template import Message, render
+from specjax.decoding.grammar import Grammar
+from specjax.grammar.compile import regex_grammar
 from specjax.serving.answers import chat_logprobs, reason_of
 from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
-from specjax.serving.forms import ChatForm, MessageForm, ToolCall
+from specjax.serving.forms import ChatForm, MessageForm, ToolCall, ToolChoice
 from specjax.serving.parts import End, Part
 from specjax.serving.reading_bodies import read_form
 from specjax.serving.sessions import Turn
 from specjax.serving.tools.call import Call, CallFormat, Schemas, schemas_of
+from specjax.serving.tools.forcing import Callee
 from specjax.serving.tools.formats import format_of
 from specjax.serving.tools.responses import beside_calls
 from specjax.serving.tools.splitting import CallDecoder, Splitter
 from specjax.serving.wishes import options_of
+
+THOUGHT = ("<think>", "</think>")
+"""Tokens that begin and end what a model thinks before it answers."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,13 @@ class Tools:
         form: how the model writes calls.
         schemas: of the functions.
         several: whether one answer may have several calls.
+        forced: the expression that the answer must match, if it must be calls.
     """
 
     form: CallFormat
     schemas: Schemas
     several: bool
+    forced: str | None = None
 
 
 class ChatAnswer(Answering):
@@ -118,7 +127,9 @@ class Chat(Endpoint[ChatForm]):
             raise refused("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
         service.check_wanted(form)
         tools = self._tools(form)
-        prompt = service.model.encode(self._text(form, tools))
+        text = self._text(form, tools)
+        grammar = self._grammar(tools, text)
+        prompt = service.model.encode(text)
         room = service.room(prompt)
         wanted = form.max_completion_tokens or form.max_tokens
         limit = service.settings.limits.tokens
@@ -133,6 +144,7 @@ class Chat(Endpoint[ChatForm]):
                 scored=bool(form.logprobs),
                 decoder=CallDecoder(service.tokenizer, tools.form) if tools else None,
                 turn=turn,
+                grammar=grammar,
             )
             for sequence in range(count)
         ]
@@ -147,13 +159,21 @@ class Chat(Endpoint[ChatForm]):
         """What the conversation may call; None if it calls nothing."""
         if not form.tools or form.tool_choice == "none":
             return None
-        if form.tool_choice not in (None, "auto"):
-            raise refused("tool_choice forces a call, which this server cannot do; use auto or none", "tool_choice")
         written = format_of(self.service.tokenizer.vocabulary.chat_template)
         if written is None:
             raise refused("the model's chat template knows no functions of a known form; leave tools out", "tools")
-        schemas = schemas_of([tool.model_dump() for tool in form.tools])
-        return Tools(written, schemas, form.parallel_tool_calls is not False)
+        tools = [tool.model_dump() for tool in form.tools]
+        several = form.parallel_tool_calls is not False
+        return Tools(written, schemas_of(tools), several, _forced(form, written, tools, several))
+
+    def _grammar(self, tools: Tools | None, text: str) -> Grammar | None:
+        """What a forced call holds the answer to. Where the prompt has begun a thought, this is free."""
+        if tools is None or tools.forced is None:
+            return None
+        after = THOUGHT[1] if text.rstrip().endswith(THOUGHT[0]) else None
+        with self.service.compiling:
+            where = self.service.tokenizer, self.service.model.target.vocab_size, after
+            return regex_grammar(rf"\n{{0,2}}{tools.forced}", *where, tools.form.marks)
 
     def _text(self, form: ChatForm, tools: Tools | None) -> str:
         """The conversation as one text, up to where the model goes on."""
@@ -167,6 +187,28 @@ class Chat(Endpoint[ChatForm]):
         functions = [tool.model_dump(exclude_none=True) for tool in form.tools or ()] if tools else None
         more = form.chat_template_kwargs
         return render(tokenizer, messages, continue_last=bool(form.continue_last), tools=functions, more=more)
+
+
+def _forced(form: ChatForm, written: CallFormat, tools: Sequence[dict[str, Any]], several: bool) -> str | None:
+    """The expression of the calls that a request forces; None if it forces none.
+
+    Raises:
+        ApiError: no such function is there, or the answer is to be something else as well.
+        GrammarError: the schema of a function cannot be held.
+    """
+    choice = form.tool_choice
+    if choice in (None, "auto", "none"):
+        return None
+    wanted = (form.response_format and form.response_format.type != "text", form.json_schema, form.regex)
+    if any(wanted):
+        raise refused("tool_choice forces a call, and the answer is held to a structure too; give one", "tool_choice")
+    if isinstance(choice, ToolChoice):
+        name, several = choice.function.name, False
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise refused(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+    one = f"(?:{'|'.join(written.forced(Callee.of(tool)) for tool in tools)})"
+    return f"{one}(?:{re.escape(written.between)}{one})*" if several else one
 
 
 def _message(form: MessageForm) -> Message:

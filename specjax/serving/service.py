@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from checkpoints import TextTokenizer
-from specjax.decoding.grammar import places_for
-from specjax.decoding.settings import RULES, DraftConfig, stop_width_of
+from specjax.decoding.grammar import Grammar, places_for
+from specjax.decoding.settings import RULES, DraftConfig, Room
 from specjax.runtime.building import Experience
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
@@ -65,6 +65,7 @@ class Service:
     Attributes:
         model, settings, metrics, sessions: see there.
         worker: drives the engine.
+        compiling: is held while a grammar is compiled, because memory is enough for one at a time.
     """
 
     def __init__(self, model: Model, settings: Settings) -> None:
@@ -78,7 +79,7 @@ class Service:
         self.metrics, self._experience = Metrics(settings.name), Experience()
         self.worker = Worker(self._new_engine, settings.limits.queue, self.metrics)
         self.metrics.watch(self.worker)
-        self._compiling = threading.Lock()
+        self.compiling = threading.Lock()
         self.sessions = Sessions(model, settings.defaults, slots, settings.sessions, settings.session_bytes)
 
     @property
@@ -111,7 +112,7 @@ class Service:
     def warm(self) -> Iterator[str]:
         """Build programs before the first request comes; yields what is built next. Before the worker starts."""
         engine, eos_ids = self.worker.engine, tuple(self.tokenizer.eos_ids)
-        yield from engine.warm(stop_width_of([self.settings.defaults.settings(DraftConfig(n_max=0), eos_ids)]))
+        yield from engine.warm(Room.of([self.settings.defaults.settings(DraftConfig(n_max=0), eos_ids)]))
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens can follow a prompt.
@@ -167,6 +168,7 @@ class Service:
         scored: bool = False,
         decoder: Decoding | None = None,
         turn: Turn | None = None,
+        grammar: Grammar | None = None,
     ) -> Wish:
         """A text as the engine's thread wants it. It can take seconds if a grammar is compiled.
 
@@ -178,18 +180,20 @@ class Service:
             scored: whether log-probabilities are wanted.
             decoder: turns tokens into text; by default one that leaves control tokens out.
             turn: of the session whose turn it is, if it is one.
+            grammar: what the text is held to, if the options do not say it.
 
         Raises:
             ApiError, SpecjaxError: the engine cannot do it; the message says why.
         """
         try:
-            with self._compiling:
+            with self.compiling:
                 request = self.model.request(prompt, options, sequence=sequence)
         except RecursionError:
             raise refused("the schema is nested too deeply; write it with fewer levels") from None
         tokenizer = self.tokenizer
         text = StopStrings(decoder or tokenizer.stream(special=False), options.stop, tokenizer.vocab_size)
-        request = replace(request, watch=text, settings=replace(request.settings, scored=scored))
+        settings = replace(request.settings, scored=scored, grammar=grammar or request.settings.grammar)
+        request = replace(request, watch=text, settings=settings)
         if turn is not None:
             turn.prompt = request.prompt
             request = replace(request, memory=turn.session.memory, keep=turn.keep)

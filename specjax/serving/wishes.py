@@ -11,8 +11,13 @@ from specjax.runtime.options import GenerateOptions
 from specjax.serving.errors import refused
 from specjax.serving.forms import Wanted
 
-PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "accept")
+PASSED_ON = (
+    *("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "accept"),
+    *("presence_penalty", "frequency_penalty"),
+)
 """Fields that are options by the same name."""
+
+MOST_PENALTY, MOST_BIAS = 2.0, 100.0
 
 
 def options_of(
@@ -30,7 +35,6 @@ def options_of(
     Raises:
         ApiError: an option is out of its range, or cannot be had.
     """
-    _refuse_unknown(form)
     changes: dict[str, Any] = {name: value for name in PASSED_ON if (value := getattr(form, name)) is not None}
     if changes.get("top_k") == -1:  # as llama.cpp and vLLM say that all tokens are kept
         changes["top_k"] = 0
@@ -38,7 +42,7 @@ def options_of(
         changes["seed"] = form.seed % 2**32
     elif changes.get("temperature", defaults.temperature):
         changes["seed"] = secrets.randbits(32)
-    changes |= _grammar(form)
+    changes |= _bias(form) | _grammar(form)
     changes["draft"] = _draft(form, defaults, most_drafts)
     if max_tokens > most_tokens:
         raise refused(f"max_tokens is {max_tokens}; this server allows at most {most_tokens}", param="max_tokens")
@@ -49,10 +53,19 @@ def options_of(
         raise refused(str(error), param=next((name for name in changes if str(error).startswith(name)), None)) from None
 
 
-def _refuse_unknown(form: Wanted) -> None:
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-        if getattr(form, name):
-            raise refused(f"{name} is {getattr(form, name)!r}; this server cannot do it: leave it out", param=name)
+def _bias(form: Wanted) -> dict[str, Any]:
+    """What is added to logits; numbers have the ranges of OpenAI's API."""
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -MOST_PENALTY <= (getattr(form, name) or 0) <= MOST_PENALTY:
+            raise refused(f"{name} is {getattr(form, name)}; give a number from -2 to 2", param=name)
+    if not form.logit_bias:
+        return {}
+    for token, value in form.logit_bias.items():
+        if not (token.isascii() and token.isdecimal()) or not -MOST_BIAS <= value <= MOST_BIAS:
+            raise refused(
+                f"logit_bias adds {value} to {token!r}; give ids of tokens, and numbers from -100 to 100", "logit_bias"
+            )
+    return {"logit_bias": form.logit_bias}
 
 
 def _grammar(form: Wanted) -> dict[str, Any]:

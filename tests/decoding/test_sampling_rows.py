@@ -18,7 +18,7 @@ from wants import GREEDY
 
 from specjax.decoding.acceptance import Rule, accept, propose_token
 from specjax.decoding.sampling import FIRST_LOOK, SHORTLIST, sample_tokens, warp, with_shortlist
-from specjax.decoding.settings import DraftConfig, RowSettings, SamplerConfig, Settings
+from specjax.decoding.settings import DraftConfig, Room, RowSettings, SamplerConfig, Settings
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "sampled_tokens.json").read_text())
 SAMPLERS = [SamplerConfig(**case["sampler"]) for case in RECORDED]
@@ -159,7 +159,7 @@ def test_stop_tokens_are_padded_to_few_widths() -> None:
     rows = RowSettings.of([Settings(stop_tokens=(7,)), Settings()])
     np.testing.assert_array_equal(rows.stop_at(jnp.array([[7, 0], [7, 0]])), [[True, False], [False, False]])
     with pytest.raises(ValueError, match="5 stop tokens, but there is room for 4"):
-        RowSettings.of([Settings(stop_tokens=tuple(range(5)))], stop_width=4)
+        RowSettings.of([Settings(stop_tokens=tuple(range(5)))], room=Room(4, leaning=False))
 
 
 def test_every_setting_is_an_entry_of_its_row() -> None:

@@ -22,6 +22,7 @@ SCHEMA = {
     "required": ["a", "b"],
 }
 REGEX = r"(?:[a-c]{2,6}-)+[0-9]{3}"
+LEANING = {"logit_bias": {token: 1.0 - token % 4 for token in range(0, 250, 3)}, "frequency_penalty": 0.7}
 PROMPTS = [[9, 17, 30, 201], [45, 6, 7], [101, 55, 8, 9, 10]]
 
 
@@ -34,7 +35,9 @@ def continued(model: specjax.Model, **options: object) -> list[specjax.Generatio
 
 
 @pytest.mark.parametrize("mesh", ["1x4", "2x2"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 2, "top_k": 30}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.5, "seed": 2, "top_k": 30, **LEANING}], ids=["greedy", "drawn"]
+)
 def test_texts_are_those_of_one_device(load: Load, mesh: str, options: dict) -> None:
     got, want = continued(load("hybrid", mesh=mesh), **options), continued(load("hybrid"), **options)
     assert [each.tokens for each in got] == [each.tokens for each in want]

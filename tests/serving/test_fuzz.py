@@ -16,6 +16,16 @@ VALID: list[tuple[str, dict[str, Any]]] = [
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "top_p": 0.9, "n": 1, "stream": False},
     ),
+    ("/v1/completions", {"prompt": [1], "max_tokens": 1, "logit_bias": {"5": 1}, "presence_penalty": 1}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 1,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ),
     ("/tokenize", {"content": "a", "add_special": False}),
     ("/detokenize", {"tokens": [1, 2]}),
     ("/sessions/none/rewind", {"length": 1}),

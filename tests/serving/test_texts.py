@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -47,6 +49,23 @@ def test_a_stream_has_the_text_of_the_whole_answer(running: Running) -> None:
     assert [event.choices[0].finish_reason for event in stream if event.choices][-1] == whole.choices[0].finish_reason
     assert stream[-1].usage == whole.usage
     assert len({event.id for event in stream}) == 1
+
+
+def test_a_bias_and_penalties_are_those_of_generate_beside_texts_without(running: Running) -> None:
+    """What the text without them begins with is never said, and nothing is said often."""
+    plain: Any = {"prompt": PROMPTS[1], "max_tokens": 24, "temperature": 0.0}
+    own = running.model.generate(**plain, draft=DRAFTS)
+    leaning = {"logit_bias": {str(own.tokens[0]): -100}, "presence_penalty": 0.5, "frequency_penalty": 1.5}
+    bias = {"logit_bias": {own.tokens[0]: -100}, "presence_penalty": 0.5, "frequency_penalty": 1.5}
+    with ThreadPoolExecutor() as pool:
+        client = running.openai()
+        ask = partial(client.completions.create, model="demo")
+        texts = [pool.submit(ask, **plain, **more) for more in (leaning, {})]
+        got = [each.result().choices[0].text for each in texts]
+    want = running.model.generate(**plain, **bias, draft=0)
+    assert got == [want.text, own.text]
+    assert own.tokens[0] not in want.tokens
+    assert max(map(want.tokens.count, want.tokens)) < max(map(own.tokens.count, own.tokens))
 
 
 def test_chats_stream_and_choices_are_samples_of_their_own(running: Running) -> None:

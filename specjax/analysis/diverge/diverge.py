@@ -175,8 +175,9 @@ def _verdict(
     if not difference.explained:
         return _unexplained(sides, looked, runs, difference)
     each = [side.options or common for side in sides]
-    if model.grammar(each[0]) is not model.grammar(each[1]) and not difference.near_tie:
-        return "settings", "Each side has what its own grammar leaves of the model's choices."
+    alike = model.grammar(each[0]) is model.grammar(each[1]) and each[0].leaning == each[1].leaning
+    if not alike and not difference.near_tie:
+        return "settings", "Each side has what its own grammar, bias and penalties leave of the model's choices."
     draws = {None if own.sampler.greedy else (own.sampler, own.seed) for own in each}
     known = [side.options is not None or own.sampler.greedy for side, own in zip(sides, each, strict=True)]
     if len(draws) > 1 or not all(known) or not all(is_fixed(own, model.drafter is not None) for own in each):

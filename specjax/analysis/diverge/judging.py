@@ -15,6 +15,7 @@ from specjax.analysis.divergence import beyond_filters, margin_between, toleranc
 from specjax.decoding.acceptance import draws_drafts
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.grammar import Grammar
+from specjax.decoding.leaning import offset_after
 from specjax.decoding.sampling import sample_tokens
 from specjax.decoding.settings import RowSettings, Settings
 from specjax.runtime.model import Model
@@ -144,9 +145,14 @@ def judge(
     masks = [_allowed(model.grammar(own), before) for own in each]
     allowed = [mask is None or bool(mask[token]) for mask, token in zip(masks, pair, strict=True)]
 
+    def held(logits: Float[np.ndarray, "V"], own: GenerateOptions, mask: np.ndarray | None) -> Float[np.ndarray, "V"]:
+        if own.leaning:
+            logits = logits + offset_after(own.leaning, before, len(logits))
+        return logits if mask is None else np.where(mask, logits, -np.inf)
+
     def margin(logits: Float[np.ndarray, "V"]) -> float:
-        held = logits if masks[0] is None else np.where(masks[0], logits, -np.inf)
-        return margin_between(held, pair, each[0], sequence, position)[0] if all(allowed) else float("inf")
+        left = held(logits, each[0], masks[0])
+        return margin_between(left, pair, each[0], sequence, position)[0] if all(allowed) else float("inf")
 
     def lead(kv: KVTypes) -> float:
         return float(places[kv].once[pair[0]] - places[kv].once[pair[1]])
@@ -161,8 +167,7 @@ def judge(
     candidates = []
     for side, token, own, kv, mask in zip(sides, pair, each, types, masks, strict=True):
         fixed = is_fixed(own, model.drafter is not None) and (side.options is not None or own.sampler.greedy)
-        held = places[kv].once if mask is None else np.where(mask, places[kv].once, -np.inf)
-        shortfall = _shortfall(held, token, own, fixed, sequence, position)
+        shortfall = _shortfall(held(places[kv].once, own, mask), token, own, fixed, sequence, position)
         candidates.append(
             Candidate(
                 side=side.name,

@@ -17,7 +17,8 @@ Verdict = Literal["equal", "near-tie", "sampling", "settings", "state gone wrong
 * "equal": there is none, and no state that was looked at is wrong;
 * "near-tie": the logits of the two tokens tie within rounding;
 * "sampling": both tokens can come from these logits, and were drawn differently;
-* "settings": each side has what its own cache types make of the text, or what its own grammar leaves;
+* "settings": each side has what its own cache types make of the text, or what its own grammar, bias and penalties
+  leave;
 * "state gone wrong": a run of this model says or carries what its text does not give;
 * "another model": tokens from elsewhere that this model does not say, so that the model, the tokenizer, the prompt or
   the program is another one.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.leaning import no_counts
 from specjax.decoding.new_state import new_sequences, on_device_of
 from specjax.decoding.seats import feed_rows
 from specjax.decoding.settings import Settings
@@ -91,6 +92,7 @@ class Fed:
             skip=skip > 0,
             sequence=jnp.asarray(streams),
             settings=self.decoder.settings([sampling.settings] * count),
+            counts=no_counts(count, self.decoder.target.vocab_size) if sampling.settings.leaning else None,
             dropped=dropped,
             constraint=self.decoder.constraint([sampling.settings] * count),
         )

@@ -24,6 +24,7 @@ from specjax.analysis.lossless.statistics import (
 from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.grammar import Constraint
+from specjax.decoding.leaning import leaned, no_counts
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import RowSettings
@@ -83,7 +84,9 @@ def _judge(
     n_valid = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
     output, _ = decoder.target.extend(params, fed, n_valid, state, request=FeatureRequest(), rows="all")
     assert output.logits is not None
-    logits = output.logits if constraint is None else constraint.window(tokens[:, :-1]).masked(output.logits)
+    none = None if settings.leaning is None else no_counts(len(tokens), decoder.target.vocab_size)
+    logits = leaned(output.logits, settings.leaning, none, tokens[:, :-1])
+    logits = logits if constraint is None else constraint.window(tokens[:, :-1]).masked(logits)
     logp = warp(logits, settings)
     return *places(logp, tokens, share), jnp.exp(logp[0, 0])
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from specjax.serving.tools.forcing import Callee
+
 
 @dataclass(frozen=True)
 class Call:
@@ -40,6 +42,19 @@ class CallFormat(Protocol):
 
     def calls(self, text: str, schemas: Schemas) -> list[Call] | None:
         """The calls in a text from its first opener on; None if it is no call after all."""
+        ...
+
+    @property
+    def between(self) -> str:
+        """What stands between two calls."""
+        ...
+
+    def forced(self, function: Callee) -> str:
+        """The regular expression of the calls of a function.
+
+        Raises:
+            GrammarError: its schema has something that cannot be held.
+        """
         ...
 
 

@@ -10,7 +10,10 @@ import json
 import re
 from typing import Any
 
+from specjax.grammar.expression import GrammarError
+from specjax.grammar.schema import NOTES, members_in_order, schema_regex
 from specjax.serving.tools.call import Call, Schemas, call_of
+from specjax.serving.tools.forcing import Callee, Member, is_text, plain_text
 
 QUOTE = '<|"|>'
 _BETWEEN = re.compile(r"<\|tool_call>\s*call:([\w.-]+)\s*(\{.*?\})\s*(?:<tool_call\|>|$)", re.DOTALL)
@@ -24,6 +27,10 @@ class GemmaCalls:
 
     openers = ("<|tool_call>",)
     marks = ("<|tool_call>", "<tool_call|>", QUOTE)
+    between = ""
+
+    def forced(self, function: Callee) -> str:
+        return rf"<\|tool_call>call:{re.escape(function.name)}{_held_object(function)}<tool_call\|>"
 
     def calls(self, text: str, schemas: Schemas) -> list[Call] | None:
         calls = []
@@ -36,6 +43,35 @@ class GemmaCalls:
                 return None
             calls.append(call_of(name, arguments))
         return calls or None
+
+
+def _held(member: Member) -> str:
+    """The expression of a value.
+
+    Raises:
+        GrammarError: its schema has something that cannot be held.
+    """
+    schema = member.schema if isinstance(member.schema, dict) else {}
+    said = {keyword for keyword in schema if keyword not in NOTES}
+    if is_text(schema):
+        quote = re.escape(QUOTE)
+        return f"{quote}{plain_text(member, (QUOTE,))}{quote}"
+    if schema.get("type") == "array" and said <= {"type", "items"}:
+        item = _held(member._replace(schema=schema.get("items")))
+        return rf"\[(?:{item}(?:,{item})*)?\]"
+    if schema.get("type") == "object":
+        return _held_object(Callee(member.name, schema))
+    if schema.get("type") in ("integer", "number", "boolean", "null"):
+        return schema_regex(schema)
+    raise GrammarError(
+        f"the parameter {member.name} has the schema {json.dumps(member.schema)}, which cannot be held in this model's"
+        " form of calls; give it one type"
+    )
+
+
+def _held_object(function: Callee) -> str:
+    members = [(f"{re.escape(each.name)}:{_held(each)}", each.required) for each in function.members()]
+    return rf"\{{{members_in_order(members, ',') if members else ''}\}}"
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from specjax.serving.tools.call import Call, Schemas, call_of
+from specjax.serving.tools.forcing import Callee, json_call
 
 _BETWEEN = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
@@ -16,6 +17,10 @@ class MarkedJson:
 
     openers = ("<tool_call>",)
     marks = ("<tool_call>", "</tool_call>")
+    between = "\n"
+
+    def forced(self, function: Callee) -> str:
+        return f"<tool_call>\n{json_call(function, 'arguments')}\n</tool_call>"
 
     def calls(self, text: str, schemas: Schemas) -> list[Call] | None:
         found = [_call(part, "arguments") for part in _BETWEEN.findall(text)]
@@ -29,6 +34,10 @@ class BareJson:
 
     openers = ("{", "<|python_tag|>")
     marks = ("<|python_tag|>",)
+    between = "; "
+
+    def forced(self, function: Callee) -> str:
+        return json_call(function, "parameters")
 
     def calls(self, text: str, schemas: Schemas) -> list[Call] | None:
         decoder, calls, rest = json.JSONDecoder(), [], text.removeprefix("<|python_tag|>").strip()

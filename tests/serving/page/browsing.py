@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvicorn
-from running import Running
+from running import DRAFTS, Running
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service as Driver
@@ -208,15 +208,23 @@ def templated(service: Service, template: str) -> Service:
 
 def asked(**more: Any) -> dict[str, Any]:
     """The request that the page sends by the settings of the tests."""
-    return {"prompt": PROMPT, "temperature": 0.8, "max_tokens": 40, "seed": 7, "accept": "coupled", "draft": 3} | more
+    return {
+        "prompt": PROMPT,
+        "temperature": 0.8,
+        "max_tokens": 40,
+        "seed": 7,
+        "accept": "coupled",
+        "draft": DRAFTS,
+    } | more
 
 
 def events(running: Running, **body: Any) -> list[dict[str, Any]]:
     """What the server streams if it is asked as the page asks."""
     body |= {"stream": True, "trace": True, "stream_options": {"include_usage": True}}
     with running.client() as client:
-        lines = client.post("/v1/completions", json=body).text.splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
 def traced(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
