@@ -9,7 +9,6 @@ quantized, so a gigabyte takes seconds. Vectors and convolutions are those of a 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from checkpoints.gguf.stream import TensorEntry, write_stream
 from checkpoints.gguf.values import typed
 from checkpoints.mapping.tree import is_matrix
 from checkpoints.tokenizers.gguf import to_metadata
+from pallas_kernels.cases import random_blocks
 from pallas_kernels.matmul import FORMATS
 from specjax.models.qwen3_5.config import Qwen35Config
 from specjax.models.registry import FAMILIES
@@ -29,24 +29,14 @@ from specjax.runtime.loading import bundled_model
 
 DEVIATION = 0.02
 SCALES = {
-    # (byte of a float16, its value over the standard deviation of the matrix)
-    "Q8_0": ((0, 1 / 74),),
-    "Q4_0": ((0, 1 / 4.6),),
-    "Q4_K": ((0, 1 / 180), (2, 7.5 / 180)),
-    "Q5_K": ((0, 1 / 360), (2, 15.5 / 360)),
-    "Q6_K": ((208, 1 / 1350),),
-    "IQ4_XS": ((0, 1 / 1200),),
+    "Q8_0": (1 / 74,),
+    "Q4_0": (1 / 4.6,),
+    "Q4_K": (1 / 180, 7.5 / 180),
+    "Q5_K": (1 / 360, 15.5 / 360),
+    "Q6_K": (1 / 1350,),
+    "IQ4_XS": (1 / 1200,),
 }
-"""Where the scales of a block lie whose other bytes are random."""
-
-
-def random_blocks(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The bytes of a random matrix in a block format, [..., bytes of a row]."""
-    kind = FORMATS[name]
-    blocks = rng.integers(0, 256, (math.prod(shape) // kind.values, kind.num_bytes), np.uint8)
-    for at, value in SCALES[name]:
-        blocks[:, at : at + 2] = np.array([DEVIATION * value], np.float16).view(np.uint8)
-    return blocks.reshape(*shape[:-1], kind.row_bytes(shape[-1]))
+"""The float16 numbers of a block whose other bytes are random, over the standard deviation of the matrix."""
 
 
 def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | None = None) -> int:
@@ -73,7 +63,8 @@ def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | 
     def data() -> Iterator[np.ndarray]:
         for entry in entries:
             if entry.type.name in FORMATS:
-                yield random_blocks(rng, entry.type.name, entry.shape)
+                halves = [DEVIATION * value for value in SCALES[entry.type.name]]
+                yield random_blocks(rng, entry.type.name, entry.shape, halves)
             elif entry.name.endswith("norm.weight"):
                 yield np.ones(entry.shape, np.float32)
             elif entry.name.endswith("ssm_a"):
