@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -17,7 +20,7 @@ from pallas_kernels.table import Dims
 
 _NAN_OF_BFLOAT16 = 0x7FC0
 _ROWS_OF_THE_LAW = 4
-"""The reference goes row by row: so many of a prompt's rows are compared."""
+"""So many of a prompt's rows are compared: the reference takes memory for each."""
 
 
 def attention(dims: Dims) -> Case:
@@ -25,11 +28,12 @@ def attention(dims: Dims) -> Case:
     batch, rows, capacity, window = dims.get("B", 1), dims["T"], dims["S"], dims.get("window")
     heads, groups, width = dims["H"], dims["G"], dims["N"]
     scale, soft_cap = width**-0.5, dims.get("soft_cap")
+    by_reference = jax.jit(reference.attend)
     compared = np.unique(np.linspace(0, rows - 1, min(rows, _ROWS_OF_THE_LAW)).astype(int))
 
     def make(seed: int) -> Given:
         k, v = (
-            KVStore.of(normal(seed + i, batch, capacity, groups, width), dims[name])
+            jax.jit(partial(KVStore.of, format=dims[name]))(normal(seed + i, batch, capacity, groups, width))
             for i, name in enumerate(("k_type", "v_type"))
         )
         end = capacity if window is None else 2 * capacity + capacity // 3
@@ -60,7 +64,7 @@ def attention(dims: Dims) -> Case:
     def law(given: Given) -> Array:
         k, v, positions, sinks = given.fixed
         few = Call(given.x[:, compared], k, v, positions[:, compared], scale, window, soft_cap, sinks)
-        return reference.attend(few)
+        return by_reference(few)
 
     return Case(CACHE_ATTENTION, dims, make, call, cruel, judged, law)
 

@@ -74,9 +74,11 @@ class Case:
 
     def wanted(self, given: Given, finite: Given) -> Any:
         """What must be `judged` of a call with arguments, by the law for the finite ones that stand for them."""
-        if self.law is not None:
-            return self.law(finite)
-        return self.judged(given, self.call("reference", finite))
+        return self._by_reference(given, finite) if self.law is None else self.law(finite)
+
+    @cached_property
+    def _by_reference(self) -> Callable[[Given, Given], Any]:
+        return jax.jit(lambda given, finite: self.judged(given, self.call("reference", finite)))
 
     @property
     def sizes(self) -> str:

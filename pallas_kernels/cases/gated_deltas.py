@@ -15,6 +15,9 @@ from pallas_kernels.cases.case import Case, Given, Outcome, normal
 from pallas_kernels.gated_delta.implementations import OPERATIONS
 from pallas_kernels.table import Dims
 
+_PIECE = 4
+"""Tokens of a prompt that the reference takes at a time."""
+
 
 def tokens(dims: Dims, seed: int) -> tuple[tuple[Array, ...], Array]:
     """q, k, g and beta of B sequences of T tokens, and v, as a layer makes them."""
@@ -35,7 +38,21 @@ def prefill(dims: Dims) -> Case:
         (q, k, g, beta), n_valid = given.fixed
         return Outcome(*gated_delta.prefill(q, k, given.x, g, beta, given.own, n_valid=n_valid, impl=impl))
 
-    return Case(OPERATIONS["prefill"], dims, partial(_make, dims, _state), call, partial(_cruel, dims))
+    by_reference = jax.jit(partial(call, "reference"))
+
+    def law(given: Given) -> Outcome:
+        """The reference would be a program of all tokens, one after the other: that of a piece, on each piece."""
+        inputs, n_valid = given.fixed
+        outs, state = [], given.own
+        for start in range(0, dims["T"], _PIECE):
+            piece = jax.tree.map(lambda x: x[:, start : start + _PIECE], (given.x, inputs))  # noqa: B023
+            count = piece[0].shape[1]
+            out, state = by_reference(Given(piece[0], state, (piece[1], jnp.clip(n_valid - start, 0, count))))
+            outs.append(out)
+        return Outcome(jnp.concatenate(outs, axis=1), state)
+
+    make = partial(_make, dims, _state)
+    return Case(OPERATIONS["prefill"], dims, make, call, partial(_cruel, dims), law=law)
 
 
 def verify(dims: Dims) -> Case:

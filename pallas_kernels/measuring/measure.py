@@ -31,7 +31,7 @@ PATIENCE = 40.0
 """Seconds in which an implementation must compile, and in which it must run."""
 STARTING = 120.0
 """Seconds in which a process must open the device."""
-EFFORT = Effort(copies=3, cache_bytes=1 << 27, seconds=0.05, runs=3)
+EFFORT = Effort(copies=2, cache_bytes=1 << 27, seconds=0.05, runs=3)
 CASES = "pallas_kernels.cases"
 
 Progress = Callable[[int, int], None]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import numpy as np
 
 from pallas_kernels.cases.case import Case, Given
 from pallas_kernels.dispatch import Implementation
@@ -53,15 +55,16 @@ def trials(case: Case, settled: Iterable[str], effort: Effort, about_to_try: Cal
     some = [each for each in candidates(case, jax.default_backend()) if each.name not in settled]
     material = [case.make(seed) for seed in range(effort.copies_of(case))]
     given = material[0]
-    poisoned, finite = case.cruel(given) if case.cruel else (given, given)
+    poisoned, finite = jax.jit(case.cruel)(given) if case.cruel else (given, given)
     checks = [("random", given, given), ("cruel", poisoned, finite)][: 2 if case.cruel else 1]
+    judged = jax.jit(case.judged)
     wanted = [numbers(case.wanted(*twins)) for _, *twins in checks]
     for each in some:
         about_to_try(each.name)
         try:
             program = _compiled(case, each.name, given)
             for (name, cruel, harmless), want in zip(checks, wanted, strict=True):
-                _compare(case, program, name, harmless if each.reads_all else cruel, want)
+                _compare(program, judged, name, harmless if each.reads_all else cruel, want)
             seconds = _timed(case, each.name, material, effort)
         except Failure as failure:
             yield Trial(each.name, left_out=str(failure))
@@ -76,9 +79,9 @@ def _compiled(case: Case, impl: str, given: Given) -> jax.stages.Compiled:
         raise Failure(f"{COMPILING}: {line_of(error)}") from error
 
 
-def _compare(case: Case, program: jax.stages.Compiled, name: str, given: Given, want: list) -> None:
+def _compare(program: Any, judged: Any, name: str, given: Given, want: list[np.ndarray]) -> None:
     try:
-        got = numbers(case.judged(given, program(given)))
+        got = numbers(judged(given, program(given)))
     except Exception as error:  # whatever a device says
         raise Failure(f"{RUNNING}, on {name} input: {line_of(error)}") from error
     if not (off := largest_error(got, want)) <= AGREES:
