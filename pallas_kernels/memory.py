@@ -103,6 +103,34 @@ def remember(choices: Mapping[str, Choice]) -> None:
     _known[path] = known | dict(choices)
 
 
+@contextmanager
+def noted(key: str, impl: str) -> Iterator[None]:
+    """Note what this process is about to try: should it crash, `fatal` tells the next one."""
+    path = _note()
+    if path is not None:
+        replace_text(path, json.dumps([key, impl]))
+    try:
+        yield
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def fatal() -> tuple[str, str] | None:
+    """The key of a choice and the implementation that a process before tried when it crashed, if there was one."""
+    path = _note()
+    try:
+        key, impl = json.loads(path.read_text()) if path is not None else (None, None)
+    except (OSError, ValueError):
+        return None
+    return None if key is None else (str(key), str(impl))
+
+
+def _note() -> Path | None:
+    path = file()
+    return None if path is None else path.with_suffix(".trying")
+
+
 def _read(path: Path | None, *, quiet: bool = False) -> dict[str, Choice]:
     try:
         text = "" if path is None else path.read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """Finding out which implementations are the fastest on this device, for the calls that a program makes.
 
-Everything runs in a process of its own, which may crash or hang without harm. An implementation is chosen if its
-results agree with the law, on random input and on cruel input, and if it is clearly faster than what the table takes.
+Everything runs in a process of its own, which may crash or hang without harm; on TPUs in this one, see `measure`.
+An implementation is chosen if its results agree with the law, on random input and on cruel input, and if it is clearly
+faster than what the table takes.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import jax
 
 from pallas_kernels import memory, tuning
 from pallas_kernels.cases.case import words
 from pallas_kernels.choices import COMPANY, Choice, group_of, key_of
-from pallas_kernels.measuring.process import Ended, Hung, Worker, worker
+from pallas_kernels.measuring.process import Ended, Here, Hung, Worker, process
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.trials import Trial
 from pallas_kernels.measuring.worker import Order
@@ -102,6 +106,7 @@ def measure(
     effort: Effort = EFFORT,
     cases: str = CASES,
     progress: Progress | None = None,
+    here: bool | None = None,
 ) -> Report:
     """Measure calls, and remember what was found; what is done is kept also when something interrupts it.
 
@@ -112,17 +117,29 @@ def measure(
         effort: how much to measure.
         cases: the module whose `CASES` has the operations.
         progress: see `Progress`.
+        here: try everything in this process, in which nothing is contained: what crashes it is left out the next time.
+            By default only on TPUs, which one process can have.
 
     Warns:
         RuntimeWarning: an implementation is left out, because it did not compile, crashed, hung or is wrong.
     """
+    here = jax.default_backend() == "tpu" if here is None else here
     measuring = _Measuring(calls, time.monotonic() + budget, patience, progress or (lambda done, total: None))
+    if here and (fatal := memory.fatal()) is not None:
+        measuring.leave_out(*fatal, "crashed the process that tried it")
     while measuring.work:
         order = Order(cases, measuring.open_calls(), asdict(effort))
-        with worker(order) as tried:
-            measuring.follow(tried)
+        if here:
+            measuring.follow(Here(order), noted=memory.noted)
+        else:
+            with process(order) as tried:
+                measuring.follow(tried)
     _warn(measuring.found)
     return Report(measuring.found, measuring.unfinished)
+
+
+def _not_noted(key: str, impl: str) -> AbstractContextManager:
+    return nullcontext()
 
 
 class _Measuring:
@@ -138,11 +155,27 @@ class _Measuring:
         """What a worker is to try."""
         return [(number, *each.call, list(each.trials)) for number, each in self.work.items()]
 
-    def follow(self, tried: Worker) -> None:
-        """Take in what a worker says, until it has ended or time is up."""
+    def leave_out(self, key: str, impl: str, why: str) -> None:
+        """Do not try an implementation of the call of a choice."""
+        for each in self.work.values():
+            if key_of(*each.call) == key:
+                each.trials[impl] = Trial(impl, left_out=why)
+
+    def follow(self, tried: Worker, noted: Callable[[str, str], AbstractContextManager] = _not_noted) -> None:
+        """Take in what a worker says, until it has ended or time is up.
+
+        Args:
+            tried: the worker.
+            noted: what to be in while an implementation, of the call of a choice, is tried.
+        """
         ready, trying = False, None
         try:
-            while (line := tried.next_line(self._patience if ready else STARTING)) is not None:
+            while True:
+                about = nullcontext() if trying is None else noted(key_of(*self.work[trying[0]].call), trying[1])
+                with about:
+                    line = tried.next_line(self._patience if ready else STARTING)
+                if line is None:
+                    return
                 ready, trying = True, self._take(line)
                 if "done" in line and time.monotonic() > self._deadline:
                     self._give_up(list(self.work), "no time was left")
@@ -150,8 +183,7 @@ class _Measuring:
         except Hung:
             self._blame(ready, trying, f"did not end within {self._patience:g} seconds")
         except Ended as ended:
-            if not (ready and ended.expected):
-                self._blame(ready, trying, f"crashed: {ended}")
+            self._blame(ready, trying, f"crashed: {ended}")
 
     def _take(self, line: Mapping[str, Any]) -> tuple[int, str] | None:
         """Take in a line; returns the call and the implementation that are being tried then."""

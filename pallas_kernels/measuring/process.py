@@ -1,4 +1,4 @@
-"""A worker process, line by line: it may crash, hang, or fail to open the device."""
+"""Workers, line by line: a process that may crash, hang, or fail to open the device; or this one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from pallas_kernels.measuring.worker import GONE_WRONG, Order
+from pallas_kernels.measuring.worker import GONE_WRONG, Order, lines
 from pallas_kernels.override import VARIABLE
 
 _END = ""
@@ -26,19 +26,38 @@ class Hung(Exception):
 
 
 class Ended(Exception):
-    """The worker has ended before it said all; the message says how.
-
-    Attributes:
-        expected: whether it ended because a device may be in disorder after what it has told.
-    """
-
-    def __init__(self, message: str, *, expected: bool) -> None:
-        super().__init__(message)
-        self.expected = expected
+    """The worker has ended before it said all; the message says how."""
 
 
-class Worker:
-    """A worker that runs, and what it says."""
+class Worker(Protocol):
+    """What tries implementations, and says what it finds."""
+
+    def next_line(self, seconds: float) -> dict[str, Any] | None:
+        """What it says next; None when it has done everything, or must not go on.
+
+        Raises:
+            Hung: it said nothing for so many seconds.
+            Ended: it crashed or failed.
+        """
+
+
+class Here:
+    """This process as a worker, where no other can have the device. What crashes takes it along."""
+
+    def __init__(self, order: Order) -> None:
+        """
+        Args:
+            order: what to try.
+        """
+        self._lines = lines(order)
+
+    def next_line(self, seconds: float) -> dict[str, Any] | None:
+        """What is found next, however long it takes."""
+        return next(self._lines, None)
+
+
+class Process:
+    """A process that works, and what it says."""
 
     def __init__(self, process: subprocess.Popen, errors: IO[bytes]) -> None:
         """
@@ -56,12 +75,7 @@ class Worker:
         self._lines.put(_END)
 
     def next_line(self, seconds: float) -> dict[str, Any] | None:
-        """What it says next; None when it has done everything.
-
-        Raises:
-            Hung: it said nothing for so many seconds.
-            Ended: it crashed or failed.
-        """
+        """What it says next; see `Worker`."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -69,8 +83,8 @@ class Worker:
             raise Hung from None
         if line != _END:
             return dict(json.loads(line))
-        if status := self._process.wait():
-            raise Ended(self._how_it_ended(status), expected=status == GONE_WRONG)
+        if (status := self._process.wait()) not in (0, GONE_WRONG):
+            raise Ended(self._how_it_ended(status))
         return None
 
     def _how_it_ended(self, status: int) -> str:
@@ -81,10 +95,10 @@ class Worker:
 
 
 @contextmanager
-def worker(order: Order) -> Iterator[Worker]:
-    """A worker for an order; it is gone when the block ends."""
+def process(order: Order) -> Iterator[Worker]:
+    """A process for an order; it is gone when the block ends."""
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             [sys.executable, "-m", "pallas_kernels.measuring.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -94,15 +108,15 @@ def worker(order: Order) -> Iterator[Worker]:
             start_new_session=True,  # Ctrl-C is for whoever waits for it
         )
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(asdict(order)) + "\n")
-            process.stdin.close()
-            yield Worker(process, errors)
+            assert started.stdin is not None
+            started.stdin.write(json.dumps(asdict(order)) + "\n")
+            started.stdin.close()
+            yield Process(started, errors)
         finally:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            started.kill()
+            started.wait()
+            assert started.stdout is not None
+            started.stdout.close()
 
 
 def _environment() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,16 @@ COMPILING, RUNNING = "did not compile", "failed when it ran"
 
 @dataclass(frozen=True)
 class Trial:
-    """What was found of an implementation: how many microseconds a call takes, or why it is left out."""
+    """An implementation, and how many microseconds a call takes, or why it is left out; neither before it is tried."""
 
     impl: str
     microseconds: float | None = None
     left_out: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether something was found of it."""
+        return self.microseconds is not None or self.left_out is not None
 
 
 def candidates(case: Case, platform: str) -> list[Implementation]:
@@ -46,8 +51,8 @@ class Failure(Exception):
     """An implementation cannot be used; the message says why."""
 
 
-def trials(case: Case, settled: Iterable[str], effort: Effort, about_to_try: Callable[[str], None]) -> Iterator[Trial]:
-    """Try the implementations of a call that are not settled yet.
+def trials(case: Case, settled: Iterable[str], effort: Effort) -> Iterator[Trial]:
+    """Try the implementations of a call that are not settled yet: each comes before it is tried, and after it.
 
     Raises:
         RuntimeError: the law itself cannot be computed here.
@@ -60,7 +65,7 @@ def trials(case: Case, settled: Iterable[str], effort: Effort, about_to_try: Cal
     judged = jax.jit(case.judged)
     wanted = [numbers(case.wanted(*twins)) for _, *twins in checks]
     for each in some:
-        about_to_try(each.name)
+        yield Trial(each.name)
         try:
             program = _compiled(case, each.name, given)
             for (name, cruel, harmless), want in zip(checks, wanted, strict=True):

@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.trials import RUNNING, candidates, line_of, trials
 
 GONE_WRONG = 3
-"""The exit status after an implementation that failed on the device: what comes after it needs another process."""
+"""The exit status after an implementation that failed on the device."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,42 @@ class Order:
     effort: Mapping[str, Any]
 
 
-def main() -> int:
-    """Do what the order says; returns the exit status."""
-    # What libraries print must not get between our lines.
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+def lines(order: Order) -> Iterator[dict[str, Any]]:
+    """Do what the order says; yields what is about to be tried, and what was found.
 
-    def say(**line: Any) -> None:
-        print(json.dumps(line), file=out, flush=True)
-
-    order = Order(**json.loads(sys.stdin.readline()))
+    The last line has `gone_wrong` if an implementation failed on the device: what comes after it needs another process.
+    """
     cases, effort = importlib.import_module(order.cases).CASES, Effort(**order.effort)
-    say(ready=jax.devices()[0].device_kind)
+    yield {"ready": jax.devices()[0].device_kind}
     for number, operation, dims, settled in order.calls:
         try:
             case = cases[operation](dims)
             some = candidates(case, jax.default_backend())
-            say(call=number, default=some[0].name)
-            if len(some) < 2:  # there is nothing to choose
-                say(done=number)
-                continue
-            for trial in trials(case, settled, effort, lambda impl: say(trying=[number, impl])):  # noqa: B023
-                say(call=number, **asdict(trial))
-                if trial.left_out and trial.left_out.startswith(RUNNING):
-                    return GONE_WRONG
+            yield {"call": number, "default": some[0].name}
+            if len(some) > 1:  # else there is nothing to choose
+                for found in trials(case, settled, effort):
+                    if not found.settled:
+                        yield {"trying": [number, found.impl]}
+                        continue
+                    yield {"call": number, **asdict(found)}
+                    if found.left_out and found.left_out.startswith(RUNNING):
+                        yield {"gone_wrong": number}
+                        return
         except Exception as error:  # no memory for this call, say; others may fit
-            say(call=number, failed=line_of(error))
+            yield {"call": number, "failed": line_of(error)}
         else:
-            say(done=number)
-    return 0
+            yield {"done": number}
+
+
+def main() -> int:
+    """Do what the order on the standard input says; returns the exit status."""
+    # What libraries print must not get between our lines.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    line: dict[str, Any] = {}
+    for line in lines(Order(**json.loads(sys.stdin.readline()))):
+        print(json.dumps(line), file=out, flush=True)
+    return GONE_WRONG if "gone_wrong" in line else 0
 
 
 if __name__ == "__main__":

@@ -178,6 +178,29 @@ def test_ctrl_c_leaves_the_file_whole_and_no_process_behind(folder: Path) -> Non
     assert {path.suffix for path in (folder / "kernels").iterdir()} == {".json", ".lock"}
 
 
+HERE = """
+import sys
+from test_measuring import DIMS, QUICK, measure
+report = measure([("bad", DIMS), ("good", DIMS)], cases="fake_kernels", effort=QUICK, here=True)
+print(*[choice.left_out.get("crashing") for choice in report.choices.values()])
+"""
+
+
+def test_what_crashes_this_process_is_not_tried_again(folder: Path) -> None:
+    """On a device that no second process can open."""
+    with process(HERE, stderr=subprocess.PIPE) as first:
+        first.communicate()
+    assert first.returncode == -signal.SIGABRT
+    assert memory.fatal() == (key_of("bad", DIMS), "crashing")
+    with process(HERE, stdout=subprocess.PIPE) as second:
+        assert second.communicate()[0] == "crashed the process that tried it None\n"
+    assert second.returncode == 0
+    memory._known.clear()
+    found = memory.remembered()[key_of("bad", DIMS)]
+    assert found.order[0] in ("fast", "reads_all")
+    assert re.match("failed when it ran", found.left_out["failing"])
+
+
 def test_numbers_agree_by_their_rms_and_at_their_peak() -> None:
     law = np.ones(1000)
     assert largest_error([law], [law]) == 0
