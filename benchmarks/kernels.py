@@ -17,9 +17,9 @@ Sizes are those of a layer of Qwen3.6-27B, or smaller ones (--small, the default
 are left out. What does not compile, or does not take the sizes, is listed with the reason. On an NVIDIA GPU kernels of
 torch and of flash-linear-attention are timed too, where they are installed (kernels_peers.py).
 
---prefer measures these calls as engines measure those of a model, see docs/kernels.md, and writes which implementations
-are the fastest into `pallas_kernels/tuned/`, or into the folder that SPECJAX_TUNED names: for all users of such a
-device.
+--prefer prints no table. It measures these calls as engines measure those of a model, see docs/kernels.md, and writes
+which implementations are the fastest into `pallas_kernels/tuned/`, or into the folder that SPECJAX_TUNED names: for all
+users of such a device.
 """
 
 from __future__ import annotations
@@ -142,11 +142,15 @@ def print_table(results: list[Result], rate: float) -> None:
             print(f"refused: {result.operation} {result.impl}, {result.sizes}: {result.refused}")
 
 
+def _count(done: int, total: int) -> None:
+    print(f"{done} of {total} calls", flush=True)
+
+
 def _prefer(calls: list[Call]) -> None:
     device = tuning.device_kind()
     path = tuning.file_of(device)
     known = tuning.read(path, device)
-    report = measure_choices(worth_measuring(calls, anew=True), budget=math.inf)
+    report = measure_choices(worth_measuring(calls, anew=True), budget=math.inf, progress=_count)
     tuning.write(path, replace(known, choices={**known.choices, **report.choices}))
     for choice in report.choices.values():
         for impl in choice.order[:1]:
@@ -170,6 +174,9 @@ def main() -> None:
 
     effort = SMALL if args.small else FULL
     chosen = [case for case in cases(small=args.small) if case.operation.name in (args.operation or known)]
+    if args.prefer:
+        _prefer([(case.operation.name, case.dims) for case in chosen])
+        return
     rate = memory_rate(args.small)
     results: list[Result] = []
     for case in track(chosen, "kernels", console=Console(stderr=True)):
@@ -179,8 +186,6 @@ def main() -> None:
         figures = [{name: value for name, value in asdict(each).items() if value is not None} for each in results]
         document = {"machine": description(), "bytes_per_second": rate, "small": args.small, "results": figures}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
-    if args.prefer:
-        _prefer([(case.operation.name, case.dims) for case in chosen])
 
 
 if __name__ == "__main__":
