@@ -8,7 +8,7 @@ WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray test-beam test-page lint format docs bench notebook clean
+.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray test-beam test-page gpu tpu lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
@@ -21,6 +21,8 @@ help:
 	@echo "make test-ray   run an evaluation on two workers of Ray, and resume it after kill -9"
 	@echo "make test-beam  run an evaluation in a pipeline of Apache Beam on two workers"
 	@echo "make test-page  run the server's page in Chromium; needs chromium and chromedriver"
+	@echo "make gpu        measure kernels and models on this machine's GPU: about an hour, in slices that can be resumed"
+	@echo "make tpu        the same on this machine's TPU; DAY=FOLDER is where results go (default: device-day)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into site/, strictly: a broken link is an error"
 	@echo "make bench      the decoding benchmark of docs/speed.md"
@@ -85,6 +87,18 @@ test-beam: .venv-beam/.dev
 
 test-page: .venv-browser/.dev
 	.venv-browser/bin/python -m pytest -m browser tests/serving/page
+
+# The day with a device. Torch and flash-linear-attention are timed too where somebody has installed them there.
+DAY ?= device-day
+$(VENV)/.cuda $(VENV)/.tpu: $(VENV)/.%: $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+gpu: $(VENV)/.cuda
+	$(BIN)/python benchmarks/device_day.py gpu --out $(DAY)
+
+tpu: $(VENV)/.tpu
+	$(BIN)/python benchmarks/device_day.py tpu --out $(DAY)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

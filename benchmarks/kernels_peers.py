@@ -15,25 +15,26 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax import Array
 
+from pallas_kernels.cases import Given
 from pallas_kernels.kv_formats import KVStore
 
 CALLS, RUNS = 32, 10
 
 
-def peers(operation: str, chained: Array, own: Any, fixed: Any) -> Iterator[tuple[str, Callable[[int], float]]]:
+def peers(operation: str, given: Given) -> Iterator[tuple[str, Callable[[int], float]]]:
     """Names, and functions from a number of copies to the seconds of a call; nothing but on an NVIDIA GPU."""
     if jax.default_backend() != "gpu" or importlib.util.find_spec("torch") is None:
         return
-    if operation == "cache_attention" and fixed[0].format == "bf16":
-        yield "torch_sdpa", partial(graph_seconds, partial(attention_calls, chained.shape, fixed[0], device="cuda"))
+    if operation == "cache_attention" and given.fixed[0].format == "bf16":
+        calls = partial(attention_calls, given.x.shape, given.fixed[0], device="cuda")
+        yield "torch_sdpa", partial(graph_seconds, calls)
     if importlib.util.find_spec("fla") is None:
         return
     kinds = {"gated_delta.verify": "fused_recurrent", "gated_delta.prefill": "chunk"}
     if operation in kinds:
-        q = fixed[0][0] if operation == "gated_delta.verify" else fixed[0]
-        calls = partial(gated_delta_calls, kinds[operation], q.shape, chained.shape)
+        inputs = given.fixed[0][0] if operation == "gated_delta.verify" else given.fixed[0]
+        calls = partial(gated_delta_calls, kinds[operation], inputs[0].shape, given.x.shape)
         yield f"fla_{kinds[operation]}", partial(graph_seconds, calls)
 
 

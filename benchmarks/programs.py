@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from pallas_kernels import using
 from pallas_kernels.table import TABLE
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.loop import decode_chunk
-from specjax.decoding.new_state import outline_of_state
-from specjax.decoding.seats import feed_rows
-from specjax.decoding.settings import DraftConfig, Settings
 from specjax.mesh.plan import AnyMesh, as_mesh
 from specjax.models.protocol import Params
 from specjax.runtime.loading import Models
 from specjax.runtime.outline import outline_of
+from specjax.runtime.programs import Programs
 
 GENERATIONS = ("v5e", "v6e")
 """TPUs that libtpu compiles for ahead of time."""
@@ -113,30 +109,31 @@ class Outlined:
 
     def state(self, batch: int, slots: int) -> Any:
         """The shapes of a running state of so many sequences, with room for so many tokens each."""
-        wishes = Settings(draft=DraftConfig(n_max=self.decoder.max_drafts))
         with using(self.kernels, platform=self.platform):
-            return outline_of_state(self.decoder, self.decoder.settings([wishes] * batch), slots, self.mesh)
+            return self._programs(self.params).state(batch, slots)
 
     def rounds(self, batch: int, slots: int, *, rounds: int = 4) -> jax.stages.Lowered:
         """The program of a chunk of rounds, lowered."""
-        limits = np.int32(rounds), np.int32(rounds)
-        return self._lowered(decode_chunk, (self.decoder,), self.state(batch, slots), rounds, *limits)
+        return self._lowered(lambda programs, state: programs.rounds(state, rounds=rounds), self.state(batch, slots))
 
     def feeding(self, batch: int, slots: int, *, columns: int, tokens: int = 256) -> jax.stages.Lowered:
         """The program that feeds a piece of prompts to `columns` of the sequences, lowered."""
-        rows = None if columns == batch else jax.ShapeDtypeStruct((columns,), jnp.int32)
-        piece = jax.ShapeDtypeStruct((columns, tokens), jnp.int32), jax.ShapeDtypeStruct((columns,), jnp.int32)
-        models = self.decoder.target, self.decoder.drafter
-        return self._lowered(feed_rows, models, self.state(batch, slots).sequences, rows, *piece)
+        return self._lowered(
+            lambda programs, state: programs.feeding(state, batch, columns=columns, tokens=tokens),
+            self.state(batch, slots),
+        )
 
-    def _lowered(self, program: Any, static: tuple, state: Any, *others: Any) -> jax.stages.Lowered:
+    def _programs(self, params: Params) -> Programs:
+        return Programs(self.decoder, params, self.mesh)
+
+    def _lowered(self, trace: Callable[[Programs, Any], jax.stages.Traced], state: Any) -> jax.stages.Lowered:
         placed = self.params, state
         if self.device is not None:
             sharding = SingleDeviceSharding(self.device)
             placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), placed)
         there = self.device is not None or isinstance(self.mesh, Mesh)
         with using(self.kernels, platform=self.platform):
-            traced = program.trace(*static, *placed, *others)
+            traced = trace(self._programs(placed[0]), placed[1])
             return traced.lower(lowering_platforms=None if there else (LOWERING[self.platform],))
 
 

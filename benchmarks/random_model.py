@@ -9,11 +9,13 @@ quantized, so a gigabyte takes seconds. Vectors and convolutions are those of a 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+from released_models import QWEN36_27B, QWEN36_35B_A3B
 from verify_cost import shape_of_0_8b
 
 import checkpoints
@@ -22,31 +24,34 @@ from checkpoints.gguf.stream import TensorEntry, write_stream
 from checkpoints.gguf.values import typed
 from checkpoints.mapping.tree import is_matrix
 from checkpoints.tokenizers.gguf import to_metadata
+from pallas_kernels.cases import random_blocks
 from pallas_kernels.matmul import FORMATS
-from specjax.models.qwen3_5.config import Qwen35Config
+from specjax.models.qwen3_5 import Qwen35Config, hybrid_layer_types
 from specjax.models.registry import FAMILIES
 from specjax.runtime.loading import bundled_model
 
 DEVIATION = 0.02
 SCALES = {
-    # (byte of a float16, its value over the standard deviation of the matrix)
-    "Q8_0": ((0, 1 / 74),),
-    "Q4_0": ((0, 1 / 4.6),),
-    "Q4_K": ((0, 1 / 180), (2, 7.5 / 180)),
-    "Q5_K": ((0, 1 / 360), (2, 15.5 / 360)),
-    "Q6_K": ((208, 1 / 1350),),
-    "IQ4_XS": ((0, 1 / 1200),),
+    "Q8_0": (1 / 74,),
+    "Q4_0": (1 / 4.6,),
+    "Q4_K": (1 / 180, 7.5 / 180),
+    "Q5_K": (1 / 360, 15.5 / 360),
+    "Q6_K": (1 / 1350,),
+    "IQ4_XS": (1 / 1200,),
 }
-"""Where the scales of a block lie whose other bytes are random."""
+"""The float16 numbers of a block whose other bytes are random, over the standard deviation of the matrix."""
 
 
-def random_blocks(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The bytes of a random matrix in a block format, [..., bytes of a row]."""
-    kind = FORMATS[name]
-    blocks = rng.integers(0, 256, (math.prod(shape) // kind.values, kind.num_bytes), np.uint8)
-    for at, value in SCALES[name]:
-        blocks[:, at : at + 2] = np.array([DEVIATION * value], np.float16).view(np.uint8)
-    return blocks.reshape(*shape[:-1], kind.row_bytes(shape[-1]))
+FLOATS = "BF16"
+"""The type of matrices that are not quantized."""
+_PERIOD = 1048573
+"""So many numbers are drawn and repeated. A prime: they fall on other places of each row."""
+SHAPES: dict[str, Callable[[int, int], Qwen35Config]] = {
+    "0.8b": shape_of_0_8b,
+    "27b": lambda layers, vocab: replace(QWEN36_27B, layer_types=hybrid_layer_types(layers)),
+    "35b-a3b": lambda layers, vocab: replace(QWEN36_35B_A3B, layer_types=hybrid_layer_types(layers)),
+}
+"""Configs of so many layers; those of the larger models have their own vocabulary."""
 
 
 def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | None = None) -> int:
@@ -55,7 +60,7 @@ def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | 
     Args:
         path: the file.
         config: its hyper-parameters.
-        kind: block format of the matrices.
+        kind: block format of the matrices, or BF16.
         head: block format of the embedding table and the output head, if it is another.
     """
     rng = np.random.default_rng(0)
@@ -67,13 +72,17 @@ def write_random_model(path: Path, config: Qwen35Config, kind: str, head: str | 
         stored = rule.source_shapes([table.shapes[path] for path in rule.paths])
         for name, shape in zip(rule.sources, stored, strict=True):
             own = head if head and name in ("token_embd.weight", "output.weight") else kind
-            packed = matrix and shape[-1] % FORMATS[own].values == 0
-            entries.append(TensorEntry(name, shape, GGML_TYPES[own if packed else "F32"]))
+            fits = matrix and (own == FLOATS or shape[-1] % FORMATS[own].values == 0)
+            entries.append(TensorEntry(name, shape, GGML_TYPES[own if fits else "F32"]))
 
     def data() -> Iterator[np.ndarray]:
         for entry in entries:
             if entry.type.name in FORMATS:
-                yield random_blocks(rng, entry.type.name, entry.shape)
+                halves = [DEVIATION * value for value in SCALES[entry.type.name]]
+                yield random_blocks(rng, entry.type.name, entry.shape, halves)
+            elif entry.type.name == FLOATS:
+                drawn = DEVIATION * rng.standard_normal(_PERIOD, np.float32)
+                yield np.resize(drawn.astype(jnp.bfloat16), entry.shape)
             elif entry.name.endswith("norm.weight"):
                 yield np.ones(entry.shape, np.float32)
             elif entry.name.endswith("ssm_a"):
@@ -97,12 +106,13 @@ def main() -> None:
     """Write one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--type", choices=list(SCALES), default="Q8_0")
-    parser.add_argument("--head", choices=list(SCALES), help="of the embedding table (default: as the others)")
+    parser.add_argument("--shape", choices=list(SHAPES), default="0.8b", help="whose widths it has (default: 0.8b)")
+    parser.add_argument("--type", choices=[*SCALES, FLOATS], default="Q8_0")
+    parser.add_argument("--head", choices=[*SCALES, FLOATS], help="of the embedding table (default: as the others)")
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--vocab", type=int, default=65536)
+    parser.add_argument("--vocab", type=int, default=65536, help="of the shape 0.8b (default: 65536)")
     args = parser.parse_args()
-    size = write_random_model(args.path, shape_of_0_8b(args.layers, args.vocab), args.type, args.head)
+    size = write_random_model(args.path, SHAPES[args.shape](args.layers, args.vocab), args.type, args.head)
     print(f"{args.path}: {size / 1e9:.2f} GB of tensors")
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from pallas_kernels import override, tuning
+from pallas_kernels import override, recording
+from pallas_kernels.preference import Preference, preference
 from pallas_kernels.table import ANYWHERE, BY_NAME, TABLE, Dims, Platforms
 
 Unfit = Callable[[Dims], str | None]
@@ -17,23 +18,31 @@ def _fits(dims: Dims) -> str | None:
 
 
 class Form(NamedTuple):
-    """What computes, and what it cannot serve."""
+    """What computes, and what it cannot serve.
+
+    Attributes:
+        run: the function.
+        unfit: see `Unfit`.
+        reads_all: whether it also reads what must leave no trace in the results, and needs finite numbers there.
+    """
 
     run: Callable[..., Any]
     unfit: Unfit = _fits
+    reads_all: bool = False
 
 
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute an operation.
 
-    `platforms` are those on which it is chosen without being named.
+    `platforms` are those on which it is chosen without being named. The others are those of its `Form`.
     """
 
     name: str
     run: Callable[..., Any]
     platforms: Platforms = BY_NAME
     unfit: Unfit = _fits
+    reads_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,11 @@ def operation(name: str, **forms: Form) -> Operation:
     if TABLE[name].keys() != forms.keys():
         raise TypeError(f"{name}: implementations are {', '.join(forms)}; the table has {', '.join(TABLE[name])}")
     return Operation(
-        name, tuple(Implementation(impl, forms[impl].run, on, forms[impl].unfit) for impl, on in TABLE[name].items())
+        name,
+        tuple(
+            Implementation(impl, forms[impl].run, on, forms[impl].unfit, forms[impl].reads_all)
+            for impl, on in TABLE[name].items()
+        ),
     )
 
 
@@ -78,14 +91,15 @@ def choose(operation: Operation, impl: str | None, dims: Dims, platform: str | N
     """The implementation called `impl`, or the first that fits on the platform (default: see `current_platform`).
 
     A named implementation is checked against the arguments but not against the platform, so that a program can be
-    lowered for another machine. Where `impl` is None, SPECJAX_KERNELS or `using` may name one in the same sense, or
-    leave only those in plain XLA; and those that were measured to be the fastest on this device go before the others.
+    lowered for another machine. Where `impl` is None, `preference` says which go first, and which not at all.
     Raises ValueError when nothing fits.
     """
     platform = override.current_platform() if platform is None else platform
     if impl is None:
-        for candidate in _in_order(operation, platform):
-            if _refusal(operation, candidate, dims, platform) is None:
+        recording.note(operation.name, dims)
+        preferred = preference(operation.name, dims, platform)
+        for candidate in _in_order(operation, preferred):
+            if _refusal(preferred, candidate, dims, platform) is None:
                 return candidate
         raise ValueError(f"no implementation fits. {_explained(operation, dims, platform)}")
     for candidate in operation.implementations:
@@ -98,7 +112,7 @@ def choose(operation: Operation, impl: str | None, dims: Dims, platform: str | N
 
 
 def explain(operation: Operation, dims: Dims, platform: str | None = None) -> str:
-    """One line for each implementation: chosen, and whether SPECJAX_KERNELS or `using` had a say; fits; or why not.
+    """One line for each implementation: chosen, fits, or why not; and what was said or measured of it.
 
     Raises:
         ValueError: a platform on which nothing would ever be chosen.
@@ -109,40 +123,35 @@ def explain(operation: Operation, dims: Dims, platform: str | None = None) -> st
 
 
 def _explained(operation: Operation, dims: Dims, platform: str) -> str:
-    forced = override.current()
     lines = [f"{operation.name} on {platform}, {', '.join(f'{axis}={size}' for axis, size in dims.items())}:"]
-    reasons = {each.name: _refusal(operation, each, dims, platform) for each in _in_order(operation, platform)}
-    chosen = next((name for name, reason in reasons.items() if reason is None), None)
-    because = ""
-    if forced.forces(operation.name):
-        because = f" ({forced.source})"
-    elif chosen in tuning.preferred(platform).get(operation.name, ()):
-        because = f" (measured on {tuning.device_kind()})"
+    preferred = preference(operation.name, dims, platform)
+    refusals = {each.name: _refusal(preferred, each, dims, platform) for each in _in_order(operation, preferred)}
+    chosen = next((name for name, reason in refusals.items() if reason is None), None)
     for name in operation.names():
-        reason = reasons[name]
-        verdict = "fits" if reason is None else f"passed over: {reason}"
+        verdict, remark = refusals[name] or "fits", preferred.remark(name)
         if name == chosen:
-            verdict = f"chosen{because}"
-        lines.append(f"  {name:<{max(map(len, operation.names()))}}  {verdict}")
+            verdict, remark = "chosen", preferred.because(name)
+        said = f" ({remark})" if remark and verdict in ("fits", "chosen") else ""
+        lines.append(f"  {name:<{max(map(len, operation.names()))}}  {verdict}{said}")
     return "\n".join(lines)
 
 
-def _in_order(operation: Operation, platform: str) -> list[Implementation]:
-    first = override.current().named.get(operation.name) or tuning.preferred(platform).get(operation.name, ())
-    place = {name: number for number, name in enumerate(first)}
+def _in_order(operation: Operation, preferred: Preference) -> list[Implementation]:
+    place = {name: number for number, name in enumerate(preferred.first)}
     return sorted(operation.implementations, key=lambda candidate: place.get(candidate.name, len(place)))
 
 
-def _refusal(operation: Operation, candidate: Implementation, dims: Dims, platform: str) -> str | None:
-    forced = override.current()
-    if (reason := forced.refusal(operation.name, candidate.name)) is not None:
+def _refusal(preferred: Preference, candidate: Implementation, dims: Dims, platform: str) -> str | None:
+    """Why an implementation is not taken, in the words of `explain`."""
+    if (reason := preferred.refusal(candidate.name)) is not None:
         return reason
-    measured = candidate.name in tuning.preferred(platform).get(operation.name, ())
-    if measured or operation.name in forced.named or platform in candidate.platforms:
-        return candidate.unfit(dims)
-    if candidate.platforms:
-        return f"chosen on {', '.join(sorted(candidate.platforms))} only"
-    return "by name only"
+    if candidate.name in preferred.first or platform in candidate.platforms:
+        reason = candidate.unfit(dims)
+    elif candidate.platforms:
+        reason = f"chosen on {', '.join(sorted(candidate.platforms))} only"
+    else:
+        reason = "by name only"
+    return reason and f"passed over: {reason}"
 
 
 def _fitting(operation: Operation, dims: Dims) -> str:

@@ -20,7 +20,7 @@ import jax
 from pallas_kernels.table import TABLE
 
 VARIABLE = "SPECJAX_KERNELS"
-AUTO, XLA = "auto", "xla"
+AUTO, XLA, MEASURE = "auto", "xla", "measure"
 PLATFORMS = ("cpu", "gpu", "tpu")
 """The platforms by the names of `jax.default_backend()`. An NVIDIA GPU is a "gpu", though `jax.export` calls it
 "cuda".
@@ -28,6 +28,7 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 
 _using = jax.make_user_context(default_value=None)
 _platform = jax.make_user_context(default_value=None)
+_measured = jax.make_user_context(default_value=True)
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,13 @@ class Override:
     Attributes:
         source: where the specification comes from, for messages.
         only_xla: implementations in plain XLA and no others.
+        measure: whoever can is to measure anew what is fastest.
         named: by operation its implementations, of which the first that fits a call is taken.
     """
 
     source: str
     only_xla: bool = False
+    measure: bool = False
     named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def forces(self, operation: str) -> bool:
@@ -55,16 +58,19 @@ class Override:
 
 
 @contextmanager
-def using(spec: str | None = None, *, platform: str | None = None) -> Iterator[None]:
+def using(spec: str | None = None, *, platform: str | None = None, measured: bool | None = None) -> Iterator[None]:
     """Choose implementations by a specification inside the context, in place of that of SPECJAX_KERNELS.
 
     Args:
-        spec: "auto", by platform and arguments; "xla", only those in plain XLA; or pairs of an operation and an
-            implementation, such as "gated_delta.verify=pallas_tpu,matmul.packed=xla_dequant", or several of which the
-            first that fits a call is taken, such as "cache_attention=pallas_tpu+pallas_tpu_prefill". An `impl` that a
-            call names goes before all of them. None leaves what holds outside.
+        spec: "auto", by what was measured, by platform and by arguments; "measure", the same, and who makes programs of
+            models measures anew before; "xla", only those in plain XLA; or pairs of an operation and an implementation,
+            such as "gated_delta.verify=pallas_tpu,matmul.packed=xla_dequant", or several of which the first that fits a
+            call is taken, such as "cache_attention=pallas_tpu+pallas_tpu_prefill". An `impl` that a call names goes
+            before all of them. None leaves what holds outside.
         platform: "cpu", "gpu" or "tpu": choose implementations and layouts as on that platform, for a program that is
             lowered for it. None leaves what holds outside; outside all contexts that is the default device's.
+        measured: whether it counts what was measured on the device; otherwise "auto" goes by the table alone. None
+            leaves what holds outside; outside all contexts it counts.
 
     Raises:
         ValueError: an operation, an implementation or a platform that is not known.
@@ -73,8 +79,17 @@ def using(spec: str | None = None, *, platform: str | None = None) -> Iterator[N
         raise ValueError(f"using: platform is {platform!r}; accepted: {', '.join(PLATFORMS)}")
     if spec is not None:
         _parsed(spec, f"using({spec!r})")
-    with _using(_using.value if spec is None else spec), _platform(_platform.value if platform is None else platform):
+    with (
+        _using(_using.value if spec is None else spec),
+        _platform(_platform.value if platform is None else platform),
+        _measured(_measured.value if measured is None else measured),
+    ):
         yield
+
+
+def measurements_count() -> bool:
+    """Whether it counts here what was measured on the device."""
+    return _measured.value
 
 
 def current_platform() -> str:
@@ -97,14 +112,16 @@ def current() -> Override:
 
 @cache
 def _parsed(spec: str, source: str) -> Override:
-    if spec in (AUTO, XLA):
-        return Override(source, only_xla=spec == XLA)
+    if spec in (AUTO, XLA, MEASURE):
+        return Override(source, only_xla=spec == XLA, measure=spec == MEASURE)
     named: dict[str, tuple[str, ...]] = {}
     for pair in spec.split(","):
         operation, _, names = (part.strip() for part in pair.partition("="))
         impls = tuple(impl.strip() for impl in names.split("+"))
         if not (operation and all(impls)):
-            raise ValueError(f"{source}: {pair!r} is not understood; accepted: {AUTO}, {XLA}, or OPERATION=IMPL,...")
+            raise ValueError(
+                f"{source}: {pair!r} is not understood; accepted: {AUTO}, {XLA}, {MEASURE}, or OPERATION=IMPL,..."
+            )
         if operation not in TABLE:
             raise ValueError(f"{source}: operation {operation!r} is not known; known: {', '.join(TABLE)}")
         if unknown := [impl for impl in impls if impl not in TABLE[operation]]:

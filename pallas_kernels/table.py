@@ -4,8 +4,8 @@ Whatever speaks of operations by name reads it: `dispatch`, `override`, `tuning`
 benchmarks. The functions behind the names are given in the `implementations.py` of an operation's folder, and
 `dispatch.operation` sees to it that both agree.
 
-Kernels for accelerators run by name only: they are tested under interpreters, lowered for their platforms and compiled
-for TPUs and GPUs, but nobody has measured them on a device yet.
+Kernels for accelerators have no default platform: they run where they were measured to be faster, see `preference`, or
+by name.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def _kernels(*names: str) -> dict[str, Platforms]:
 
 
 _REFERENCE = {"reference": BY_NAME}
-_DEVICES = {"pallas_tpu": "tpu", "pallas_gpu": "gpu", "triton": "gpu"}
+_DEVICES = {"cpu_native": "cpu", "pallas_tpu": "tpu", "pallas_gpu": "gpu", "triton": "gpu"}
 
 
 def made_for(impl: str) -> Platforms:

@@ -1,10 +1,9 @@
 """What was measured on a kind of device, as data: the fastest block sizes of kernels, and which kernels to prefer.
 
 A kernel module makes one `Tunable`, and asks `config_for` while it is traced: a configuration is the one given, or
-the one that `python -m pallas_kernels.tune` found fastest for the very sizes, or the one a rule proposes. `preferred`
-has the implementations that `python benchmarks/kernels.py --prefer` found faster than XLA. Both lie in
-`tuned/<device kind>.json`, in the folder that SPECJAX_TUNED names and then in this package's. Files are read once in a
-process.
+the one that `python -m pallas_kernels.tune` found fastest for the very sizes, or the one a rule proposes. `choices`
+says which implementations are the fastest. Both lie in `tuned/<device kind>.json`, in the folder that SPECJAX_TUNED
+names and then in this package's. Files are read once in a process.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import jax
 
+from pallas_kernels.choices import Choice, as_data, from_data
+from pallas_kernels.files import replace_text
 from pallas_kernels.table import TABLE, Dims, Platforms, made_for
 
 FOLDER_VARIABLE = "SPECJAX_TUNED"
@@ -108,21 +108,21 @@ class Measurements:
     Attributes:
         device: the kind of device.
         winners: one for each kernel and sizes, see `same_call`.
-        preferred: by operation the implementations to take, the first that fits a call, where none is asked for.
+        choices: of implementations, by their keys.
     """
 
     device: str
     winners: Sequence[Winner] = ()
-    preferred: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
 
-def preferred(platform: str) -> Mapping[str, Sequence[str]]:
-    """By operation, in order, what was found fastest on the default device; nothing for another platform than its own.
+def choices() -> Mapping[str, Choice]:
+    """Which implementations are the fastest on the default device, by the keys of choices.
 
     Raises:
         ValueError: a file of measurements is broken.
     """
-    return _measured(device_kind(), _folders())[1] if platform == jax.default_backend() else {}
+    return _measured(device_kind(), _folders())[1]
 
 
 def device_kind() -> str:
@@ -153,21 +153,20 @@ def read(path: Path, device: str) -> Measurements:
     if not isinstance(content["winners"], list):
         raise ValueError(f"{path}: winners is {content['winners']!r}; accepted: a list")
     winners = [_winner(path, f"winners[{index}]", entry) for index, entry in enumerate(content["winners"])]
-    return Measurements(device, winners, _preferred(path, content["preferred"]))
+    try:
+        found = from_data(content["choices"])
+        for choice in found.values():
+            _check_names(choice)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Measurements(device, winners, found)
 
 
 def write(path: Path, measurements: Measurements) -> None:
     """Replace the file by one with these measurements; at no time is there half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f"{path.name}.", delete=False)  # noqa: SIM115
-    try:
-        with file:
-            file.write(json.dumps(asdict(measurements), indent=1) + "\n")
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
-    except BaseException:
-        Path(file.name).unlink(missing_ok=True)
-        raise
+    winners = [asdict(winner) for winner in measurements.winners]
+    content = {"device": measurements.device, "winners": winners, "choices": as_data(measurements.choices)}
+    replace_text(path, json.dumps(content, indent=1) + "\n")
     _measured.cache_clear()
 
 
@@ -205,16 +204,12 @@ def _winner(path: Path, key: str, entry: Any) -> Winner:
         raise ValueError(f"{path}: {key}.config: {error}") from error
 
 
-def _preferred(path: Path, content: Any) -> dict[str, list[str]]:
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: preferred is {content!r}; accepted: an object")
-    for operation, impls in content.items():
-        if operation not in TABLE:
-            raise ValueError(f"{path}: preferred names the operation {operation!r}; known: {', '.join(TABLE)}")
-        if not isinstance(impls, list) or not all(impl in list(TABLE[operation]) for impl in impls):
-            known = ", ".join(TABLE[operation])
-            raise ValueError(f"{path}: preferred.{operation} is {impls!r}; accepted: a list of some of {known}")
-    return content
+def _check_names(choice: Choice) -> None:
+    if choice.operation not in TABLE:
+        raise ValueError(f"choices name the operation {choice.operation!r}; known: {', '.join(TABLE)}")
+    known = TABLE[choice.operation]
+    if unknown := sorted({*choice.order, *choice.left_out} - set(known)):
+        raise ValueError(f"choices of {choice.operation} name {unknown[0]!r}; known: {', '.join(known)}")
 
 
 def _expect_keys(path: Path, key: str, value: Any, names: set[str]) -> None:
@@ -224,13 +219,13 @@ def _expect_keys(path: Path, key: str, value: Any, names: set[str]) -> None:
 
 
 @cache
-def _measured(kind: str, folders: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, Sequence[str]]]:
+def _measured(kind: str, folders: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, Choice]]:
     configs: dict[str, Any] = {}
-    chosen: dict[str, Sequence[str]] = {}
+    chosen: dict[str, Choice] = {}
     for folder in reversed(folders):
         found = read(folder / _file_name(kind), kind)
         configs |= {same_call(winner): winner.config for winner in found.winners}
-        chosen |= found.preferred
+        chosen |= found.choices
     return configs, chosen
 
 

@@ -28,8 +28,8 @@ MAX_LINES = 400
 MAY_IMPORT = {
     "pallas_kernels": {"pallas_kernels"},
     "specjax.dims": set(),
-    "specjax.mesh": {"specjax.mesh"},
-    "specjax.mesh.plan": {"specjax.mesh", "checkpoints"},  # used in loading alone
+    "specjax.mesh": {"specjax.mesh", "pallas_kernels"},
+    "specjax.mesh.plan": {"specjax.mesh", "pallas_kernels", "checkpoints"},  # used in loading alone
     "specjax.state": {"specjax.state", "specjax.mesh", "pallas_kernels"},
     "specjax.layers": {"specjax.layers", "specjax.state", "specjax.mesh", "pallas_kernels"},
     "specjax.models": {

@@ -56,7 +56,8 @@ def explain(*, platform: str | None = None, **dims: Any) -> str:
 
     Args:
         platform: as named by `jax.default_backend()`; default: that of the default device.
-        dims: sizes T, H, G, N and S, the formats k_type and v_type, and where they are used soft_cap and sinks=True.
+        dims: sizes T, H, G, N and S, the formats k_type and v_type, and where they are used
+            window, soft_cap and sinks=True.
 
     Raises:
         ValueError: sizes or formats missing.

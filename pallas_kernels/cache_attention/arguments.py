@@ -56,7 +56,7 @@ def expect_soft_cap(name: str, soft_cap: float) -> None:
 def complete_dims(operation: str, dims: Dims) -> Dims:
     """The `dims` of a call of such sizes. ValueError for what is missing or not known."""
     needed = ("T", *MODEL)
-    optional = {"B": 1, "soft_cap": None, "sinks": False}
+    optional = {"B": 1, "window": None, "soft_cap": None, "sinks": False}
     missing, unknown = [n for n in needed if n not in dims], [n for n in dims if n not in needed and n not in optional]
     if missing or unknown:
         raise ValueError(
@@ -69,6 +69,8 @@ def complete_dims(operation: str, dims: Dims) -> Dims:
         expect_count(operation, name, dims[name])
     if dims["H"] % dims["G"]:
         raise ValueError(f"{operation}: {dims['H']} query heads cannot share {dims['G']} KV heads evenly")
+    if dims.get("window") is not None:
+        expect_count(operation, "window", dims["window"])
     if dims.get("soft_cap") is not None:
         expect_soft_cap(operation, dims["soft_cap"])
     return {**{n: dims[n] for n in needed}, **{n: dims.get(n, default) for n, default in optional.items()}}

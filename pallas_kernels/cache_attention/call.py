@@ -37,7 +37,7 @@ class Call:
         (batch, rows, heads, width), (_, capacity, kv_heads, _) = self.q.shape, self.k.shape
         return {
             "B": batch, "T": rows, "H": heads, "G": kv_heads, "N": width, "S": capacity, "k_type": self.k.format,
-            "v_type": self.v.format, "soft_cap": self.soft_cap, "sinks": self.sinks is not None,
+            "v_type": self.v.format, "window": self.window, "soft_cap": self.soft_cap, "sinks": self.sinks is not None,
         }  # fmt: skip
 
     def sizes(self, *axes: str) -> Dims:

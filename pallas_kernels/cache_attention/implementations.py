@@ -33,8 +33,8 @@ def _quantized(dims: Dims) -> str | None:
 CACHE_ATTENTION = operation(
     "cache_attention",
     cpu_native=Form(cpu_native.attend, cpu_native.unfit),
-    xla_floats=Form(xla_floats.attend, _quantized),
-    xla_tiles=Form(xla_tiles.attend),
+    xla_floats=Form(xla_floats.attend, _quantized, reads_all=True),
+    xla_tiles=Form(xla_tiles.attend, reads_all=True),
     **kernel("pallas_tpu", pallas_tpu.attend, pallas_tpu.unfit),
     **kernel("pallas_tpu_prefill", pallas_tpu_prefill.attend, pallas_tpu_prefill.unfit),
     **kernel("pallas_gpu", pallas_gpu.attend, pallas_gpu.unfit),
@@ -42,5 +42,5 @@ CACHE_ATTENTION = operation(
         "pallas_gpu_prefill", pallas_gpu_prefill.attend, on_hopper(pallas_gpu_prefill.unfit), pallas_gpu_prefill.unfit
     ),
     **kernel("triton", triton_splits.attend, triton_splits.unfit, partial(triton_splits.unfit, interpreted=True)),
-    reference=Form(reference.attend),
+    reference=Form(reference.attend, reads_all=True),
 )

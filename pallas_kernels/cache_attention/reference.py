@@ -10,20 +10,18 @@ from pallas_kernels.cache_attention.visibility import as_mask
 
 def attend(call: Call) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    q, soft_cap, keys, values = call.q.astype(jnp.float32), call.soft_cap, call.k.values(), call.v.values()
+    keys, values = (jnp.repeat(store.values(), call.per_kv_head, axis=2) for store in (call.k, call.v))
+
+    def of_head(q: Array, seen: Array, keys: Array, values: Array, logit: Array) -> Array:
+        """[N] for a query [N] of one head, whether it sees each slot [S], and keys and values [S, N]."""
+        scores = jnp.dot(keys, q, precision="highest") * call.scale
+        if call.soft_cap is not None:
+            scores = call.soft_cap * jnp.tanh(scores / call.soft_cap)
+        weights = jax.nn.softmax(jnp.append(jnp.where(seen, scores, -jnp.inf), logit))[:-1]
+        return jnp.where(seen.any(), jnp.dot(weights, values, precision="highest"), 0)
+
+    of_row = jax.vmap(of_head, (0, None, 1, 1, 0))
+    of_sequence = jax.vmap(of_row, (0, 0, None, None, None))
+    of_batch = jax.vmap(of_sequence, (0, 0, 0, 0, None))
     seen = as_mask(call.positions, keys.shape[1], call.window)
-    batch, rows, heads, _ = q.shape
-    out = jnp.zeros(q.shape)
-    for b in range(batch):
-        for t in range(rows):
-            for h in range(heads):
-                g = h // call.per_kv_head
-                scores = jnp.dot(keys[b, :, g], q[b, t, h], precision="highest") * call.scale
-                if soft_cap is not None:
-                    scores = soft_cap * jnp.tanh(scores / soft_cap)
-                scores = jnp.where(seen[b, t], scores, -jnp.inf)
-                scores = jnp.append(scores, call.logits()[h])
-                weights = jax.nn.softmax(scores)[:-1]
-                row = jnp.dot(weights, values[b, :, g], precision="highest")
-                out = out.at[b, t, h].set(jnp.where(seen[b, t].any(), row, 0))
-    return out
+    return of_batch(call.q.astype(jnp.float32), seen, keys, values, call.logits())

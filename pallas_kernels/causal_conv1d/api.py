@@ -43,7 +43,7 @@ def causal_conv1d(
     if activation not in ("silu", None):
         raise ValueError(f"causal_conv1d: activation is {activation!r}; accepted: 'silu', None")
     inputs = jnp.concatenate([window, x.astype(window.dtype)], axis=1)
-    run = dispatch.choose(CAUSAL_CONV1D, impl, {"T": t, "C": c, "W": w}).run
+    run = dispatch.choose(CAUSAL_CONV1D, impl, {"B": b, "T": t, "C": c, "W": w}).run
     if x.size == 0:
         return jnp.zeros(x.shape, x.dtype), inputs
     return run(inputs, weight, activation=activation, dtype=x.dtype), inputs

@@ -1,5 +1,7 @@
 """The orthonormal Walsh-Hadamard transform of the last axis, in natural order. It is its own inverse."""
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -38,7 +40,7 @@ def walsh_hadamard(
         expect_array("walsh_hadamard", name, factors, "N")
         if factors.shape != (width,):
             raise ValueError(f"walsh_hadamard: {name} has shape {factors.shape}; [N] is {(width,)}")
-    run = dispatch.choose(HADAMARD, impl, {"N": width}).run
+    run = dispatch.choose(HADAMARD, impl, {"rows": math.prod(x.shape[:-1]), "N": width}).run
     return run(x, before, after) if x.size else jnp.zeros(x.shape, jnp.float32)
 
 

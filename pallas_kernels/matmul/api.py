@@ -73,6 +73,8 @@ def explain(x: Float[Array, "... K"], weight: QTensor, platform: str | None = No
 
 
 def dims_of(x: Array | jax.ShapeDtypeStruct, weight: QTensor) -> Dims:
-    """The static sizes and names of a call, for `dispatch`."""
-    rows = math.prod(x.shape[:-1] if weight.ndim == 2 else x.shape[1:-1])  # of a block, where there are blocks
-    return {"M": rows, "N": weight.rows, "K": weight.width, "format": weight.format, "layout": weight.layout}
+    """The static sizes and names of a call, for `dispatch`; of a stack also B blocks and E matrices."""
+    rows, blocks = math.prod(x.shape[:-1]), {}
+    if weight.ndim == 3:
+        rows, blocks = math.prod(x.shape[1:-1]), {"B": x.shape[0], "E": weight.shape[0]}
+    return {"M": rows, "N": weight.rows, "K": weight.width, "format": weight.format, "layout": weight.layout, **blocks}

@@ -81,7 +81,7 @@ def float_matmul(
             "float_matmul: x is [..., K] and the weight [N, K], or with an index [B, M, K] and [E, N, K]; "
             f"got x {x.shape}, weight {weight.shape}"
         )
-    run = dispatch.choose(FLOAT_MATMUL, impl, _dims(x.shape[blocks:-1], weight)).run
+    run = dispatch.choose(FLOAT_MATMUL, impl, _dims(x.shape[:-1], weight)).run
     dtype = x.dtype if dtype is None else dtype
     if index is None:
         return run(x.astype(weight.dtype), weight).astype(dtype)
@@ -102,5 +102,7 @@ def explain_float(x: Float[Array, "... K"], weight: Float[Array, "N K"], platfor
 
 
 def _dims(lead: tuple[int, ...], weight: Array | jax.ShapeDtypeStruct) -> Dims:
-    rows, width = weight.shape[-2:]
-    return {"M": math.prod(lead), "N": rows, "K": width, "dtype": str(weight.dtype)}
+    (*stack, rows, width), blocks = weight.shape, {}
+    if stack:
+        lead, blocks = lead[1:], {"B": lead[0], "E": stack[0]}
+    return {"M": math.prod(lead), "N": rows, "K": width, "dtype": str(weight.dtype), **blocks}

@@ -4,6 +4,8 @@ A norm reads little and is read at once by the next product: on GPUs and TPUs XL
 kernel of its own would only add a launch.
 """
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -62,7 +64,7 @@ def l2_norm(x: Float[Array, "... D"], *, epsilon: float, impl: str | None = None
 def _run(
     impl: str | None, x: Array, weight: Array | None, gate: Array | None, *, scale: float, epsilon: float
 ) -> Array:
-    run = dispatch.choose(RMS_NORM, impl, {"D": x.shape[-1]}).run
+    run = dispatch.choose(RMS_NORM, impl, {"rows": math.prod(x.shape[:-1]), "D": x.shape[-1]}).run
     arrays = [None if array is None else array.astype(jnp.float32) for array in (x, weight, gate)]
     return run(*arrays, scale=scale, epsilon=epsilon)
 

@@ -3,6 +3,7 @@
 Rows are read and nothing of their length is written. On GPUs and TPUs XLA makes this of the plain form.
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ def softmax_totals(x: Float[Array, "... V"], *, impl: str | None = None) -> Tota
         ValueError: x is no array of floats, or one of its axes is empty.
     """
     expect_array("softmax_totals", "x", x, "... V")
-    run = dispatch.choose(SOFTMAX_TOTALS, impl, {"V": x.shape[-1]}).run
+    run = dispatch.choose(SOFTMAX_TOTALS, impl, {"rows": math.prod(x.shape[:-1]), "V": x.shape[-1]}).run
     return Totals(*run(x.astype(jnp.float32)))
 
 

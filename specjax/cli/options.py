@@ -84,8 +84,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
     parser.add_argument(
         "--kernels",
         metavar="SPEC",
-        help="auto, by device and sizes; xla, plain XLA only; or pairs such as gated_delta.verify=xla_recurrent,"
-        "matmul.packed=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
+        help="auto, by device and sizes: what is fastest is measured at first use of a model on a GPU or TPU, and"
+        " remembered; measure, measure anew, also on a CPU; xla, plain XLA only; or pairs such as"
+        " gated_delta.verify=xla_recurrent,matmul.packed=xla_dequant (default: what SPECJAX_KERNELS says, or auto)",
     )
 
 
@@ -363,9 +364,8 @@ def _slow_products(model: Model, kernels: str | None) -> str | None:
     forced, platform = override.current(), override.current_platform()
     if forced.forces("matmul.packed"):
         return f"{forced.source if kernels is None else f'--kernels {kernels}'} leaves no other way"
-    if platform != "cpu":
-        return f"on {platform} kernels run only when --kernels names them: nobody has timed them yet"
-    return native.reason()
+    # Elsewhere kernels are measured when an engine is made, which says what came of it.
+    return native.reason() if platform == "cpu" else None
 
 
 def _decoded_by_xla(weight: QTensor) -> bool:

@@ -74,9 +74,9 @@ def one_line_warnings() -> Iterator[None]:
 @contextmanager
 def notices(quiet: bool) -> Iterator[None]:
     """Say what takes long also where nobody reads along at a terminal, as in the log of a job; or never, if quiet."""
-    from specjax.runtime.notices import listener
+    from specjax.runtime.notices import listener, silent
 
-    token = listener.set((lambda line: None) if quiet else say)
+    token = listener.set(silent if quiet else say)
     try:
         yield
     finally:

@@ -21,6 +21,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
+from pallas_kernels import using
+
 ROWS, MODEL = "rows", "model"
 """The axes of a mesh: over sequences, and over parts of the model."""
 
@@ -72,7 +74,9 @@ def on_shards(run: Callable[..., Tree], *args: Any, out: Callable[..., Any]) -> 
     split = jax.shard_map(
         partial(run, mesh.shape[MODEL]), mesh=mesh, in_specs=specs, out_specs=out(*specs), check_vma=False
     )
-    return split(*args)
+    # Measurements are of one device's sizes, and exact numbers must not go by them.
+    with using(measured=EXACT not in mesh.shape):
+        return split(*args)
 
 
 def parts() -> int:

@@ -33,11 +33,13 @@ class Experience:
         compiled: keys of programs that have run before.
         costs: what rounds of each depth cost, see `Costs.known`, by the keys of engines.
         effort: time spent on rounds and on their programs.
+        measured: keys of the kernels' choices that were measured for them, see `measure_kernels`.
     """
 
     compiled: set[tuple] = field(default_factory=set)
     costs: dict[tuple, dict[int, float]] = field(default_factory=dict)
     effort: Effort = field(default_factory=Effort)
+    measured: set[str] = field(default_factory=set)
 
 
 class Building:

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from pallas_kernels.files import cache_folder
 
-CACHE_VARIABLE = "SPECJAX_CACHE"
 LEAST_SECONDS = 0.2
 """Programs that compile faster are not worth a file."""
-
-
-def cache_folder() -> Path | None:
-    """Where compiled programs are kept; None when `SPECJAX_CACHE` is empty."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen is not None:
-        return Path(chosen).expanduser() if chosen else None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "specjax" / "xla"
 
 
 def use_compilation_cache() -> None:

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 
 from checkpoints.atomic import write_text
 from checkpoints.errors import CheckpointError
+from pallas_kernels.files import cache_folder
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import on_device_of
 from specjax.mesh.shards import devices_of
 from specjax.models.protocol import Params
-from specjax.runtime.compilation_cache import cache_folder
 from specjax.runtime.depth.control import depths_up_to
 
 WORTH_WRITING = 0.1

@@ -30,6 +30,7 @@ from specjax.mesh.shards import devices_of
 from specjax.models.protocol import Params
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.grammars import GrammarShelf
+from specjax.runtime.kernels import measure_kernels
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
 from specjax.runtime.newcomers import IDLE, newcomers
 from specjax.runtime.pace import DEFAULT_ROUNDS
@@ -95,6 +96,7 @@ class Engine:
         self._state: DecodeState | None = None
         self._room = Room(0, leaning=False)
         self._grammars = GrammarShelf(decoder.target.vocab_size, seats, grammar_room)
+        measure_kernels(decoder, params, seats, slots, self.experience.measured)
 
     # What callers do
 

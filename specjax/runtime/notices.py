@@ -18,6 +18,10 @@ def _to_people(line: str) -> None:
         print(f"specjax: {line}", file=sys.stderr, flush=True)
 
 
+def silent(line: str) -> None:
+    """A listener that shows nothing, not even bars."""
+
+
 listener: ContextVar[Callable[[str], None]] = ContextVar("listener", default=_to_people)
 """The function that gets each line. Set it to show the lines elsewhere."""
 
@@ -32,3 +36,17 @@ def announced(line: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar at a terminal or in a notebook, to be told how many steps are done, of how many."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    shown = listener.get() is not silent and (console.is_terminal or console.is_jupyter)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

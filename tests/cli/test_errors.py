@@ -15,11 +15,11 @@ from small_model import CONFIG, agreeing_params, byte_tokenizer
 
 import checkpoints
 import specjax
+from pallas_kernels.files import cache_folder
 from specjax.cli.options import check_output
 from specjax.cli.runtime import UsageError
 from specjax.decoding.settings import DraftConfig
 from specjax.models.registry import FAMILIES
-from specjax.runtime.compilation_cache import cache_folder
 
 PROMPT = ("--prompt", "def f(")
 

@@ -29,7 +29,7 @@ Queries, keys and values that an implementation rounds are rounded for the law a
 with the score, and no constant bounds it. In "wide", whose scores are three times as large as a model's, it is 2e-2 of
 the result.
 """
-READS_ALL = ("xla_floats", "xla_tiles", "reference")
+READS_ALL = [each.name for each in CACHE_ATTENTION.implementations if each.reads_all]
 """What multiplies what no row sees with zero, too. The others read nothing of it."""
 
 

@@ -66,7 +66,7 @@ def test_a_named_implementation_that_does_not_fit_is_an_error(variable: pytest.M
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("fast", r"'fast' is not understood; accepted: auto, xla, or OPERATION=IMPL,\.\.\."),
+        ("fast", r"'fast' is not understood; accepted: auto, xla, measure, or OPERATION=IMPL,\.\.\."),
         ("hadamart=reference", r"operation 'hadamart' is not known; known: cache_attention, .*gated_delta\.verify"),
         ("hadamard=cuda", r"hadamard has no implementation 'cuda'; known: .*xla_matmul.*reference"),
         ("hadamard=reference+cuda", r"hadamard has no implementation 'cuda'; known: .*xla_matmul.*reference"),

@@ -22,6 +22,7 @@ from pallas_kernels import explain, gated_delta, tune, tuning, using
 from pallas_kernels.hadamard import walsh_hadamard, xla_matmul
 
 SIZES = {"N": 64}
+SMALL = {"T": 4, "Hk": 1, "Hv": 1, "Dk": 8, "Dv": 40}
 ENTRY = {
     "operation": "hadamard", "impl": "xla_matmul", "dims": SIZES, "config": {"block": 16}, "microseconds": 2.5,
     "jax": "0.10.2",
@@ -35,9 +36,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(folder: Path, *entries: object, device: object = "cpu", preferred: object = None) -> Path:
+def choice(operation: str, *order: str, **changes: object) -> dict[str, object]:
+    """What a file holds of a choice at `SMALL`."""
+    times = {impl: 1.5 * number for number, impl in enumerate(order, 1)}
+    group = {axis: size for axis, size in SMALL.items() if axis != "T"} | {"many": False}
+    names = {"operation": operation, "group": group, "measured": SMALL, "order": order, "microseconds": times}
+    return {**names, "left_out": {}, **changes}
+
+
+def write(folder: Path, *entries: object, device: object = "cpu", choices: object = ()) -> Path:
     path = folder / "cpu.json"
-    path.write_text(json.dumps({"device": device, "winners": entries, "preferred": preferred or {}}))
+    path.write_text(json.dumps({"device": device, "winners": entries, "choices": choices}))
     tuning._measured.cache_clear()
     return path
 
@@ -99,21 +108,29 @@ def test_a_broken_file_is_named(folder: Path) -> None:
         tuning.config_for(xla_matmul.TUNABLE, SIZES)
     path.write_text("[]")
     with pytest.raises(
-        ValueError, match=rf"{path}: the file has \[\]; accepted: an object with device, preferred, winners"
+        ValueError, match=rf"{path}: the file has \[\]; accepted: an object with choices, device, winners"
     ):
         tuning.config_for(xla_matmul.TUNABLE, SIZES)
 
 
 def test_what_was_measured_fastest_here_is_chosen_where_it_fits(folder: Path) -> None:
-    operation, sizes = "gated_delta.prefill", {"T": 4, "Hk": 1, "Hv": 1, "Dk": 8, "Dv": 40}
-    before = explain(operation, **sizes)
-    write(folder, preferred={operation: ["xla_recurrent"]})
-    assert "xla_recurrent         chosen (measured on cpu)" in explain(operation, **sizes)
-    assert "chosen (measured" not in explain(operation, platform="tpu", **sizes)
+    operation = "gated_delta.prefill"
+    before = explain(operation, **SMALL)
+    write(folder, choices=[choice(operation, "xla_recurrent", "xla_chunked", left_out={"cpu_native": "crashed"})])
+    said = explain(operation, **SMALL)
+    assert re.search(r"xla_recurrent +chosen \(measured on cpu: 1.50 us against 3.00 us of xla_chunked\)", said)
+    assert re.search(r"xla_chunked +fits \(3.00 us\)", said)
+    assert re.search(r"cpu_native +left out: crashed", said)
+    assert "chosen (measured" in explain(operation, **{**SMALL, "T": 16})
+    for others in ({**SMALL, "T": 17}, {**SMALL, "Dv": 48}):
+        assert "measured" not in explain(operation, **others)
+    assert "measured" not in explain(operation, platform="tpu", **SMALL)
+    with using(measured=False):
+        assert explain(operation, **SMALL) == before
     with using("xla"):
-        assert re.search(r"xla_recurrent +chosen \(using", explain(operation, **sizes))
+        assert re.search(r"xla_chunked +chosen \(using", explain(operation, **SMALL))
     with using(f"{operation}=xla_chunked"):
-        assert re.search(r"xla_chunked +chosen \(using", explain(operation, **sizes))
+        assert re.search(r"xla_chunked +chosen \(using", explain(operation, **SMALL))
     q, v, scalar = jnp.ones((1, 4, 1, 8)), jnp.ones((1, 4, 1, 40)), jnp.ones((1, 4, 1))
 
     def text(impl: str | None) -> str:
@@ -121,27 +138,30 @@ def test_what_was_measured_fastest_here_is_chosen_where_it_fits(folder: Path) ->
         return jax.jit(run).lower(q, q, v, -scalar, scalar, jnp.ones((1, 1, 8, 40))).as_text()
 
     assert text(None) == text("xla_recurrent") != text("xla_chunked")
-    write(folder, preferred={operation: ["pallas_gpu"]})  # does not take this Dv
-    said = explain(operation, **sizes)
+    write(folder, choices=[choice(operation, "pallas_gpu")])  # does not take this Dv
+    said = explain(operation, **SMALL)
     assert re.search(r"pallas_gpu +passed over: Dv=40", said)
     assert re.search(r" chosen$", said, re.MULTILINE)
     write(folder)
-    assert explain(operation, **sizes) == before
+    assert explain(operation, **SMALL) == before
 
 
 @pytest.mark.parametrize(
-    ("preferred", "message"),
+    ("choices", "message"),
     [
-        (["hadamard"], r"preferred is \['hadamard'\]; accepted: an object"),
-        ({"hadamart": ["xla_matmul"]}, r"preferred names the operation 'hadamart'; known: .*hadamard"),
-        ({"hadamard": ["xla_matmull"]}, r"preferred.hadamard is \['xla_matmull'\]; accepted: a list of .*xla_matmul"),
-        ({"hadamard": "xla_matmul"}, r"preferred.hadamard is 'xla_matmul'; accepted: a list of .*xla_matmul"),
-        ({"hadamard": [["xla_matmul"]]}, r"preferred.hadamard is \[\['xla_matmul'\]\]; accepted: a list of"),
+        ({"hadamard": ["xla_matmul"]}, r"choices is \{.*; accepted: a list"),
+        ([{"operation": "hadamard"}], r"choices\[0\] has \['operation'\]; accepted: an object with group, left_out"),
+        ([choice("hadamart", "xla_matmul")], r"choices name the operation 'hadamart'; known: .*hadamard"),
+        ([choice("hadamard", "xla_matmull")], r"choices of hadamard name 'xla_matmull'; known: .*xla_matmul"),
+        ([choice("hadamard", order="xla_matmul")], r"choices\[0\].order is 'xla_matmul'; accepted: a list of names"),
+        ([choice("hadamard", order=["xla_matmul"])], r"order is \['xla_matmul'\], of which not all are in microsec"),
+        ([choice("hadamard", "xla_matmul", microseconds={"xla_matmul": 0})], r"microseconds is .*numbers above 0"),
+        ([choice("hadamard", left_out={"reference": 1})], r"reasons of left_out are texts"),
     ],
 )
-def test_a_broken_preference_names_file_and_key(folder: Path, preferred: object, message: str) -> None:
-    path = write(folder, preferred=preferred)
-    with pytest.raises(ValueError, match=rf"{path}: {message}"):
+def test_a_broken_choice_names_file_and_key(folder: Path, choices: object, message: str) -> None:
+    path = write(folder, choices=choices)
+    with pytest.raises(ValueError, match=rf"{path}: .*{message}"):
         walsh_hadamard(jnp.ones((1, 8)))
 
 
@@ -184,7 +204,7 @@ def test_examples_are_what_kernels_run_on(in_triton: bool) -> None:
 
 def test_tuning_keeps_the_fastest_and_other_entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {**ENTRY, "dims": {"N": 32}}
-    path = write(folder, other, ENTRY, preferred={"rms_norm": ["xla_reduce"]})
+    path = write(folder, other, ENTRY, choices=[choice("rms_norm", "xla_reduce")])
     status = tune.main(["--operation", "hadamard", "--impl", "xla_matmul", "--shapes", "N=64", "--seconds", "0.001"])
     assert status == 0
     out = capsys.readouterr().out
@@ -194,7 +214,7 @@ def test_tuning_keeps_the_fastest_and_other_entries(folder: Path, capsys: pytest
     assert dict(kept.dims) == {"N": 32}
     assert new.config in xla_matmul.candidates(SIZES)
     assert tuning.config_for(xla_matmul.TUNABLE, SIZES) == new.config
-    assert tuning.read(path, "cpu").preferred == {"rms_norm": ["xla_reduce"]}
+    assert [each.order for each in tuning.read(path, "cpu").choices.values()] == [("xla_reduce",)]
     assert [file.name for file in folder.iterdir()] == ["cpu.json"]
 
 

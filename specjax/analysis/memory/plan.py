@@ -10,31 +10,23 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from pallas_kernels import using
 from pallas_kernels.matmul import Activations
 from specjax.analysis.memory.devices import Device, device_named
 from specjax.analysis.memory.liveness import peak_bytes
-from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.loop import decode_chunk
-from specjax.decoding.new_state import outline_of_state, seats_on_rows
-from specjax.decoding.seats import feed_rows
-from specjax.decoding.settings import DraftConfig, Settings
+from specjax.decoding.decoder import DecodeState
+from specjax.decoding.new_state import seats_on_rows
 from specjax.errors import SpecjaxError
-from specjax.mesh.plan import AnyMesh, sizes_of, without_devices
+from specjax.mesh.plan import sizes_of, without_devices
 from specjax.mesh.shards import ROWS
-from specjax.models.protocol import Params
 from specjax.runtime.draft_vocabulary import DraftVocabularySource
 from specjax.runtime.drafters import DrafterSources
 from specjax.runtime.options import GenerateOptions, OptionChanges, options_of, takes_options
 from specjax.runtime.outline import outline
 from specjax.runtime.pieces import PIECE_SIZES, width_of
+from specjax.runtime.programs import Programs
 from specjax.runtime.slots import slots_for
-
-ROUNDS = 4
-"""Rounds of the chunk whose temporary memory is estimated; the number changes little."""
 
 
 def bytes_on_device(tree: Any) -> int:
@@ -165,11 +157,11 @@ def plan_memory(
     with using(platform=kind.platform):
         model = outline(path, drafter=drafter, draft_vocab=draft_vocab, dtype=dtype, packed=packed, mesh=nowhere)
         decoder = model.decoder(options_of(options, changes))
-        programs = _Programs(decoder, model.params, nowhere)
+        programs = Programs(decoder, model.params, nowhere)
         most = decoder.target.context_length
         batch, slots = seats_on_rows(sizes[0], batch), min(slots_for(context), slots_for(most))
         state = programs.state(batch, slots)
-        estimates = programs.temporaries(batch, slots) if temporaries else {}
+        estimates = _temporaries(programs, state, batch) if temporaries else {}
     return MemoryPlan(
         path=model.path,
         mesh=sizes,
@@ -179,48 +171,30 @@ def plan_memory(
         parameters={name: bytes_on_device(own) for name, own in model.params.items()},
         state=_by_keeper(state),
         temporaries=estimates,
-        _state_of=programs.state_bytes,
+        _state_of=partial(_state_bytes, programs),
         _context=most,
     )
 
 
-@dataclass(frozen=True)
-class _Programs:
-    """The programs of an engine, by shapes."""
-
-    decoder: Decoder
-    params: Params
-    mesh: AnyMesh | None
-
-    def state(self, batch: int, slots: int) -> DecodeState:
-        """The shapes of a running state."""
-        wishes = Settings(draft=DraftConfig(n_max=self.decoder.max_drafts))
-        return outline_of_state(self.decoder, self.decoder.settings([wishes] * batch), slots, self.mesh)
-
-    def state_bytes(self, batch: int, slots: int) -> int:
-        """Bytes of a state on each device. Sequences are alike, so that those of one row of devices tell of all."""
-        rows = 1 if self.mesh is None else self.mesh.shape[ROWS]
-        if batch % rows:
-            return bytes_on_device(self.state(batch, slots))
-        return bytes_on_device(self.state(rows, slots)) * (batch // rows)
-
-    def temporaries(self, batch: int, slots: int) -> dict[str, int]:
-        """What the programs of a running state need besides their arguments."""
-        state = self.state(batch, slots)
-        limits = np.int32(ROUNDS), np.int32(ROUNDS)
-        found = {"a round": _peak(decode_chunk, self.decoder, self.params, state, ROUNDS, *limits)}
-        tokens = PIECE_SIZES[-1]
-        for columns in dict.fromkeys((width_of(max(1, batch // 4), batch), batch)):
-            rows = None if columns == batch else jax.ShapeDtypeStruct((columns,), jnp.int32)
-            piece = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((columns, tokens), (columns,))]
-            models = self.decoder.target, self.decoder.drafter
-            name = f"{tokens} tokens of {columns} prompt{'s' * (columns > 1)}"
-            found[name] = _peak(feed_rows, *models, self.params, state.sequences, rows, *piece)
-        return found
+def _state_bytes(programs: Programs, batch: int, slots: int) -> int:
+    """Bytes of a state on each device. Sequences are alike, so that those of one row of devices tell of all."""
+    rows = 1 if programs.mesh is None else programs.mesh.shape[ROWS]
+    if batch % rows:
+        return bytes_on_device(programs.state(batch, slots))
+    return bytes_on_device(programs.state(rows, slots)) * (batch // rows)
 
 
-def _peak(program: Any, *arguments: Any) -> int:
-    return peak_bytes(program.trace(*arguments).jaxpr.jaxpr)
+def _temporaries(programs: Programs, state: DecodeState, batch: int) -> dict[str, int]:
+    """What the programs of a running state need besides their arguments."""
+    found = {"a round": _peak(programs.rounds(state))}
+    for columns in dict.fromkeys((width_of(max(1, batch // 4), batch), batch)):
+        name = f"{PIECE_SIZES[-1]} tokens of {columns} prompt{'s' * (columns > 1)}"
+        found[name] = _peak(programs.feeding(state, batch, columns=columns))
+    return found
+
+
+def _peak(traced: jax.stages.Traced) -> int:
+    return peak_bytes(traced.jaxpr.jaxpr)
 
 
 def _by_keeper(state: DecodeState) -> dict[str, int]:

@@ -1,0 +1,232 @@
+"""Finding out which implementations are the fastest on this device, for the calls that a program makes.
+
+Everything runs in a process of its own, which may crash or hang without harm; on TPUs in this one, see `measure`.
+An implementation is chosen if its results agree with the law, on random input and on cruel input, and if it is clearly
+faster than what the table takes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import jax
+
+from pallas_kernels import memory, tuning
+from pallas_kernels.cases.case import words
+from pallas_kernels.choices import COMPANY, Choice, group_of, key_of
+from pallas_kernels.measuring.process import Ended, Here, Hung, Worker, process
+from pallas_kernels.measuring.timing import Effort
+from pallas_kernels.measuring.trials import Trial
+from pallas_kernels.measuring.worker import Order
+from pallas_kernels.recording import Call
+from pallas_kernels.table import Dims
+
+WORTH_IT = 1.05
+"""Times as fast as what the table takes, at which another implementation is chosen."""
+BUDGET = 60.0
+"""Seconds after which no further call is tried; the next time goes on there."""
+PATIENCE = 40.0
+"""Seconds in which an implementation must compile, and in which it must run."""
+STARTING = 120.0
+"""Seconds in which a process must open the device."""
+EFFORT = Effort(copies=2, cache_bytes=1 << 27, seconds=0.05, runs=3)
+CASES = "pallas_kernels.cases"
+
+Progress = Callable[[int, int], None]
+"""Is told how many calls are done, of how many."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of it.
+
+    Attributes:
+        choices: that were measured, by their keys.
+        unfinished: for each call that was not, why.
+    """
+
+    choices: Mapping[str, Choice]
+    unfinished: Sequence[str]
+
+
+def worth_measuring(calls: Iterable[Call], *, anew: bool = False) -> list[Call]:
+    """One call for each choice that is to be made: that with the most rows.
+
+    Args:
+        calls: of a program.
+        anew: also what has been measured on this device.
+
+    Returns:
+        Those with the most to do first.
+    """
+    largest: dict[str, Call] = {}
+    for call in sorted(calls, key=_company):
+        largest[key_of(*call)] = call
+    known = {} if anew else {**tuning.choices(), **memory.remembered()}
+    return sorted((call for key, call in largest.items() if key not in known), key=_weight, reverse=True)
+
+
+def _company(call: Call) -> int:
+    return math.prod(call[1].get(axis, 1) for axis in (*COMPANY, "S"))
+
+
+def _weight(call: Call) -> int:
+    """About as much as a call has to do."""
+    return math.prod(size for size in call[1].values() if type(size) is int)
+
+
+@dataclass
+class _Work:
+    """A call that is being measured."""
+
+    call: Call
+    trials: dict[str, Trial] = field(default_factory=dict)
+    default: str | None = None
+
+    def choice(self) -> Choice:
+        """What is to be kept of it."""
+        operation, dims = self.call
+        times = {name: each.microseconds for name, each in self.trials.items() if each.microseconds is not None}
+        order = sorted(times, key=lambda name: times[name] * (1 if name == self.default else WORTH_IT))
+        left_out = {name: each.left_out for name, each in self.trials.items() if each.left_out is not None}
+        return Choice(operation, group_of(dims), dict(dims), tuple(order), times, left_out)
+
+
+def measure(
+    calls: Sequence[Call],
+    *,
+    budget: float = BUDGET,
+    patience: float = PATIENCE,
+    effort: Effort = EFFORT,
+    cases: str = CASES,
+    progress: Progress | None = None,
+    here: bool | None = None,
+) -> Report:
+    """Measure calls, and remember what was found; what is done is kept also when something interrupts it.
+
+    Args:
+        calls: see `worth_measuring`.
+        budget: seconds after which no further call is begun.
+        patience: seconds in which an implementation must compile, run and be timed.
+        effort: how much to measure.
+        cases: the module whose `CASES` has the operations.
+        progress: see `Progress`.
+        here: try everything in this process, in which nothing is contained: what crashes it is left out the next time.
+            By default only on TPUs, which one process can have.
+
+    Warns:
+        RuntimeWarning: an implementation is left out, because it did not compile, crashed, hung or is wrong.
+    """
+    here = jax.default_backend() == "tpu" if here is None else here
+    measuring = _Measuring(calls, time.monotonic() + budget, patience, progress or (lambda done, total: None))
+    if here and (fatal := memory.fatal()) is not None:
+        measuring.leave_out(*fatal, "crashed the process that tried it")
+    while measuring.work:
+        order = Order(cases, measuring.open_calls(), asdict(effort))
+        if here:
+            measuring.follow(Here(order), noted=memory.noted)
+        else:
+            with process(order) as tried:
+                measuring.follow(tried)
+    _warn(measuring.found)
+    return Report(measuring.found, measuring.unfinished)
+
+
+def _not_noted(key: str, impl: str) -> AbstractContextManager:
+    return nullcontext()
+
+
+class _Measuring:
+    """Calls that are being measured, by one worker after the other."""
+
+    def __init__(self, calls: Sequence[Call], deadline: float, patience: float, progress: Progress) -> None:
+        self.work = {number: _Work(call) for number, call in enumerate(calls)}
+        self.found: dict[str, Choice] = {}
+        self.unfinished: list[str] = []
+        self._total, self._deadline, self._patience, self._progress = len(calls), deadline, patience, progress
+
+    def open_calls(self) -> list[tuple[int, str, Dims, list[str]]]:
+        """What a worker is to try."""
+        return [(number, *each.call, list(each.trials)) for number, each in self.work.items()]
+
+    def leave_out(self, key: str, impl: str, why: str) -> None:
+        """Do not try an implementation of the call of a choice."""
+        for each in self.work.values():
+            if key_of(*each.call) == key:
+                each.trials[impl] = Trial(impl, left_out=why)
+
+    def follow(self, tried: Worker, noted: Callable[[str, str], AbstractContextManager] = _not_noted) -> None:
+        """Take in what a worker says, until it has ended or time is up.
+
+        Args:
+            tried: the worker.
+            noted: what to be in while an implementation, of the call of a choice, is tried.
+        """
+        ready, trying = False, None
+        try:
+            while True:
+                about = nullcontext() if trying is None else noted(key_of(*self.work[trying[0]].call), trying[1])
+                with about:
+                    line = tried.next_line(self._patience if ready else STARTING)
+                if line is None:
+                    return
+                ready, trying = True, self._take(line)
+                if "done" in line and time.monotonic() > self._deadline:
+                    self._give_up(list(self.work), "no time was left")
+                    return
+        except Hung:
+            self._blame(ready, trying, f"did not end within {self._patience:g} seconds")
+        except Ended as ended:
+            self._blame(ready, trying, f"crashed: {ended}")
+
+    def _take(self, line: Mapping[str, Any]) -> tuple[int, str] | None:
+        """Take in a line; returns the call and the implementation that are being tried then."""
+        match line:
+            case {"trying": [number, impl]}:
+                return int(number), str(impl)
+            case {"call": number, "default": name}:
+                self.work[number].default = name
+            case {"call": number, "failed": why}:
+                self._give_up([number], why)
+            case {"call": number, **trial}:
+                self.work[number].trials[trial["impl"]] = Trial(**trial)
+            case {"done": number} if number in self.work:
+                choice = self.work.pop(number).choice()
+                self.found[choice.key] = choice
+                memory.remember({choice.key: choice})
+                self._progress(self._total - len(self.work), self._total)
+        return None
+
+    def _blame(self, ready: bool, trying: tuple[int, str] | None, why: str) -> None:
+        """Leave out what was being tried; or give up the call, whose law went wrong; or all, if nothing works."""
+        if trying is not None:
+            number, impl = trying
+            self.work[number].trials[impl] = Trial(impl, left_out=why)
+        else:
+            self._give_up(list(self.work)[:1] if ready else list(self.work), why)
+
+    def _give_up(self, numbers: Sequence[int], why: str) -> None:
+        for number in numbers:
+            operation, dims = self.work.pop(number).call
+            self.unfinished.append(f"{operation} {words(dims)}: {why}")
+
+
+def _warn(found: Mapping[str, Choice]) -> None:
+    """Say what is left out, once for each implementation."""
+    said: set[tuple[str, str]] = set()
+    for choice in found.values():
+        for impl, why in choice.left_out.items():
+            if (choice.operation, impl) not in said:
+                said.add((choice.operation, impl))
+                warnings.warn(
+                    f"{choice.operation} {impl} is left out on {tuning.device_kind()}, {words(choice.measured)}: {why}."
+                    f" Please report this line, and {dict(memory.about())}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )

@@ -1,0 +1,79 @@
+"""How long a call takes: many in a row inside one program, each over memory of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from pallas_kernels.cases.case import Case, Given
+
+PASSES = 2
+"""Times that a loop's body visits each copy. A state goes from a buffer into another and back: no copy in between."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure.
+
+    Attributes:
+        copies: of what calls use, at most.
+        cache_bytes: what all copies together should exceed.
+        seconds: of runs.
+        runs: at least.
+    """
+
+    copies: int
+    cache_bytes: int
+    seconds: float
+    runs: int
+
+    def copies_of(self, case: Case) -> int:
+        """How many copies of what a call uses are worked on in turn."""
+        return max(1, min(self.copies, math.ceil(self.cache_bytes / case.num_bytes)))
+
+
+def best_seconds(run: Callable[[], Any], effort: Effort) -> float:
+    """Of some runs of what has run before."""
+    times: list[float] = []
+    while len(times) < effort.runs or sum(times) < effort.seconds:
+        begin = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - begin)
+        if sum(times) > 10 * effort.seconds:  # a slow form is known well enough
+            break
+    return min(times)
+
+
+def seconds_of_a_call(case: Case, impl: str | None, material: list[Given], effort: Effort) -> float:
+    """By a program that makes many calls, over one copy of the material after the other."""
+    passes = PASSES if jax.tree.leaves(material[0].own) else 1
+    calls = passes * len(material)
+
+    @jax.jit
+    def step(given: Given) -> Given:
+        # What is fixed must not be worked on ahead of the loop, as decoding of weights could be.
+        return case.step(impl, lax.optimization_barrier(given))
+
+    def body(_: Any, carry: tuple[Any, list[Any]], fixed: list[Any]) -> tuple[Any, list[Any]]:
+        x, owns = carry[0], list(carry[1])
+        for _pass in range(passes):
+            for index, each in enumerate(fixed):
+                x, owns[index], _ = step(Given(x, owns[index], each))
+        return x, owns
+
+    @jax.jit
+    def program(repeats: Any, x: Any, owns: list[Any], fixed: list[Any]) -> tuple[Any, list[Any]]:
+        return lax.fori_loop(0, repeats, partial(body, fixed=fixed), (x, owns))
+
+    arguments = material[0].x, [each.own for each in material], [each.fixed for each in material]
+    jax.block_until_ready(program(1, *arguments))
+    once = best_seconds(lambda: program(1, *arguments), Effort(1, 1, 0, 2))
+    repeats = max(1, min(200, round(effort.seconds / 8 / max(once, 1e-7))))
+    return best_seconds(lambda: program(repeats, *arguments), effort) / (repeats * calls)

@@ -1,0 +1,105 @@
+"""What is tried of a call: each implementation is compiled, compared with the law, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_kernels.cases.case import Case, Given
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.measuring.agreement import AGREES, largest_error, numbers
+from pallas_kernels.measuring.timing import Effort, seconds_of_a_call
+from pallas_kernels.table import made_for
+
+COMPILING, RUNNING = "did not compile", "failed when it ran"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An implementation, and how many microseconds a call takes, or why it is left out; neither before it is tried."""
+
+    impl: str
+    microseconds: float | None = None
+    left_out: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether something was found of it."""
+        return self.microseconds is not None or self.left_out is not None
+
+
+def candidates(case: Case, platform: str) -> list[Implementation]:
+    """What can be tried of a call on a platform, the first being what the table takes there."""
+    fitting = [each for each in tried(case, platform) if each.unfit(case.dims) is None]
+    return sorted(fitting, key=lambda each: platform not in each.platforms)
+
+
+def tried(case: Case, platform: str) -> list[Implementation]:
+    """The implementations that are made for a platform: no interpreters, no reference."""
+    return [
+        each
+        for each in case.operation.implementations
+        if platform in made_for(each.name) and each.name != "reference" and not each.name.endswith("_interpret")
+    ]
+
+
+class Failure(Exception):
+    """An implementation cannot be used; the message says why."""
+
+
+def trials(case: Case, settled: Iterable[str], effort: Effort) -> Iterator[Trial]:
+    """Try the implementations of a call that are not settled yet: each comes before it is tried, and after it.
+
+    Raises:
+        RuntimeError: the law itself cannot be computed here.
+    """
+    some = [each for each in candidates(case, jax.default_backend()) if each.name not in settled]
+    material = [case.make(seed) for seed in range(effort.copies_of(case))]
+    given = material[0]
+    poisoned, finite = jax.jit(case.cruel)(given) if case.cruel else (given, given)
+    checks = [("random", given, given), ("cruel", poisoned, finite)][: 2 if case.cruel else 1]
+    judged = jax.jit(case.judged)
+    wanted = [numbers(case.wanted(*twins)) for _, *twins in checks]
+    for each in some:
+        yield Trial(each.name)
+        try:
+            program = _compiled(case, each.name, given)
+            for (name, cruel, harmless), want in zip(checks, wanted, strict=True):
+                _compare(program, judged, name, harmless if each.reads_all else cruel, want)
+            seconds = _timed(case, each.name, material, effort)
+        except Failure as failure:
+            yield Trial(each.name, left_out=str(failure))
+        else:
+            yield Trial(each.name, microseconds=round(seconds * 1e6, 2))
+
+
+def _compiled(case: Case, impl: str, given: Given) -> jax.stages.Compiled:
+    try:
+        return jax.jit(lambda given: case.call(impl, given)).lower(given).compile()
+    except Exception as error:  # whatever a compiler says
+        raise Failure(f"{COMPILING}: {line_of(error)}") from error
+
+
+def _compare(program: Any, judged: Any, name: str, given: Given, want: list[np.ndarray]) -> None:
+    try:
+        got = numbers(judged(given, program(given)))
+    except Exception as error:  # whatever a device says
+        raise Failure(f"{RUNNING}, on {name} input: {line_of(error)}") from error
+    if not (off := largest_error(got, want)) <= AGREES:
+        raise Failure(f"results differ by {off:.0e} on {name} input, where {AGREES:.0e} is accepted")
+
+
+def _timed(case: Case, impl: str, material: list[Given], effort: Effort) -> float:
+    try:
+        return seconds_of_a_call(case, impl, material, effort)
+    except Exception as error:  # as above
+        raise Failure(f"{RUNNING}, many times in a row: {line_of(error)}") from error
+
+
+def line_of(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -1,0 +1,93 @@
+"""An operation whose implementations go wrong in all ways, for a worker to meet: x times two."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from pallas_kernels.cases.case import Case, Given, Outcome, normal
+from pallas_kernels.dispatch import Implementation, Operation, choose
+from pallas_kernels.table import ANYWHERE, BY_NAME, Dims
+
+
+def _doubled(x: Array) -> Array:
+    return 2 * x
+
+
+def _rounds_of_work(rounds: int) -> Callable[[Array], Array]:
+    return lambda x: lax.fori_loop(0, rounds, lambda _, y: jnp.sin(y) + y - jnp.sin(y), 2 * x)
+
+
+def _on_host(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Array], Array]:
+    return lambda x: jax.pure_callback(function, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def _refused(x: Array) -> Array:
+    raise NotImplementedError("no such layout\nand more")
+
+
+def _abort(x: np.ndarray) -> np.ndarray:
+    os.abort()
+
+
+def _fail(x: np.ndarray) -> np.ndarray:
+    raise RuntimeError("an illegal address")
+
+
+def _sleep(x: np.ndarray) -> np.ndarray:
+    time.sleep(600)
+    return x
+
+
+def _unfit(dims: Dims) -> str | None:
+    return "only for widths of 7" if dims["N"] != 7 else None
+
+
+def _operation(name: str, *others: Implementation) -> Operation:
+    usual = Implementation("usual", _rounds_of_work(20), ANYWHERE)
+    return Operation(name, (usual, *others, Implementation("reference", _doubled)))
+
+
+def _case(operation: Operation) -> Callable[[Dims], Case]:
+    def case(dims: Dims) -> Case:
+        def call(impl: str | None, given: Given) -> Outcome:
+            return Outcome(choose(operation, impl, dims).run(given.x))
+
+        def cruel(given: Given) -> tuple[Given, Given]:
+            return given._replace(x=given.x.at[0].set(jnp.nan)), given
+
+        def judged(given: Given, outcome: Outcome) -> Array:
+            return outcome.results[1:]
+
+        return Case(operation, dims, lambda seed: Given(normal(seed, 64, dims["N"])), call, cruel, judged)
+
+    return case
+
+
+OPERATIONS = {
+    each.name: each
+    for each in (
+        _operation(
+            "bad",
+            Implementation("slow", _rounds_of_work(400)),
+            Implementation("wrong", lambda x: 2.1 * x),
+            Implementation("leaking", lambda x: 2 * x + 0 * x[0]),
+            Implementation("not_compiling", _refused),
+            Implementation("crashing", _on_host(_abort)),
+            Implementation("failing", _on_host(_fail)),
+            Implementation("unfit", _doubled, BY_NAME, _unfit),
+            Implementation("fast", _doubled),
+            Implementation("reads_all", lambda x: 2 * x + 0 * x[0], reads_all=True),
+        ),
+        _operation("good", Implementation("fast", _doubled)),
+        _operation("hanging", Implementation("endless", _on_host(_sleep)), Implementation("fast", _doubled)),
+        _operation("alone"),
+    )
+}
+CASES: Mapping[str, Callable[[Dims], Case]] = {name: _case(each) for name, each in OPERATIONS.items()}

@@ -1,0 +1,89 @@
+"""Calls to measure with: what runs here agrees with the law on random and on cruel input, at sizes of all kinds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from pallas_kernels import native
+from pallas_kernels.cases import CASES, random_blocks, words
+from pallas_kernels.matmul import FORMATS, dequantize, from_blocks
+from pallas_kernels.measuring.timing import Effort
+from pallas_kernels.measuring.trials import candidates, trials
+from pallas_kernels.table import TABLE
+
+LAYOUT = "panels16" if native.available() else "blocks"
+QUICK = Effort(copies=1, cache_bytes=1, seconds=0, runs=1)
+HEADS = {"H": 4, "G": 2, "N": 32, "soft_cap": None}
+DELTAS = {"T": 3, "Hk": 2, "Hv": 4, "Dk": 16, "Dv": 16, "M": 2}
+CALLS = [
+    ("cache_attention", {"B": 3, "T": 4, "S": 64, **HEADS, "k_type": "q8_0", "v_type": "bf16", "sinks": False}),
+    ("cache_attention", {"T": 20, "S": 64, **HEADS, "k_type": "f32", "v_type": "f32", "sinks": True}),
+    (
+        "cache_attention",
+        {"B": 2, "T": 2, "S": 40, **HEADS, "k_type": "f16", "v_type": "turbo4", "window": 30, "sinks": False},
+    ),
+    ("causal_conv1d", {"B": 2, "T": 4, "C": 64, "W": 4}),
+    ("gated_delta.commit", {"B": 3, **DELTAS}),
+    ("gated_delta.prefill", {"B": 3, **DELTAS, "T": 10}),
+    ("gated_delta.verify", DELTAS),
+    ("gated_delta.verify_snapshots", {"B": 3, **DELTAS}),
+    ("hadamard", {"rows": 8, "N": 64}),
+    ("matmul.experts", {"M": 4, "k": 2, "E": 4, "F": 64, "D": 32}),
+    ("matmul.float", {"M": 4, "N": 64, "K": 96, "dtype": "bfloat16"}),
+    ("matmul.float", {"M": 1, "N": 64, "K": 96, "dtype": "float32", "B": 3, "E": 5}),
+    ("matmul.packed", {"M": 1, "N": 48, "K": 64, "format": "Q8_0", "layout": LAYOUT}),
+    ("matmul.packed", {"M": 4, "N": 64, "K": 256, "format": "Q4_K", "layout": LAYOUT, "B": 3, "E": 5}),
+    ("matmul.packed", {"M": 3, "N": 64, "K": 256, "format": "TQ3_1S", "layout": "blocks"}),
+    ("rms_norm", {"rows": 4, "D": 64}),
+    ("softmax_totals", {"rows": 4, "V": 1000}),
+]
+
+
+def test_every_operation_has_a_case() -> None:
+    assert CASES.keys() == TABLE.keys() == {operation for operation, _ in CALLS}
+
+
+@pytest.mark.parametrize(
+    ("operation", "dims"), CALLS, ids=lambda value: words(value) if isinstance(value, dict) else value
+)
+def test_what_runs_here_agrees_with_the_law(operation: str, dims: dict) -> None:
+    case = CASES[operation](dims)
+    every = list(trials(case, (), QUICK))
+    before, found = every[::2], every[1::2]
+    names = [each.name for each in candidates(case, "cpu")]
+    assert [each.impl for each in found] == [each.impl for each in before] == names
+    assert not any(each.settled for each in before)
+    assert all(each.left_out is None and each.microseconds > 0 for each in found), found
+
+
+@pytest.mark.parametrize("operation", TABLE)
+def test_a_case_has_the_sizes_that_implementations_are_chosen_by(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a call that was recorded is measured as it was made."""
+    from pallas_kernels.recording import recording
+
+    _, dims = next(call for call in CALLS if call[0] == operation)
+    case = CASES[operation](dims)
+    given = jax.eval_shape(lambda: case.make(0))
+    with recording() as calls:
+        jax.eval_shape(partial(case.call, None), given)
+    made = next(recorded for name, recorded in calls.made if name == operation)
+    assert {axis: size for axis, size in made.items() if axis in dims} == {
+        axis: size for axis, size in dims.items() if axis in made
+    }
+    assert made.keys() - dims.keys() <= {"B", "window"}
+    again = CASES[operation](made)
+    assert jax.eval_shape(lambda: again.make(0)) == given
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_random_blocks_are_numbers(name: str) -> None:
+    blocks = random_blocks(np.random.default_rng(0), name, (4, 256))
+    values = np.asarray(dequantize(from_blocks(jax.numpy.asarray(blocks), name)))
+    assert np.isfinite(values).all()
+    assert len(np.unique(values)) > 4

@@ -1,0 +1,232 @@
+"""Kernels are measured in a process that may crash; what is fastest and right is chosen, and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fake_kernels import OPERATIONS
+
+from pallas_kernels import memory, using
+from pallas_kernels.choices import Choice, key_of
+from pallas_kernels.dispatch import choose, explain
+from pallas_kernels.measuring import measure, worth_measuring
+from pallas_kernels.measuring.agreement import largest_error
+from pallas_kernels.measuring.timing import Effort
+
+QUICK = Effort(copies=1, cache_bytes=1, seconds=0.01, runs=3)
+DIMS = {"rows": 64, "N": 256}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test's own."""
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def choice(number: int) -> Choice:
+    dims = {"N": number}
+    return Choice("good", dims, dims, ("fast", "usual"), {"fast": 1.0, "usual": 2.0}, {})
+
+
+def test_what_is_slow_wrong_or_goes_under_is_passed_over_with_the_right_word(folder: Path) -> None:
+    operation = OPERATIONS["bad"]
+    assert choose(operation, None, DIMS).name == "usual"
+    with pytest.warns(RuntimeWarning) as warned:
+        report = measure([("bad", DIMS)], cases="fake_kernels", effort=QUICK)
+    assert not report.unfinished
+    (found,) = report.choices.values()
+    assert {*found.order} == {"usual", "slow", "fast", "reads_all"}
+    assert found.order[0] in ("fast", "reads_all")
+    assert found.order[-1] == "slow"
+    said = explain(operation, DIMS)
+    for pattern in (
+        rf" {found.order[0]} +chosen \(measured on cpu: [\d.]+ us against [\d.]+ us of \w+\)",
+        r" slow +fits \(\d+ us\)",
+        r" wrong +left out: results differ by 5e-02 on random input, where 1e-02 is accepted",
+        r" leaking +left out: results differ by inf on cruel input",
+        r" not_compiling +left out: did not compile: NotImplementedError: no such layout\n",
+        r" crashing +left out: crashed: signal SIGABRT",
+        r" failing +left out: failed when it ran, on random input: .*",
+        r" unfit +passed over: by name only",
+        r" reference +passed over: by name only",
+    ):
+        assert re.search(pattern, said), (pattern, said)
+    assert choose(operation, None, DIMS).name == found.order[0]
+    with using(measured=False):
+        assert choose(operation, None, DIMS).name == "usual"
+    warnings = [str(each.message) for each in warned]
+    assert len(warnings) == len(found.left_out) == 5
+    assert all("Please report this line, and {'device': 'cpu', 'machine': " in each for each in warnings)
+
+
+def test_what_hangs_is_left_out_and_a_second_time_measures_nothing(folder: Path) -> None:
+    calls = [("hanging", DIMS), ("good", DIMS), ("alone", DIMS), ("good", {**DIMS, "rows": 8})]
+    work = worth_measuring(calls)
+    assert sorted(work, key=str) == sorted(calls[:3], key=str)  # the most rows of those that share a choice
+    done: list[tuple[int, int]] = []
+    with pytest.warns(RuntimeWarning, match=r"hanging endless is left out on cpu, .*: did not end within 4 seconds\."):
+        report = measure(work, cases="fake_kernels", effort=QUICK, patience=4, progress=lambda *step: done.append(step))
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert report.choices[key_of(*calls[0])].order[0] == "fast"
+    assert report.choices[key_of(*calls[1])].order[0] == "fast"
+    assert report.choices[key_of(*calls[2])].order == ()
+    assert worth_measuring(calls) == []
+    memory._known.clear()  # as in another process
+    assert worth_measuring(calls) == []
+    assert choose(OPERATIONS["good"], None, {**DIMS, "rows": 3}).name == "fast"
+    assert len(worth_measuring(calls, anew=True)) == 3
+
+
+def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
+    report = measure([("good", {})], cases="fake_kernels", effort=QUICK)  # its case needs N
+    assert not report.choices
+    assert re.search(r"^good : KeyError: 'N'$", report.unfinished[0])
+    report = measure([("good", DIMS)], cases="no_such_module", effort=QUICK)
+    assert re.search(r"good rows=64 N=256: crashed: exit status 1.*no_such_module", report.unfinished[0])
+    report = measure([("good", DIMS), ("bad", DIMS)], cases="fake_kernels", effort=QUICK, budget=0)
+    assert len(report.choices) == 1
+    assert report.unfinished == ["bad rows=64 N=256: no time was left"]
+    assert worth_measuring([("good", DIMS), ("bad", DIMS)]) == [("bad", DIMS)], "the next time goes on there"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"about": {', "Expecting"),
+        ("[]", "no object with about and choices"),
+        ('{"about": {"device": "TPU v5 lite"}, "choices": []}', "it is of .*TPU v5 lite.*, and this is .*cpu"),
+        ("broken choices", r"choices\[0\] has 7; accepted: an object"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_ignored_with_a_word_and_replaced(folder: Path, text: str, why: str) -> None:
+    if text == "broken choices":
+        text = json.dumps({"about": memory.about(), "choices": [7]})
+    path = memory.file()
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.warns(
+        RuntimeWarning, match=rf"{path}: .* cannot be used: .*{why}.*It is ignored, and will be replaced"
+    ):
+        assert not memory.remembered()
+    memory.remember({choice(1).key: choice(1)})
+    memory._known.clear()
+    assert memory.remembered() == {choice(1).key: choice(1)}
+
+
+def test_without_a_cache_folder_a_process_keeps_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECJAX_CACHE", "")
+    monkeypatch.setattr(memory, "_known", {})
+    memory.remember({choice(2).key: choice(2)})
+    assert memory.remembered() == {choice(2).key: choice(2)}
+
+
+def test_a_folder_that_cannot_be_written_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECJAX_CACHE", str(folder / "file"))
+    (folder / "file").touch()
+    memory.remember({choice(2).key: choice(2)})
+    assert memory.remembered() == {choice(2).key: choice(2)}
+
+
+WRITER = """
+import sys
+from test_measuring import choice, memory
+for number in range(int(sys.argv[1]), int(sys.argv[1]) + 40):
+    memory.remember({choice(number).key: choice(number)})
+"""
+
+
+def process(code: str, *arguments: str, **settings: object) -> subprocess.Popen:
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, text=True, **settings)
+
+
+def test_two_processes_do_not_destroy_each_others_choices(folder: Path) -> None:
+    both = [process(WRITER, first) for first in ("0", "40")]
+    assert [each.wait() for each in both] == [0, 0]
+    assert memory.remembered() == {choice(number).key: choice(number) for number in range(80)}
+    assert sorted(path.suffix for path in (folder / "kernels").iterdir()) == [".json", ".lock"]
+
+
+MEASURER = """
+from test_measuring import DIMS, QUICK, measure
+calls = [("good", {**DIMS, "N": width}) for width in range(64, 128)]
+measure(calls, cases="fake_kernels", effort=QUICK, progress=lambda *step: print(*step, flush=True))
+"""
+
+
+def test_ctrl_c_leaves_the_file_whole_and_no_process_behind(folder: Path) -> None:
+    with process(MEASURER, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as measuring:
+        assert measuring.stdout.readline() == "1 64\n"
+        children = Path(f"/proc/{measuring.pid}/task/{measuring.pid}/children").read_text().split()
+        measuring.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in measuring.communicate()[1]
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert 1 <= len(memory.remembered()) < 64
+    assert {path.suffix for path in (folder / "kernels").iterdir()} == {".json", ".lock"}
+
+
+HERE = """
+import sys
+from test_measuring import DIMS, QUICK, measure
+report = measure([("bad", DIMS), ("good", DIMS)], cases="fake_kernels", effort=QUICK, here=True)
+print(*[choice.left_out.get("crashing") for choice in report.choices.values()])
+"""
+
+
+def test_what_crashes_this_process_is_not_tried_again(folder: Path) -> None:
+    """On a device that no second process can open."""
+    with process(HERE, stderr=subprocess.PIPE) as first:
+        first.communicate()
+    assert first.returncode == -signal.SIGABRT
+    assert memory.fatal() == (key_of("bad", DIMS), "crashing")
+    with process(HERE, stdout=subprocess.PIPE) as second:
+        assert second.communicate()[0] == "crashed the process that tried it None\n"
+    assert second.returncode == 0
+    memory._known.clear()
+    found = memory.remembered()[key_of("bad", DIMS)]
+    assert found.order[0] in ("fast", "reads_all")
+    assert re.match("failed when it ran", found.left_out["failing"])
+
+
+def test_numbers_agree_by_their_rms_and_at_their_peak() -> None:
+    law = np.ones(1000)
+    assert largest_error([law], [law]) == 0
+    assert largest_error([law * 1.005], [law]) == pytest.approx(5e-3)
+    one_off = law.copy()
+    one_off[3] = 2
+    assert largest_error([one_off], [law]) == pytest.approx(1 / 16)
+    assert largest_error([law * np.nan], [law]) == np.inf
+    special = np.array([np.nan, -np.inf, 1, 2])
+    assert largest_error([special], [special]) == 0
+    assert largest_error([np.array([np.nan, 0, 1, 2])], [special]) == np.inf
+    assert largest_error([np.ones(3)], [np.zeros(3)]) == np.inf
+
+
+def test_a_choice_is_part_of_what_a_program_is_traced_by(folder: Path) -> None:
+    """Programs inside `using(measured=False)` are others, and say what they are traced by."""
+    found = choice(DIMS["N"])
+    memory.remember({key_of("good", DIMS): found})
+    names: list[str] = []
+
+    @jax.jit
+    def program(x: jax.Array) -> jax.Array:
+        names.append(choose(OPERATIONS["good"], None, DIMS).name)
+        return x
+
+    program(jnp.zeros(1))
+    with using(measured=False):
+        program(jnp.zeros(1))
+    assert names == ["fast", "usual"]
