@@ -128,7 +128,11 @@ class OrbaxFolder:
         import tensorstore  # comes with Orbax, whose files are OCDBT databases of zarr arrays
 
         base = {"driver": "file", "path": f"{self.path.absolute()}/"}  # not a URL, in which #, ? and % mean something
-        spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
+        spec = {
+            "driver": "zarr",
+            "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"},
+            "cache_pool": {"total_bytes_limit": 0},  # values are wanted once, unlike the tables
+        }
         try:
             store = tensorstore.open(spec, open=True, read=True, context=self._context).result()
             if store.shape != shape:

@@ -110,8 +110,8 @@ def outline_of_trimmed(
     """`trimmed` where parameters are shapes."""
     heads, tokens = _heads(drafter, params, tokens)
     scored = jax.ShapeDtypeStruct(tokens.shape, jnp.int32)
-    rows = {path: _gathered.eval_shape(head, scored) for path, head in heads.items()}
-    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(TRIMMED, scored), "rows": unflatten(rows)}}
+    rows = {path: jax.eval_shape(_gathered, head, scored) for path, head in heads.items()}
+    return TrimmedDrafter(drafter), {TRIMMED: {"tokens": put(TRIMMED, scored, PLAIN), "rows": unflatten(rows)}}
 
 
 def _heads(drafter: Drafter, params: Params, tokens: Int[np.ndarray, "M"]) -> tuple[dict[str, Any], np.ndarray]:
