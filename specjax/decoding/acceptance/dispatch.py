@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -55,12 +56,12 @@ def _accept_each(
     position: Int[Array, "B"],
 ) -> Verdict:
     """The verdict on each row under its own rule. Rules that no row has cost nothing."""
-    outcome = first_difference(argmax(target_logits), drafts, n_drafted)
+    verdict = Verdict.of(drafts, *first_difference(argmax(target_logits), drafts, n_drafted))
     for number, rule in enumerate(RULES):
         own = settings.draws & (settings.rule == number)
 
-        def judged(rule: Rule = rule, own: Array = own, others: Any = outcome) -> tuple[Array, Array]:
-            verdict = accept(
+        def judged(rule: Rule = rule, own: Array = own, others: Verdict = verdict) -> Verdict:
+            found = accept(
                 target_logits,
                 drafts,
                 draft_logq,
@@ -70,8 +71,9 @@ def _accept_each(
                 sequence=sequence,
                 position=position,
             )
-            n_accepted, token = others
-            return jnp.where(own, verdict.n_accepted, n_accepted), jnp.where(own, verdict.next_token, token)
+            return jax.tree.map(
+                lambda new, old: jnp.where(jnp.expand_dims(own, [*range(1, new.ndim)]), new, old), found, others
+            )
 
-        outcome = lax.cond(anywhere(own), judged, lambda others=outcome: others)
-    return Verdict.of(drafts, *outcome)
+        verdict = lax.cond(anywhere(own), judged, lambda others=verdict: others)
+    return verdict
