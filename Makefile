@@ -81,9 +81,10 @@ test-gpu: $(GPU_VENV)/.dev
 	JAX_PLATFORMS=cpu $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow and not tpu_compiler' \
 	  -k 'triton or gpu_compiler' tests/kernels
 
-# In an environment of its own: the harness brings data sets, metrics and what these need.
+# In an environment of its own: the harness brings data sets, metrics and what these need. It reads tokenizers by
+# transformers where it asks a server.
 $(EVAL_VENV)/.dev: $(BUILT_FROM) | $(EVAL_VENV)/bin/pip
-	$(EVAL_VENV)/bin/python -m pip install --quiet --editable '.[dev,eval]'
+	$(EVAL_VENV)/bin/python -m pip install --quiet --editable '.[dev,eval]' transformers
 	@touch $@
 
 test-eval: $(EVAL_VENV)/.dev
