@@ -43,7 +43,7 @@ _TREE = "_METADATA"
 
 Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding | None]
 _ROWS_PER_STEP = 256
-_CACHE_BYTES = 1 << 24
+_CACHE_BYTES = 1 << 21
 
 
 class OrbaxFolder:
@@ -128,11 +128,7 @@ class OrbaxFolder:
         import tensorstore  # comes with Orbax, whose files are OCDBT databases of zarr arrays
 
         base = {"driver": "file", "path": f"{self.path.absolute()}/"}  # not a URL, in which #, ? and % mean something
-        spec = {
-            "driver": "zarr",
-            "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"},
-            "cache_pool": {"total_bytes_limit": 0},  # values are wanted once, unlike the tables
-        }
+        spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
         try:
             store = tensorstore.open(spec, open=True, read=True, context=self._context).result()
             if store.shape != shape:

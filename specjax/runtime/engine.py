@@ -82,21 +82,20 @@ class Engine:
         if seats < 1 or slots < 1:
             raise ValueError(f"an engine of {seats} seats and {slots} slots; it needs at least 1 of each")
         self.decoder, self.params = decoder, params
-        seats = seats_on(params, seats)
-        self.seats, self.slots, self.rounds_per_chunk = seats, slots, rounds_per_chunk
+        self.seats, self.slots, self.rounds_per_chunk = seats_on(params, seats), slots, rounds_per_chunk
         self.experience = Experience() if experience is None else experience
         self._building = Building(self.experience.compiled)
         alike = shared(devices_of(params))
-        self._rounds = Rounds(decoder, seats, rounds_per_chunk, self._building, self.experience, alike=alike)
+        self._rounds = Rounds(decoder, self.seats, rounds_per_chunk, self._building, self.experience, alike=alike)
         self.prefixes = PrefixCache(prefix_bytes)
         self._waiting: deque[Job] = deque()
-        self._jobs: list[Job | None] = [None] * seats
+        self._jobs: list[Job | None] = [None] * self.seats
         self._used: set[int] = set()
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
         self._room = Room(0, leaning=False)
-        self._grammars = GrammarShelf(decoder.target.vocab_size, seats, grammar_room)
-        measure_kernels(decoder, params, seats, slots, self.experience.measured)
+        self._grammars = GrammarShelf(decoder.target.vocab_size, self.seats, grammar_room)
+        measure_kernels(decoder, params, self.seats, slots, self.experience.measured)
 
     # What callers do
 
@@ -110,10 +109,10 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise ValueError if its prompt leaves no slot for a new token, or the decoder cannot do what it wants."""
         self.decoder.check(request.settings)
-        context = self.decoder.target.context_length
-        if len(request.prompt) >= min(self.slots, context):
+        context, length = self.decoder.target.context_length, len(request.prompt)
+        if length >= min(self.slots, context):
             raise ValueError(
-                f"the prompt has {len(request.prompt)} tokens, and a seat of this engine has {self.slots} slots (the"
+                f"the prompt has {length} tokens, and a seat of this engine has {self.slots} slots (the"
                 f" model's context is {context}), of which a new token needs one; shorten it, or give more slots"
             )
 
@@ -189,8 +188,7 @@ class Engine:
     def _limit(self, request: Request) -> int:
         if request.when_full is not None:
             return request.max_tokens
-        room = min(self.decoder.target.context_length, self.slots) - len(request.prompt)
-        return min(request.max_tokens, room)
+        return min(request.max_tokens, min(self.decoder.target.context_length, self.slots) - len(request.prompt))
 
     def _seated(self) -> dict[int, Job]:
         """The jobs that are not done, by their seats."""

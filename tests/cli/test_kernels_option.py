@@ -36,7 +36,7 @@ def test_an_unknown_kernel_is_named(cli: Cli, gguf: Path) -> None:
             "matmul.packed=cuda",
             "SPECJAX_KERNELS=matmul.packed=cuda: matmul.packed has no implementation 'cuda'; known: ",
         ),
-        ("fast", "SPECJAX_KERNELS=fast: 'fast' is not understood; accepted: auto, xla, or OPERATION=IMPL,..."),
+        ("fast", "SPECJAX_KERNELS=fast: 'fast' is not understood; accepted: auto, xla, measure, or OPERATION=IMPL,..."),
     ],
 )
 def test_a_wrong_variable_is_not_blamed_on_the_file(spec: str, message: str, gguf: Path) -> None:

@@ -160,6 +160,8 @@ def test_two_processes_do_not_destroy_each_others_choices(folder: Path) -> None:
 
 
 MEASURER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it starts in the background
 from test_measuring import DIMS, QUICK, measure
 calls = [("good", {**DIMS, "N": width}) for width in range(64, 128)]
 measure(calls, cases="fake_kernels", effort=QUICK, progress=lambda *step: print(*step, flush=True))

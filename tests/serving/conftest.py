@@ -15,6 +15,11 @@ from specjax.serving.limits import Limits
 from specjax.serving.service import Settings
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _release_programs() -> None:
+    """The server keeps its programs: a test says that it compiles nothing."""
+
+
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     options = specjax.GenerateOptions(draft=DRAFTS, temperature=1.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from running import serving
-from test_sessions import said, text_of, tokens_of
+from test_sessions_over_http import said, text_of, tokens_of
 
 import specjax
 from specjax.serving.app import Access
