@@ -67,6 +67,7 @@ def main() -> int:
     parser.add_argument("--seats", type=int, default=16)
     parser.add_argument("--slots", type=int, default=1024)
     parser.add_argument("--draft", type=int, default=3)
+    parser.add_argument("--prefix-bytes", default="32M", help="memory for prompts that start alike; full soon if small")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL with a `prompt` per line")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
@@ -78,6 +79,7 @@ def main() -> int:
     memory: list[int] = []
     model_option = [] if args.model is None else ["--model", args.model]
     arguments = [*model_option, "--seats", args.seats, "--slots", args.slots, "--draft", args.draft]
+    arguments += ["--prefix-bytes", args.prefix_bytes]
     with (
         tempfile.TemporaryDirectory() as folder,
         specjax_server(Path(folder) / "server.log", *arguments, "--queue", 4 * args.clients) as (url, process),
