@@ -4,9 +4,11 @@ The engine without a server, to which all requests are given at once, is the lim
 
     python benchmarks/serve_llama_cpp.py --server path/to/llama-server --model model.gguf
 
-Both get the same prompts as token ids, decode greedily, and go on after the end of text, with and without drafts of the
-model's MTP head. They take turns, because the speed of machines drifts: what counts are ratios within a run. Needs a
-`llama-server` of llama.cpp that knows `--spec-type draft-mtp`.
+All get the same prompts as token ids, decode greedily, and go on after the end of text, with and without drafts of the
+model's MTP head. Each turn has prompts of its own, which begin differently, so that nobody can take anything from what
+came before; with `--again` it has the same ones, which both servers keep. They take turns, because the speed of
+machines drifts: what counts are ratios within a run. Needs a `llama-server` of llama.cpp that knows
+`--spec-type draft-mtp`.
 """
 
 from __future__ import annotations
@@ -15,21 +17,22 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from llama_cpp import free_port
+from machine import description
 from serve_clients import ask, percentile, running_process, specjax_server
 
 import specjax
 from specjax.runtime.engine import Engine
 from specjax.runtime.loading import bundled_model
-from specjax.runtime.request import Job, Request
+from specjax.runtime.request import Job
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 PREFIX_BYTES = 2**28
@@ -59,8 +62,11 @@ def _figures(tokens: int, seconds: float, firsts: list[float]) -> Figures:
     }
 
 
-def measure_engine(engine: Engine, requests: list[Request]) -> Figures:
+def measure_engine(
+    model: specjax.Model, engine: Engine, options: specjax.GenerateOptions, prompts: list[list[int]]
+) -> Figures:
     """The same of an engine that is given all requests at once; first tokens are those of the first in its seats."""
+    requests = [model.request(prompt, options) for prompt in prompts]
     begin, tokens = time.perf_counter(), 0
     jobs = [engine.submit(request) for request in requests]
     firsts: dict[Job, float] = {}
@@ -72,6 +78,27 @@ def measure_engine(engine: Engine, requests: list[Request]) -> Figures:
     return _figures(tokens, time.perf_counter() - begin, [firsts[job] for job in jobs[: engine.seats]])
 
 
+@contextmanager
+def our_server(log: Path, model: Path, draft: int | str, args: argparse.Namespace) -> Iterator[str]:
+    """A server of this project while inside; yields its address."""
+    options = ("--seats", args.clients, "--slots", args.slots, "--draft", draft, "--packed", args.packed)
+    with specjax_server(log, "--model", model, *options) as (url, _):
+        yield url
+
+
+@contextmanager
+def their_server(log: Path, model: Path, draft: int, args: argparse.Namespace) -> Iterator[str]:
+    """llama.cpp's."""
+    port = free_port()
+    command = [
+        *(args.server, "-m", model, "--host", "127.0.0.1", "--port", port, "-np", args.clients),
+        *("-c", args.clients * args.slots, "-t", args.threads, "--no-warmup", "--fit", "off"),
+        *(("--spec-type", "draft-mtp", "--spec-draft-n-max", draft) if draft else ()),
+    ]
+    with running_process(command, port, log) as (url, _):
+        yield url
+
+
 def main() -> int:
     """Measure both servers and the engine in turns, print figures and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,58 +108,49 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--slots", type=int, default=1024, help="tokens of a seat")
-    parser.add_argument("--draft", type=int, default=3)
+    parser.add_argument("--draft", type=int, default=3, help="K; besides, both decode plainly, and ours also with auto")
+    parser.add_argument("--packed", default="a16", help="a8 rounds activations as llama.cpp does")
+    parser.add_argument("--again", action="store_true", help="the same prompts in every turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
     path = args.model or bundled_model()
-    model = specjax.load(path)
+    model = specjax.load(path, packed=args.packed)
     texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines() if line]
-    prompts = [model.encode(texts[index % len(texts)]) for index in range(args.requests)]
-    figures: dict[str, list[dict[str, float]]] = {}
-    for draft in (0, args.draft):
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            port, seats = free_port(), args.clients
-            theirs = [
-                *(args.server, "-m", path, "--host", "127.0.0.1", "--port", port, "-np", seats),
-                *("-c", seats * args.slots, "-t", args.threads, "--no-warmup", "--fit", "off"),
-                *(("--spec-type", "draft-mtp", "--spec-draft-n-max", draft) if draft else ()),
-            ]
-            log = Path(folder)
-            urls = {
-                "specjax": stack.enter_context(
-                    specjax_server(
-                        log / "ours.log", "--model", path, "--seats", seats, "--slots", args.slots, "--draft", draft
-                    )
-                )[0],
-                "llama.cpp": stack.enter_context(running_process(theirs, port, log / "theirs.log"))[0],
-            }
+
+    def prompts_of(turn: int) -> list[list[int]]:
+        numbers = range(args.requests) if args.again else range(turn * args.requests, (turn + 1) * args.requests)
+        return [model.encode(f"{number}: {texts[number % len(texts)]}") for number in numbers]
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        runs: dict[str, Callable[[list[list[int]]], Figures]] = {}
+        for draft in (0, args.draft, "auto"):
+            url = stack.enter_context(our_server(Path(folder) / f"{draft}.log", path, draft, args))
+            runs[f"specjax {draft}"] = partial(measure, url, clients=args.clients, max_tokens=args.max_tokens)
+        for draft in (0, args.draft):
+            url = stack.enter_context(their_server(Path(folder) / f"their{draft}.log", path, draft, args))
+            runs[f"llama.cpp {draft}"] = partial(measure, url, clients=args.clients, max_tokens=args.max_tokens)
             options = specjax.GenerateOptions(max_tokens=args.max_tokens, draft=draft, ignore_eos=True)
-            requests = [model.request(prompt, options) for prompt in prompts]
-            engine = model.engine([options], seats=seats, slots=args.slots, prefix_bytes=PREFIX_BYTES)
-            runs: dict[str, Callable[[], Figures]] = {
-                name: partial(measure, url, prompts, args.clients, args.max_tokens) for name, url in urls.items()
-            }
-            runs["engine"] = partial(measure_engine, engine, requests)
-            for run in runs.values():
-                run()  # what is built at first use is not timed
-            for turn in range(args.turns):
-                for name, run in sorted(runs.items(), reverse=bool(turn % 2)):
-                    found = run()
-                    figures.setdefault(f"{name} draft={draft}", []).append(found)
-                    print(f"{name} draft={draft}: {found}", flush=True)
+            engine = model.engine([options], seats=args.clients, slots=args.slots, prefix_bytes=PREFIX_BYTES)
+            runs[f"engine {draft}"] = partial(measure_engine, model, engine, options)
+        for run in runs.values():
+            run(prompts_of(0))  # what is built at first use is not timed
+        figures: dict[str, list[Figures]] = {name: [] for name in runs}
+        for turn in range(1, args.turns + 1):
+            for name, run in sorted(runs.items(), reverse=not turn % 2):
+                figures[name].append(run(prompts_of(turn)))
+                print(f"{name}: {figures[name][-1]}", flush=True)
     medians = {
         name: {figure: median(each[figure] for each in rows) for figure in rows[0]} for name, rows in figures.items()
     }
-    print(f"\n{'':22} {'tokens/s':>10} {'first p50':>10} {'first p95':>10}")
+    print(f"\n{description()}, {args.clients} clients, {path.name}, --packed {args.packed}")
+    print(f"{'drafts':16} {'tokens/s':>10} {'of llama.cpp':>14} {'first p50':>10} {'first p95':>10}")
     for name, found in medians.items():
+        theirs = medians[f"llama.cpp {0 if name.endswith(' 0') else args.draft}"]
+        ratio = found["tokens_per_second"] / theirs["tokens_per_second"]
         seconds = " ".join(f"{found[each]:9.3f}s" for each in ("first_token_p50", "first_token_p95"))
-        print(f"{name:22} {found['tokens_per_second']:10.1f} {seconds}")
-    for draft in (0, args.draft):
-        ours = medians[f"specjax draft={draft}"]["tokens_per_second"]
-        for name, what in (("llama.cpp", "llama.cpp's speed"), ("engine", "the engine's")):
-            print(f"draft={draft}: {ours / medians[f'{name} draft={draft}']['tokens_per_second']:.2f} times {what}")
+        print(f"{name:16} {found['tokens_per_second']:10.1f} {ratio:14.2f} {seconds}")
     if args.out:
         args.out.write_text(json.dumps(figures, indent=1) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""Attention of few rows by the native CPU kernels, from caches of any type, in float32.
+"""Attention by the native CPU kernels, from caches of any type, in float32.
 
 What is computed for one row does not depend on the other rows, on how many there are, or on the number of threads:
 slots are added up in chunks of fixed places, which are merged in order. Only slots that a row sees are read.
@@ -15,7 +15,6 @@ from jax import Array
 
 from pallas_kernels import native
 from pallas_kernels.cache_attention import xla_floats, xla_tiles
-from pallas_kernels.cache_attention.arguments import too_many_rows
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.format import pad
@@ -28,8 +27,6 @@ _PAD = 16
 def unfit(dims: Dims) -> str | None:
     """Why the kernels cannot serve a call."""
     if (reason := native.reason()) is not None:
-        return reason
-    if (reason := too_many_rows(dims)) is not None:
         return reason
     if dims["soft_cap"] is not None or dims["sinks"]:
         return "has neither soft-cap nor sinks"

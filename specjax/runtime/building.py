@@ -65,19 +65,19 @@ class Building:
         """Whether the program of this key has been built."""
         return key in self._compiled
 
-    def first_time(self, *key: Any) -> bool:
-        """Whether the program of this key has not been built yet; from now on it counts as built."""
-        seen = key in self._compiled
-        self._compiled.add(key)
-        return not seen
-
     @contextmanager
-    def building(self, what: str, jobs: Iterable[Job]) -> Iterator[None]:
-        """Take the time of building a program, for which these jobs wait. Say so if it takes long."""
+    def at_first(self, what: str, jobs: Iterable[Job], *key: Any) -> Iterator[None]:
+        """Around a call of the program of this key. If it has not been built yet, the call builds it: take the time,
+        for which these jobs wait, and say so if it takes long.
+        """
+        if self.built(*key):
+            yield
+            return
         begin = time.perf_counter()
         try:
             with announced(f"compiling the program for {what}; this is done once for a model and its sizes"):
                 yield
+            self._compiled.add(key)
         finally:
             seconds = time.perf_counter() - begin
             self.seconds += seconds

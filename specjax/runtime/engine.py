@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.new_state import new_sequences, new_state, seats_on, widened
+from specjax.decoding.new_state import new_state, seats_on, widened
 from specjax.decoding.seats import Newcomers, drop_tokens, feed_rows, set_budgets, start_rows
 from specjax.decoding.settings import Room, RowSettings, Settings
 from specjax.mesh.hosts import shared
@@ -31,7 +29,6 @@ from specjax.models.protocol import Params
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.grammars import GrammarShelf
 from specjax.runtime.kernels import measure_kernels
-from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
 from specjax.runtime.newcomers import IDLE, newcomers
 from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.runtime.pieces import Piece
@@ -39,7 +36,11 @@ from specjax.runtime.prefixes import PrefixCache
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job, Request, Update
 from specjax.runtime.rounds import Rounds
-from specjax.state import SequenceState, keep_rows, put_rows
+from specjax.runtime.texts import Texts
+from specjax.state import SequenceState
+
+PATIENCE = 0.25
+"""The most seconds that prompts are fed while others decode."""
 
 NEAR = 64
 """How many requests at the head of the queue are searched for prompts that start alike."""
@@ -85,12 +86,13 @@ class Engine:
         self.seats, self.slots, self.rounds_per_chunk = seats_on(params, seats), slots, rounds_per_chunk
         self.experience = Experience() if experience is None else experience
         self._building = Building(self.experience.compiled)
-        alike = shared(devices_of(params))
+        self._alike = alike = shared(devices_of(params))
         self._rounds = Rounds(decoder, self.seats, rounds_per_chunk, self._building, self.experience, alike=alike)
         self.prefixes = PrefixCache(prefix_bytes)
+        self._texts = Texts(decoder, params, self.seats, slots, self.prefixes)
         self._waiting: deque[Job] = deque()
         self._jobs: list[Job | None] = [None] * self.seats
-        self._used: set[int] = set()
+        self._feeding: dict[int, Job] = {}  # by their seats, in order of their turns
         self._unread: deque[Reading] = deque()
         self._state: DecodeState | None = None
         self._room = Room(0, leaning=False)
@@ -204,18 +206,13 @@ class Engine:
             self._rounds.seat(row)
             self._seat(row, job)
 
-    @cached_property
-    def _empty(self) -> SequenceState:
-        """The state before a text, of one row. It has one slot, because what an empty cache holds is never read."""
-        return new_sequences(self.decoder, self.params, 1, 1)
-
     def _waiting_near(self) -> list[Job]:
         """The jobs that will be seated soon."""
         return list(islice(self._waiting, NEAR))
 
     def _next(self) -> Job | None:
         """The first waiting job, except jobs that wait for a prompt that starts alike and is being fed."""
-        feeding = [job.request.prompt for job in self._seated().values() if not job.fed]
+        feeding = [job.request.prompt for job in self._feeding.values()]
         for job in self._waiting_near():
             if not self.prefixes.expects(job.request.prompt, feeding):
                 self._waiting.remove(job)
@@ -224,84 +221,83 @@ class Engine:
 
     def _seat(self, row: int, job: Job) -> None:
         """Put the state that a request starts from into its row."""
-        request = job.request
-        self._prepare_state(Room.of([request.settings]))
+        self._prepare_state(Room.of([job.request.settings]))
         self._state = self._grammars.brought(self._running, tuple(self._seated().values()), self.params)
         job.begin(self._building.clock())
-        job.stops = self.prefixes.stops(request.prompt, [each.request.prompt for each in self._waiting_near()])
-        if request.start is not None:
-            job.held = job.reused = request.start.length
-            if self.seats == 1:
-                self._state = replace(self._running, sequences=request.start.state)
-                return
-            begin = request.start.state
-        elif (found := self.prefixes.find(request.prompt, request.memory)) is not None:
-            job.held = job.reused = len(found.tokens)
-            job.points = list(found.points)
-            begin = found.state
-        elif row in self._used:
-            begin = self._empty
-        else:
-            self._used.add(row)
-            return
-        sequences = put_rows(self._running.sequences, begin, jnp.asarray([row], jnp.int32))
+        sequences = self._texts.begin(self._running.sequences, row, job, self._waiting_near())
         self._state = replace(self._running, sequences=sequences)
-        self._used.add(row)
+        self._feeding[row] = job
 
     # Prompts
 
     def _feed(self) -> bool:
-        """Feed a piece of the prompts that are not in the state yet, and let those that are complete decode.
+        """Feed prompts that are not in the state yet, and let those that are complete decode.
+
+        One piece is fed, and more as long as those that decode may wait.
 
         Returns:
-            Whether there was such a piece.
+            Whether there was anything to do.
         """
-        feeding = {row: job for row, job in self._seated().items() if not job.fed}
-        if not feeding:
-            return False
-        piece = Piece.next_of(feeding, self.seats)
+        begin, fed = self._building.clock(), False
+        while self._more_to_feed() and not (fed and self._now() - begin >= self._patience()):
+            fed = True
+            if known := [(row, job) for row, job in self._feeding.items() if job.fed]:
+                self._begin(dict(enumerate(known)), self._texts.known_logits([job for _, job in known]))
+            else:
+                self._feed_piece(Piece.next_of(self._feeding, self.seats))
+        return fed
+
+    def _more_to_feed(self) -> bool:
+        seated = self._seated()
+        self._feeding = {row: job for row, job in self._feeding.items() if seated.get(row) is job}
+        return bool(self._feeding)
+
+    def _patience(self) -> float:
+        """Seconds that feeding may last before rounds go on.
+
+        Those that decode wait while others are fed, and the other way round. Each of them counts the same.
+        """
+        if self._alike:
+            return 0.0  # several processes must do the same, and their clocks differ
+        feeding = len(self._feeding)
+        decoding = len(self._seated()) - feeding
+        return min(PATIENCE, self._rounds.chunk_seconds * feeding / decoding) if decoding else PATIENCE
+
+    def _now(self) -> float:
+        """Seconds when all that was started is done, without those spent on building."""
+        jax.block_until_ready(self._running.sequences.length)
+        return self._building.clock()
+
+    def _feed_piece(self, piece: Piece) -> None:
         self._prepare_feeding(piece)
         sequences, logits = self._feed_rows(piece)
         self._state = replace(self._running, sequences=sequences)
-        self._keep_points(feeding)
-        if complete := piece.complete:
-            for row, job in complete.values():
-                start = job.request.start
-                if start is not None and start.prefilled is not None:
-                    start.prefilled(self.state.sequences)
-                self._remember(row, job, job.request.prompt)
-            new = self._newcomers(complete, len(piece.n_valid))
-            self._state, record = start_rows(self.decoder, self._running, logits, new)
-            self._unread.append(Reading(record, {column: job for column, (_, job) in complete.items()}))
-        return True
+        self._texts.pause(sequences, piece.columns, logits)
+        for row, _ in piece.columns.values():
+            self._feeding[row] = self._feeding.pop(row)  # the next turn is that of another
+        for row, job in piece.complete.values():
+            start = job.request.start
+            if start is not None and start.prefilled is not None:
+                start.prefilled(sequences)
+            self._texts.remember(sequences, row, job, job.request.prompt)
+        if piece.complete:
+            self._begin(piece.complete, logits)
 
-    def _keep_points(self, feeding: dict[int, Job]) -> None:
-        """Keep what is needed to come back to the pauses that prompts have reached."""
-        for row, job in feeding.items():
-            if job.held in job.stops:
-                job.points.append(ReturnPoint(job.held, keep_rows(self._running.sequences, jnp.asarray([row]))))
-
-    def _remember(self, row: int, job: Job, tokens: tuple[int, ...], *, exact: bool = True) -> None:
-        """Keep a text for prompts that start like it, and for who asked for it.
+    def _begin(self, complete: Mapping[int, tuple[int, Job]], logits: jax.Array) -> None:
+        """Let jobs decode whose prompts are in the state.
 
         Args:
-            row, job: whose text it is.
-            tokens: what the row holds.
-            exact: whether it holds nothing else. A row that has gone on is kept only for who asked for it.
+            complete: the row and the job of each column that has one.
+            logits: [P, V], those after the prompts, by columns.
         """
-        keep = job.request.keep
-        if job.request.start is not None or job.cuts or not (keep or (exact and self.prefixes.num_bytes)):
-            return
-        sequences, held = self.state.sequences, len(tokens)
-        if exact:
-            job.points.append(ReturnPoint(held, keep_rows(sequences, jnp.asarray([row]))))
-        else:
-            held = int(np.asarray(sequences.length)[row])
-        limits = CutLimits.of(self.decoder, self.slots).after_writing(held)
-        memory = Memory.of_row(sequences, row, self.slots, tokens, limits, tuple(job.points), held)
-        self.prefixes.keep(memory)
-        if keep is not None:
-            keep(memory)
+        jobs = {column: job for column, (_, job) in complete.items()}
+        with self._building.at_first("first tokens", jobs.values(), *self._key("start", len(logits))):
+            new = self._newcomers(complete, len(logits))
+            self._state, record = start_rows(self.decoder, self._running, logits, new)
+        for row, _ in complete.values():
+            del self._feeding[row]
+        if jobs:
+            self._unread.append(Reading(record, jobs))
 
     def _feed_rows(self, piece: Piece) -> tuple[SequenceState, jax.Array]:
         models, state = (self.decoder.target, self.decoder.drafter), self._running.sequences
@@ -325,7 +321,6 @@ class Engine:
             self._running,
             decoding,
             key=self._key(),
-            others_wait=bool(self._waiting),
             alone=alone,
             most=most,
         )
@@ -337,7 +332,9 @@ class Engine:
         self._stop([job for job in ended if job.finish_reason == "stop"])
         for job in ended:
             text = (*job.request.prompt, *job.tokens[:-1])
-            self._remember(self._jobs.index(job), job, text, exact=job.finish_reason != "stop")
+            if self._texts.keeps(job):
+                row, exact = self._jobs.index(job), job.finish_reason != "stop"
+                self._texts.remember(self.state.sequences, row, job, text, exact=exact)
         full = {row: job for row, job in self._seated().items() if job.fed and len(job.tokens) == job.room}
         if full:
             self._shift(full)
@@ -388,13 +385,14 @@ class Engine:
 
     def _prepare_feeding(self, piece: Piece) -> None:
         """Build the programs that feed a piece of this size, by running them on a piece without tokens."""
-        width, size = piece.tokens.shape
-        if self._building.first_time(*self._key("feed", width, size)):
-            with self._building.building("prompts", self._seated().values()):
-                sequences, logits = self._feed_rows(Piece.empty(self.seats, width, size))
-                state = replace(self._running, sequences=sequences)
-                self._state, record = start_rows(self.decoder, state, logits, self._newcomers({}, width))
-                jax.block_until_ready(record)
+        key = self._key("feed", *piece.tokens.shape)
+        if self._building.built(*key):
+            return
+        with self._building.at_first("prompts", self._seated().values(), *key):
+            sequences, logits = self._feed_rows(Piece.empty(self.seats, *piece.tokens.shape))
+            self._state = replace(self._running, sequences=sequences)
+            jax.block_until_ready(logits)
+        self._begin({}, logits)
 
     def _key(self, *what: Any) -> tuple:
         return (self.decoder, self.seats, self.slots, self._room, self._grammars.shape, *what)

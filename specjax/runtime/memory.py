@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import new_sequences
@@ -74,10 +76,12 @@ class ReturnPoint:
     Attributes:
         length: tokens that the state holds.
         parts: see `Part.kept`.
+        logits: of the token after them, if they are at hand: then a text that ends here need not be fed.
     """
 
     length: int
     parts: SequenceState = field(repr=False)
+    logits: Float[Array, "V"] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, state: SequenceState, length: int) -> ReturnPoint:
@@ -87,7 +91,7 @@ class ReturnPoint:
     @property
     def num_bytes(self) -> int:
         """Bytes that it takes of a budget."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.parts))
+        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.parts, self.logits)))
 
 
 @dataclass(frozen=True)
@@ -134,19 +138,30 @@ class Memory:
         state = take_rows(sequences, jnp.asarray([row]), kept_slots(held, slots))
         return cls(tokens, state, limits, points)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes that it takes of a budget."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.state)) + sum(each.num_bytes for each in self.points)
 
-    def point_for(self, prompt: Sequence[int]) -> ReturnPoint | None:
-        """The last point from which a prompt can go on, its last token excepted; None if there is none."""
-        usable = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
-        points = list(self.points)
-        if len(jax.tree.leaves(jax.eval_shape(self.state.kept))) == 1:  # only caches and a length: to be cut anywhere
-            points.append(ReturnPoint.of(replace(self.state, length=jnp.full_like(self.state.length, usable)), usable))
-        fit = [point for point in points if self.limits.shortest <= point.length <= usable]
-        return max(fit, key=lambda point: point.length, default=None)
+    @cached_property
+    def _anywhere(self) -> bool:
+        """Whether the state can be cut to any length, because it has only caches and a length."""
+        return len(jax.tree.leaves(jax.eval_shape(self.state.kept))) == 1
+
+    def point_for(self, prompt: Sequence[int], *, whole: bool = False) -> ReturnPoint | None:
+        """The last point from which a prompt can go on, its last token excepted; None if there is none.
+
+        With `whole` the point can also be the end of the prompt, if the logits after it are known.
+        """
+        shared, shortest = common_prefix(self.tokens, prompt), self.limits.shortest
+        usable = min(shared, len(prompt) - 1)
+        fit = [point for point in self.points if shortest <= point.length <= usable]
+        if whole and shared == len(prompt):
+            fit += [point for point in self.points if point.length == shared and point.logits is not None]
+        best = max(fit, key=lambda point: point.length, default=None)
+        if self._anywhere and usable >= shortest and (best is None or best.length < usable):
+            return ReturnPoint.of(replace(self.state, length=jnp.full_like(self.state.length, usable)), usable)
+        return best
 
     def back_at(self, point: ReturnPoint) -> Memory:
         """The text up to a point. Its state is a copy, and can be consumed."""

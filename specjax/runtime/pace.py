@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-PATIENCE = 0.25
-"""Seconds after which a user wants to see more text. Where rounds are slow, fewer of them make a chunk."""
-
-BRIEF = 0.01
-"""Seconds that a chunk of fast rounds lasts. To start a chunk and to read it costs the host about half a millisecond,
-whatever the chunk holds."""
+CHUNK_SECONDS = 0.04
+"""How long a chunk lasts. So long users wait for more text, and newcomers for a seat. To start a chunk and to read it
+costs the host about a millisecond, whatever the chunk holds."""
 
 USUAL = 8
-"""Rounds of a chunk if neither `PATIENCE` nor `BRIEF` says something else. A longer one ends when a row is done."""
+"""Rounds of a chunk before it is known how long they take. A longer one ends when a row is done."""
 
 
 DEFAULT_ROUNDS = 128
@@ -35,22 +32,10 @@ class Pace:
         self._latest: float | None = None  # of any depth
         self._last_look = 0.0
 
-    def rounds(self, depth: int, *, others_wait: bool) -> int:
-        """The rounds of the next chunk, at least 1.
-
-        Args:
-            depth: drafts of a round.
-            others_wait: whether requests wait for a seat. A row that is done idles until its chunk ends, so chunks are
-                then no longer than usual.
-        """
-        chosen = USUAL
+    def rounds(self, depth: int) -> int:
+        """The rounds of the next chunk, at least 1, if each has so many drafts."""
         seconds = None if self.steady else self._round_seconds.get(depth, self._latest)
-        if seconds:
-            patient = int(PATIENCE / seconds)
-            chosen = min(USUAL, patient)
-            if not others_wait:
-                chosen = max(chosen, int(BRIEF / seconds))
-        return max(1, min(chosen, self.most))
+        return max(1, min(int(CHUNK_SECONDS / seconds) if seconds else USUAL, self.most))
 
     def since(self, now: float) -> float:
         """Seconds since the last look."""

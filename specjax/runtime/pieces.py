@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 
 import numpy as np
 from jaxtyping import Int
 
+from pallas_kernels.override import current_platform
 from specjax.decoding.decoder import LONGEST_CHUNK
 from specjax.runtime.request import Job
 
@@ -16,9 +18,17 @@ PIECE_SIZES = (16, 64, LONGEST_CHUNK)
 once."""
 
 
+CALL_TOKENS = {"cpu": 32}
+"""Tokens that take as long as starting a call and reading the weights for it. A CPU computes so few in this time that
+short pieces pay."""
+
+ON_ACCELERATORS = 512
+"""The same where the platform is another: there, hundreds of tokens come for free."""
+
+
 def piece_size(left: int) -> int:
-    """T, what the next piece is padded to when so many tokens are left: the least size that holds them all, or most."""
-    return next((size for size in PIECE_SIZES if size >= left), PIECE_SIZES[-1])
+    """T, what the next piece of one prompt is padded to when so many tokens are left."""
+    return _densest([left], [1])[1]
 
 
 @dataclass(frozen=True)
@@ -44,11 +54,14 @@ class Piece:
 
     @classmethod
     def next_of(cls, feeding: Mapping[int, Job], seats: int) -> Piece:
-        """The next piece for these jobs, given by their seats. Their `held` counts it from now on."""
-        size = piece_size(max(job.next_stop - job.held for job in feeding.values()))
-        piece = cls.empty(seats, width_of(len(feeding), seats), size)
+        """The next piece, for the first of these jobs, which are given by their seats in order of their turns. Their
+        `held` counts it from now on.
+        """
+        lefts = [job.next_stop - job.held for job in feeding.values()]
+        width, size = _densest(lefts, widths_up_to(seats))
+        piece = cls.empty(seats, width, size)
         columns = {}
-        for index, (seat, job) in enumerate(feeding.items()):
+        for index, (seat, job) in enumerate(islice(feeding.items(), width)):
             column = seat if piece.rows is None else index
             tokens = job.request.prompt[job.held : min(job.held + size, job.next_stop)]
             piece.tokens[column, : len(tokens)], piece.n_valid[column] = tokens, len(tokens)
@@ -62,6 +75,21 @@ class Piece:
     def complete(self) -> dict[int, tuple[int, Job]]:
         """The columns whose prompts end in this piece."""
         return {column: (seat, job) for column, (seat, job) in self.columns.items() if job.fed}
+
+
+def _densest(lefts: Sequence[int], widths: Sequence[int]) -> tuple[int, int]:
+    """P and T of the piece that feeds most tokens in its time, of prompts that have so many tokens left each.
+
+    Padding takes the time of tokens. So a few small pieces can be faster than a large one that is mostly padding, as
+    long as a call costs little.
+    """
+    call = CALL_TOKENS.get(current_platform(), ON_ACCELERATORS)
+
+    def density(shape: tuple[int, int]) -> float:
+        width, size = shape
+        return sum(min(left, size) for left in lefts[:width]) / (call + width * size)
+
+    return max(product(widths, PIECE_SIZES), key=density)
 
 
 def widths_up_to(seats: int) -> list[int]:

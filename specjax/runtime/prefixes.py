@@ -37,13 +37,15 @@ class PrefixCache:
         return sum(memory.num_bytes for memory in self._memories)
 
     def find(self, prompt: Sequence[int], own: Memory | None = None) -> Memory | None:
-        """The memory that holds most of a prompt, without its last token. The state is a copy.
+        """The memory that holds most of a prompt. The state is a copy.
+
+        It holds all of the prompt only if its last point has the logits after it.
 
         Args:
             prompt: token ids.
             own: another memory that is looked at, first of all.
         """
-        found, point = self._best(prompt), own and own.point_for(prompt)
+        found, point = self._best(prompt), own and own.point_for(prompt, whole=True)
         if own and point and (found is None or found[1].length <= point.length):
             return own.back_at(point)
         if found is None:
@@ -56,13 +58,13 @@ class PrefixCache:
         return memory.back_at(point)
 
     def _best(self, prompt: Sequence[int]) -> tuple[Memory, ReturnPoint] | None:
-        points = ((memory, memory.point_for(prompt)) for memory in self._memories)
+        points = ((memory, memory.point_for(prompt, whole=True)) for memory in self._memories)
         fit = [(memory, point) for memory, point in points if point is not None and point.length >= LEAST_SHARED]
         return max(fit, key=lambda found: found[1].length, default=None)
 
     def expects(self, prompt: Sequence[int], feeding: Iterable[Sequence[int]]) -> bool:
         """Whether one of the prompts that are being fed will be a better start for this one than what is kept."""
-        shared = max((shared_length(prompt, other) for other in feeding), default=0) if self.num_bytes else 0
+        shared = max((shared_length(other, prompt) for other in feeding), default=0) if self.num_bytes else 0
         if shared < LEAST_SHARED:
             return False
         best = self._best(prompt)
@@ -77,7 +79,7 @@ class PrefixCache:
             return ()
         branches = {shared_length(prompt, other) for other in others}
         blocks = range(LONGEST_CHUNK, len(prompt), LONGEST_CHUNK)
-        return tuple(sorted(length for length in branches.union(blocks) if length >= LEAST_SHARED))
+        return tuple(sorted(length for length in branches.union(blocks) if LEAST_SHARED <= length < len(prompt)))
 
     def keep(self, memory: Memory) -> None:
         """Keep a memory. It takes the place of those whose texts it goes on from, and the oldest make room for it."""
@@ -90,8 +92,11 @@ class PrefixCache:
 
 
 def shared_length(prompt: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that the second prompt can take over from the first one: its last one has to be fed in any case."""
-    return min(common_prefix(prompt, other), len(prompt) - 1, len(other) - 1)
+    """Tokens that the second prompt can take over from the first one. Its last one has to be fed unless both are
+    equal: logits are kept of the ends of prompts.
+    """
+    shared = common_prefix(prompt, other)
+    return shared if shared == len(prompt) else min(shared, len(other) - 1)
 
 
 def worth_sharing(prompts: Iterable[Sequence[int]]) -> bool:

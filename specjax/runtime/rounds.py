@@ -35,6 +35,7 @@ class Rounds:
 
     Attributes:
         most: the most rounds of a chunk.
+        chunk_seconds: how long the last chunk took that was read.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Rounds:
             building, experience: those of the engine.
             alike: whether several processes share the devices, and must choose the same.
         """
-        self.most, self._seats = most, seats
+        self.most, self.chunk_seconds, self._seats = most, 0.0, seats
         self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
         self._alike, self._pace = alike, Pace(most, steady=alike)
         self._backlog = Backlog()
@@ -97,7 +98,6 @@ class Rounds:
         jobs: Mapping[int, Job],
         *,
         key: tuple,
-        others_wait: bool,
         alone: bool,
         most: int | None = None,
     ) -> tuple[DecodeState, Reading]:
@@ -107,7 +107,6 @@ class Rounds:
             decoder, params, state: see `decode_chunk`.
             jobs: who decodes in which row.
             key: what the programs depend on, but for their depth.
-            others_wait: see `Pace.rounds`.
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
             most: the most rounds of the chunk; None: as many as are good for speed.
         """
@@ -122,7 +121,7 @@ class Rounds:
         if new := choice.depth not in self._ready:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
         else:
-            rounds = self._pace.rounds(choice.depth, others_wait=others_wait)
+            rounds = self._pace.rounds(choice.depth)
             rounds = min(each for each in (rounds, choice.rounds, most) if each is not None)
             state, record = self._run(decoder.at_most(choice.depth), params, state, rounds)
         if record.unseen is not None:
@@ -161,13 +160,12 @@ class Rounds:
         """
         jax.block_until_ready(state)
         before = self._building.seconds
-        with self._building.building(f"rounds of {depth} drafts", jobs.values()):
+        with self._building.at_first(f"rounds of {depth} drafts", jobs.values(), *self._program(depth)):
             state, record = self._run(decoder.at_most(depth), params, state, 1)
             if record.unseen is not None:
                 state = self._give_nothing(decoder, params, state, record.unseen)
             jax.block_until_ready((state, record))
         self._experience.effort.building += self._of_first(self._building.seconds - before)
-        self._building.first_time(*self._program(depth))
         self._ready.add(depth)
         return state, record
 
@@ -194,6 +192,7 @@ class Rounds:
         seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds, depth)
         alone = reading.alone and self._pause < max(PAUSE, PAUSE_SHARE * seconds)
         if rounds and reading.choice:
+            self.chunk_seconds = seconds
             took = self._agreed(reading.choice, seconds if alone else None)
             self._control.saw(reading.choice, *reading.drafts(jobs), took)
             self._experience.effort.rounds += self._estimated(depth, rounds) if self._alike else seconds

@@ -39,7 +39,7 @@ class WarmEngine(Engine):
         self._set_budgets({0: 0})
         nobody, first = jnp.asarray([self.seats], jnp.int32), jnp.asarray([0])
         jax.block_until_ready(keep_rows(self.state.sequences, first))
-        copies = [self._empty, *(take_rows(self.state.sequences, first, size) for size in kept_sizes(self.slots))]
+        copies = [self._texts.empty, *(take_rows(self.state.sequences, first, size) for size in kept_sizes(self.slots))]
         for copy in copies:
             jax.block_until_ready(jax.tree.map(jnp.copy, copy))
             self._state = replace(self.state, sequences=put_rows(self.state.sequences, copy, nobody))

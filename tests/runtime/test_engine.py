@@ -103,8 +103,9 @@ def test_where_rounds_are_slow_every_round_is_shown(
     assert sum(pieces) == 60
 
 
-def test_a_long_prompt_does_not_stop_the_others_and_newcomers_are_fed_together(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("patience", [0.0, 100.0])
+def test_a_long_prompt_stops_the_others_as_long_as_they_may_wait_and_newcomers_are_fed_together(
+    patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int]] = []
 
@@ -118,17 +119,20 @@ def test_a_long_prompt_does_not_stop_the_others_and_newcomers_are_fed_together(
         return call
 
     running = engine(DRAFTING, 4, 512)
-    warm = [running.submit(request(prompt, 2, WANTS[0])) for prompt in ([1] * 300, [2], [3], [4])]
-    finish(running)
-    assert all(job.finish_reason == "length" for job in warm)
+    running._rounds.chunk_seconds = patience
+    monkeypatch.setattr(running._rounds, "learn", lambda *_: None)
     monkeypatch.setattr("specjax.runtime.engine.feed_rows", logged("feed", seats.feed_rows))
     monkeypatch.setattr("specjax.runtime.rounds.decode_chunk", logged("rounds", decode_chunk))
+    monkeypatch.setattr("specjax.runtime.engine.PATIENCE", patience)
     first = running.submit(request(PROMPTS[0], 24, WANTS[0], 0))
     list(running.step())
     late = [running.submit(request(prompt, 4, WANTS[0])) for prompt in ([5] * 450, [6] * 3, [7] * 4)]
     finish(running)
     assert calls[:2] == [("feed", 1), ("rounds", 0)]
-    assert calls[2:6] == [("feed", 3), ("rounds", 0), ("feed", 1), ("rounds", 0)]
+    names = [name for name, _ in calls]
+    pieces = names[2 : names.index("rounds", names.index("feed", 2))]
+    assert len(pieces) == 1 if patience == 0 else len(pieces) > 1
+    assert max(fed for _, fed in calls) == 3, "short prompts wait for one piece of the long one at most"
     assert_as_alone(first)
     assert all(len(job.tokens) == 4 for job in late)
 

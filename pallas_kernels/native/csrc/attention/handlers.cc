@@ -20,6 +20,9 @@ namespace {
 
 namespace ffi = xla::ffi;
 
+constexpr int64_t kTokens = 16;              // of a block, which decodes a vector of a cache once for all of them
+constexpr int64_t kMostFloats = int64_t{1} << 22;  // that wait to be merged, unless one block has more
+
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
 
 // The slots that a row at a position sees, see pallas_kernels/cache_attention/visibility.py; window 0 for none.
@@ -56,6 +59,9 @@ ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer 
 
 // q [B, T, H, padded] over k and v [B, S, G, ...], to out [B, T, H, padded]. Chunks of slots are the same whatever the
 // rows and the threads, and are merged in their order.
+//
+// A block is some tokens of one sequence. A task is what one block and one KV head make of one chunk. As many blocks are
+// taken at a time as have room for what their tasks leave to be merged.
 ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::S32> positions,
                   ffi::AnyBuffer k_codes, ffi::AnyBuffer k_scales, ffi::AnyBuffer v_codes, ffi::AnyBuffer v_scales,
                   ffi::ResultBuffer<ffi::F32> out, std::string_view k_type, std::string_view v_type,
@@ -73,71 +79,86 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       out_dims[1] != rows || out_dims[2] != query_heads || heads == 0 || query_heads % heads ||
       static_cast<int64_t>(positions.element_count()) != batch * rows)
     return Wrong("arrays do not fit together");
-  const int64_t k_width = q_dims[3], v_width = out_dims[3], per_head = query_heads / heads, group = rows * per_head;
-  if (batch * group == 0) return ffi::Error::Success();
+  const int64_t k_width = q_dims[3], v_width = out_dims[3], per_head = query_heads / heads;
+  if (batch * rows == 0) return ffi::Error::Success();
 
+  const int64_t blocks = (rows + kTokens - 1) / kTokens;  // of a sequence
   std::vector<Seen> seen(batch * rows);
-  int64_t used = 0;  // slots that any row may see
+  std::vector<int64_t> chunks_seen(batch * blocks, 1);
   for (int64_t i = 0; i < batch * rows; ++i) {
     seen[i] = SeenFrom(positions.typed_data()[i], slots, window);
-    used = std::max({used, seen[i].end[0], seen[i].end[1]});
+    int64_t& chunks = chunks_seen[i / rows * blocks + i % rows / kTokens];
+    chunks = std::max(chunks, (std::max(seen[i].end[0], seen[i].end[1]) + kChunk - 1) / kChunk);
   }
-  const int64_t chunks = std::max<int64_t>(1, (used + kChunk - 1) / kChunk);
-  const int64_t tasks = batch * chunks * heads;
-  // For each task and row: the largest score, the sum of weights, and the weighted values.
-  float* const highest = ThreadMemory<Purpose::kCall>(tasks * group * (2 + v_width));
-  float* const total = highest + tasks * group;
-  float* const sums = total + tasks * group;
+  const int64_t group = std::min(rows, kTokens) * per_head;  // the most rows of a task
+  const int64_t task_floats = group * (2 + v_width);
 
-  ParallelFor(pool, tasks, [&](int64_t i) {
-    const int64_t head = i % heads, chunk = i / heads % chunks, b = i / heads / chunks;
-    ChunkTask task;
-    task.k = k;
-    task.v = v;
-    for (KvArray* array : {&task.k, &task.v}) {
-      array->codes += b * slots * heads * array->code_bytes;
-      if (array->groups) array->scales += b * slots * heads * array->groups;
+  for (int64_t first = 0, last = 0; first < batch * blocks; first = last) {
+    int64_t chunks = chunks_seen[first];
+    for (++last; last < batch * blocks; ++last) {
+      const int64_t most = std::max(chunks, chunks_seen[last]);
+      if ((last + 1 - first) * most * heads * task_floats > kMostFloats) break;
+      chunks = most;
     }
-    task.head = head;
-    task.heads = heads;
-    task.begin = chunk * kChunk;
-    task.end = std::min(slots, task.begin + kChunk);
-    task.q = q.typed_data() + (b * rows * query_heads + head * per_head) * k_width;
-    task.q_stride = query_heads * k_width;
-    task.seen = seen.data() + b * rows;
-    task.tokens = rows;
-    task.per_token = per_head;
-    task.k_width = k_width;
-    task.v_width = v_width;
-    task.scale = scale;
-    task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, std::max(k_width, v_width)));
-    task.highest = highest + i * group;
-    task.total = total + i * group;
-    task.sums = sums + i * group * v_width;
-    kernels->chunk(task);
-  });
+    const int64_t tasks = (last - first) * chunks * heads;
+    // For each task and row: the largest score, the sum of weights, and the weighted values.
+    float* const highest = ThreadMemory<Purpose::kCall>(tasks * task_floats);
+    float* const total = highest + tasks * group;
+    float* const sums = total + tasks * group;
 
-  ParallelFor(pool, batch * heads, [&](int64_t i) {
-    const int64_t head = i % heads, b = i / heads;
-    for (int64_t m = 0; m < group; ++m) {
-      const auto at = [&](int64_t chunk) { return ((b * chunks + chunk) * heads + head) * group + m; };
-      float* to = out->typed_data() +
-                  ((b * rows + m / per_head) * query_heads + head * per_head + m % per_head) * v_width;
-      float top = -std::numeric_limits<float>::infinity(), weight = 0;
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) top = std::max(top, highest[at(chunk)]);
-      std::fill(to, to + v_width, 0.0f);
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        if (total[at(chunk)] == 0) continue;
-        const float factor = std::exp(highest[at(chunk)] - top);
-        const float* from = sums + at(chunk) * v_width;
-        weight += total[at(chunk)] * factor;
-        for (int64_t n = 0; n < v_width; ++n) to[n] += from[n] * factor;
+    ParallelFor(pool, tasks, [&](int64_t i) {
+      const int64_t head = i % heads, chunk = i / heads % chunks, block = first + i / heads / chunks;
+      const int64_t b = block / blocks, token = block % blocks * kTokens;
+      if (chunk >= chunks_seen[block]) return;
+      ChunkTask task;
+      task.k = k;
+      task.v = v;
+      for (KvArray* array : {&task.k, &task.v}) {
+        array->codes += b * slots * heads * array->code_bytes;
+        if (array->groups) array->scales += b * slots * heads * array->groups;
       }
-      if (weight > 0) {
-        for (int64_t n = 0; n < v_width; ++n) to[n] /= weight;
+      task.head = head;
+      task.heads = heads;
+      task.begin = chunk * kChunk;
+      task.end = std::min(slots, task.begin + kChunk);
+      task.q = q.typed_data() + ((b * rows + token) * query_heads + head * per_head) * k_width;
+      task.q_stride = query_heads * k_width;
+      task.seen = seen.data() + b * rows + token;
+      task.tokens = std::min(kTokens, rows - token);
+      task.per_token = per_head;
+      task.k_width = k_width;
+      task.v_width = v_width;
+      task.scale = scale;
+      task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, std::max(k_width, v_width)));
+      task.highest = highest + i * group;
+      task.total = total + i * group;
+      task.sums = sums + i * group * v_width;
+      kernels->chunk(task);
+    });
+
+    ParallelFor(pool, (last - first) * heads, [&](int64_t i) {
+      const int64_t head = i % heads, block = first + i / heads;
+      const int64_t b = block / blocks, token = block % blocks * kTokens;
+      for (int64_t m = 0; m < std::min(kTokens, rows - token) * per_head; ++m) {
+        const auto at = [&](int64_t chunk) { return ((i / heads * chunks + chunk) * heads + head) * group + m; };
+        float* to = out->typed_data() + ((b * rows + token + m / per_head) * query_heads + head * per_head +
+                                         m % per_head) * v_width;
+        float top = -std::numeric_limits<float>::infinity(), weight = 0;
+        for (int64_t chunk = 0; chunk < chunks_seen[block]; ++chunk) top = std::max(top, highest[at(chunk)]);
+        std::fill(to, to + v_width, 0.0f);
+        for (int64_t chunk = 0; chunk < chunks_seen[block]; ++chunk) {
+          if (total[at(chunk)] == 0) continue;
+          const float factor = std::exp(highest[at(chunk)] - top);
+          const float* from = sums + at(chunk) * v_width;
+          weight += total[at(chunk)] * factor;
+          for (int64_t n = 0; n < v_width; ++n) to[n] += from[n] * factor;
+        }
+        if (weight > 0) {
+          for (int64_t n = 0; n < v_width; ++n) to[n] /= weight;
+        }
       }
-    }
-  });
+    });
+  }
   return ffi::Error::Success();
 }
 
