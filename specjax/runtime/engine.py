@@ -255,13 +255,16 @@ class Engine:
     def _patience(self) -> float:
         """Seconds that feeding may last before rounds go on.
 
-        Those that decode wait while others are fed, and the other way round. Each of them counts the same.
+        Those that decode wait while others are fed, and the other way round. Each of them counts the same, but prompts
+        get as long as a chunk of rounds takes at least.
         """
         if self._alike:
             return 0.0  # several processes must do the same, and their clocks differ
         feeding = len(self._feeding)
         decoding = len(self._seated()) - feeding
-        return min(PATIENCE, self._rounds.chunk_seconds * feeding / decoding) if decoding else PATIENCE
+        if not decoding:
+            return PATIENCE
+        return min(PATIENCE, self._rounds.chunk_seconds * max(1.0, feeding / decoding))
 
     def _now(self) -> float:
         """Seconds when all that was started is done, without those spent on building."""

@@ -108,6 +108,10 @@ class Texts:
         """Whether anything is kept of its text."""
         return job.request.start is None and bool(job.request.keep or self.prefixes.num_bytes)
 
+    def build(self, logits: Float[Array, "P V"]) -> None:
+        """Build the programs that keep logits like these."""
+        jax.block_until_ready(_stacked([_row(logits, np.int32(0))] * len(logits)))
+
     def known_logits(self, jobs: Sequence[Job]) -> Float[Array, "P V"]:
         """The logits after the prompts of jobs that began at their ends, P as `width_of` has it."""
         known = [job.points[-1].logits for job in jobs]

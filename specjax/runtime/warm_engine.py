@@ -31,7 +31,11 @@ class WarmEngine(Engine):
         for width in widths_up_to(self.seats):
             for size in PIECE_SIZES:
                 yield f"prompts, {width} times {size} tokens"
-                self._prepare_feeding(Piece.empty(self.seats, width, size))
+                piece = Piece.empty(self.seats, width, size)
+                self._prepare_feeding(piece)
+            sequences, logits = self._feed_rows(piece)
+            self._state = replace(self.state, sequences=sequences)
+            self._texts.build(logits)
         for depth in self._rounds.depths:
             yield f"rounds of {depth} drafts"
             self._state = self._rounds.build(self.decoder, self.params, self.state, depth, key=self._key())

@@ -61,6 +61,20 @@ def test_a_row_does_not_depend_on_the_others(name: str) -> None:
     np.testing.assert_array_equal(attend(case.q[1:2, 1:3], *stores, case.rows[1:2, 1:3]), whole[1:2, 1:3])
 
 
+@pytest.mark.parametrize(("rows", "length", "window"), [(40, 300, None), (40, 300, 24), (256, 4096, None)])
+def test_a_prompt_gives_the_bits_of_its_rows_alone(rows: int, length: int, window: int | None) -> None:
+    """Rows are taken in blocks, and blocks, if their caches are long, in several turns."""
+    q, k, v = draw(2, rows, 8, 64), draw(2, length, 2, 64), draw(2, length, 2, 64)
+    positions = np.stack([np.arange(rows), np.arange(length - rows, length)])
+    positions[1, -3:] = -1  # padding
+    attend = jax.jit(partial(run, window=window))
+    stores = KVStore.of(k, "f32"), KVStore.of(v, "f32")
+    whole = np.asarray(attend(q, *stores, positions))
+    for t in (0, 15, 16, 33, rows - 1):
+        one = slice(t, t + 1)
+        np.testing.assert_array_equal(attend(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
+
+
 SHORT = Case("f32", "f32", ((5, 6, 7, 8), (36, 37, 38, 39), (-1, 0, 1, 2)), 40, width=16)
 
 
