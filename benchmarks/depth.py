@@ -1,10 +1,10 @@
 """The number of drafts that finds itself against fixed numbers, while acceptance changes with time.
 
 Whether a draft is accepted is drawn by lot (see `specjax bench --synthetic-acceptance`), with a probability that is
-another one in each phase. All numbers of drafts and "auto" go through the same phases in turn, each for the same time
-on an engine of its own that goes on where it stood. Requests follow each other in its seats. Columns are tokens per
-second over those of plain decoding in the same phase and turn, medians of the turns; the last one is that of all phases
-together, each number emitting as many tokens in every phase.
+another one in each phase. All numbers of drafts and "auto" go through the same phases, each on an engine of its own
+that goes on where it stood. In a phase they take turns in short slices, because the speed of machines drifts. Requests
+follow each other in the seats. Columns are tokens of a phase over those of plain decoding in the same phase and turn,
+medians of the turns; the last one is that of all phases together, each number emitting as many tokens in every phase.
 
     python benchmarks/depth.py --batch 1 4 16
 """
@@ -35,6 +35,8 @@ from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.slots import slots_for
 
 PROMPT_TOKENS, MAX_TOKENS = 32, 448
+SLICE = 1.0
+"""Seconds that a number runs before the next one has its turn."""
 
 
 @dataclass
@@ -56,21 +58,23 @@ class Contender:
         self.engine.experience.effort.rounds = math.inf  # building counts for nothing here
 
     def run(self, acceptance: float, seconds: float) -> float:
-        """Decode for so long; returns tokens a second, building left out."""
+        """Decode for so long, building left out, until nothing is under way; returns tokens a second."""
         self.engine.decoder = replace(self.engine.decoder, rule=Synthetic((acceptance,) * MAX_DRAFTS))
         stats = self.stats.setdefault(acceptance, DecodeStats())
         begin, built, before = time.perf_counter(), self.engine.compile_seconds, stats.tokens
         while (taken := time.perf_counter() - begin - (self.engine.compile_seconds - built)) < seconds:
             self._step(stats)
+        self._step(stats, rounds=0)
+        taken = time.perf_counter() - begin - (self.engine.compile_seconds - built)
         return (stats.tokens - before) / taken
 
-    def _step(self, stats: DecodeStats) -> None:
+    def _step(self, stats: DecodeStats, rounds: int | None = None) -> None:
         while self.running < self.batch:
             self.running += 1
             prompt = random_prompt(self.model.target.vocab_size, PROMPT_TOKENS, self.requests)
             self.engine.submit(self.model.request(prompt, self.options, sequence=self.requests))
             self.requests += 1
-        for update in self.engine.step():
+        for update in self.engine.step(rounds):
             if update.record is not None:
                 stats.add(update.record, update.row)
             self.running -= update.job.finish_reason is not None
@@ -88,8 +92,11 @@ def measure(
         contender.stats.clear()
     for _ in track(range(turns), f"batch {batch}: decode", console=console):
         for acceptance in phases:
-            for contender in contenders:
-                contender.speeds.setdefault(acceptance, []).append(contender.run(acceptance, seconds))
+            slices = [
+                [contender.run(acceptance, SLICE) for contender in contenders] for _ in range(round(seconds / SLICE))
+            ]
+            for contender, speeds in zip(contenders, zip(*slices, strict=True), strict=True):
+                contender.speeds.setdefault(acceptance, []).append(statistics.mean(speeds))
     return iter(contenders)
 
 
