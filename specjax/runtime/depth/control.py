@@ -28,6 +28,10 @@ VISIT_SHARE = 0.01
 LEAST_LOSS = 0.03
 """What a visit counts as at least, in usual chunks: a depth that is almost as fast is not visited all the time."""
 
+NEARBY = 0.7
+"""The share of the usual depth's speed that another one must promise to be visited while drafts are made: what is known
+of costs may be wrong by so much, and dear visits would keep cheap ones waiting."""
+
 HOPELESS = 4.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
 
@@ -163,7 +167,7 @@ class DepthControl:
         speed = {depth: tokens[depth] / self.costs.of(depth) for depth in allowed}
         self._usual = usual = self._best(allowed, speed, ready)
         self._rows, self._speed = len(wants), speed[usual]
-        visit = None if self._visited else self._visit(usual, able, speed)
+        visit = None if self._visited else self._visit(usual, able, speed, ready)
         self._visited = visit is not None
         return visit or Choice(usual)
 
@@ -177,18 +181,21 @@ class DepthControl:
         remembered = [depth for depth in allowed if self.costs.samples(depth) >= SETTLED]
         return max(remembered, key=speed.__getitem__, default=start[-1] if start else allowed[0])
 
-    def _visit(self, usual: int, able: list[int], speed: Mapping[int, float]) -> Choice | None:
+    def _visit(self, usual: int, able: list[int], speed: Mapping[int, float], ready: Collection[int]) -> Choice | None:
         """Another depth that is to be looked at, if it is worth it now."""
         others = [depth for depth in able if depth != usual and speed[depth] > 0]
         if not others or not self.costs.samples(usual) or not self.costs.timed:
             return None
         self._dear = 1.0
         best = max(others, key=speed.__getitem__)
-        if self.costs.samples(best) < SETTLED and speed[best] > ADVANTAGE * speed[usual]:
+        new = self.costs.samples(best) < SETTLED or best not in ready  # it may be known from other processes
+        if new and speed[best] > ADVANTAGE * speed[usual]:
             return self._measuring(best)
         tried = [depth for depth in self._turns if depth in others and self.costs.samples(depth)]
         if not tried:
             return None
+        if usual:
+            tried = [depth for depth in tried if speed[depth] > NEARBY * speed[usual]] or tried
         visit = self._next_visit(usual, tried)
         assert visit.rounds is not None
         time = visit.rounds * self.costs.of(visit.depth)
