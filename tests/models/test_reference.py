@@ -56,7 +56,7 @@ def test_greedy_continuation_equals_that_of_transformers(name: str, file: str) -
     assert got.tolist() == want["greedy"].tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen3_next/tied", "glm4_moe/large"])
+@pytest.mark.parametrize("name", [pytest.param("qwen3_next/tied", marks=pytest.mark.slow), "glm4_moe/large"])
 def test_speculation_changes_nothing(name: str) -> None:
     want = of(name, "transformers")
     model = specjax.load(FIXTURES / name / "model.gguf")
@@ -86,10 +86,10 @@ def test_drafting_agrees_with_llama_cpp(name: str) -> None:
     ("name", "file", "rollback"),
     [
         ("qwen3_next/a3b", "hf", "replay"),
-        ("qwen3_next/a3b", "hf", "snapshot"),
-        ("qwen3_next/tied", "model.gguf", "replay"),
-        ("qwen3_next/tied", "model.gguf", "snapshot"),
-        ("glm4_moe/large", "hf", "replay"),
+        pytest.param("qwen3_next/a3b", "hf", "snapshot", marks=pytest.mark.slow),
+        pytest.param("qwen3_next/tied", "model.gguf", "replay", marks=pytest.mark.slow),
+        pytest.param("qwen3_next/tied", "model.gguf", "snapshot", marks=pytest.mark.slow),
+        pytest.param("glm4_moe/large", "hf", "replay", marks=pytest.mark.slow),
         ("glm4_moe/air", "model.gguf", "replay"),
     ],
 )

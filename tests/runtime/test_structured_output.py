@@ -120,6 +120,7 @@ def test_a_grammar_that_joins_a_running_one_compiles_nothing(model: specjax.Mode
     assert re.fullmatch("[x-z]{9}", model.decode(other.tokens))
 
 
+@pytest.mark.slow
 def test_requests_with_grammars_come_to_a_running_engine(model: specjax.Model) -> None:
     """One comes when nobody had a grammar yet, others take its place, and the first goes on."""
     base = specjax.GenerateOptions(draft=3, max_tokens=24, ignore_eos=False)
@@ -254,6 +255,7 @@ def test_a_grammar_can_begin_after_a_token(model: specjax.Model) -> None:
     assert np.flatnonzero(grammar.allowed(0)).tolist() == list(range(END)), "no end, and no row behind the vocabulary"
 
 
+@pytest.mark.slow
 def test_prompts_that_start_alike_have_grammars_of_their_own(model: specjax.Model) -> None:
     prompts = [[7] * 60 + [each] for each in range(4)]
     regexes = ["[a-c]{3}", "[0-9]{4}", None, "[a-c]{3}"]
