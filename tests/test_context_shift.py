@@ -75,7 +75,7 @@ def plain(drafter: str) -> tuple[specjax.Generation, Session]:
         ("itself", 1),
         pytest.param("assistant", 2, marks=pytest.mark.slow),
         pytest.param("heads", 3, marks=pytest.mark.slow),
-        ("several", 5),  # more than the heads can make
+        pytest.param("several", 5, marks=pytest.mark.slow),  # more than the heads can make
     ],
 )
 def test_a_reply_drops_tokens_as_often_as_it_must_with_drafts_as_without(drafter: str, draft: int) -> None:
@@ -115,7 +115,7 @@ def test_a_prompt_may_also_begin_with_what_the_caches_hold() -> None:
     assert reply.tokens == chat.generate([*chat.conversation, *said(4)], max_tokens=8)[0].tokens
 
 
-@pytest.mark.parametrize(("drafter", "draft"), [("ngram", 0), ("heads", 3)])
+@pytest.mark.parametrize(("drafter", "draft"), [("ngram", 0), pytest.param("heads", 3, marks=pytest.mark.slow)])
 def test_shifting_by_hand_makes_room_and_leaves_the_old_session(drafter: str, draft: int) -> None:
     options = replace(GREEDY, draft=draft, max_tokens=40)
     chat = model(drafter).session(options, slots=SLOTS)

@@ -115,6 +115,7 @@ def test_full_attention_can_be_cut_anywhere(dense: specjax.Model) -> None:
         assert after.reuse.reused == min(after.reuse.shared, len(prompt) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_ring_that_wrapped_is_used_as_far_as_it_reaches(sliding: specjax.Model, draft: int) -> None:
     options = specjax.GenerateOptions(max_tokens=40, draft=draft, ignore_eos=True)

@@ -100,6 +100,7 @@ def test_drafts_bring_more_than_one_and_a_half_tokens_per_round(name: str, draft
     assert sum(row.stats.tokens for row in results) > 1.5 * sum(row.stats.rounds for row in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_coupled_speculation_equals_plain_sampling(name: str) -> None:
     drafted, plain = batch(name, MOST_DRAFTS[name], **SAMPLED), batch(name, 0, **SAMPLED)

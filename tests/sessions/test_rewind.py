@@ -82,10 +82,10 @@ def places(chat: Session, ends: tuple[int, ...]) -> Iterator[int]:
     ("name", "draft", "options"),
     [
         ("hybrid", 3, GREEDY),
-        ("hybrid", 0, COUPLED),
+        pytest.param("hybrid", 0, COUPLED, marks=pytest.mark.slow),
         pytest.param("rings", 3, COUPLED, marks=pytest.mark.slow),
         ("rings", 0, GREEDY),
-        ("plain", 3, GREEDY),
+        pytest.param("plain", 3, GREEDY, marks=pytest.mark.slow),
         ("plain", 0, GREEDY),
         pytest.param("hybrid", 0, GREEDY, marks=pytest.mark.slow),
         pytest.param("hybrid", 3, COUPLED, marks=pytest.mark.slow),
@@ -291,6 +291,7 @@ print(chat.name, *chat.turns, there.reuse, there.generate(there.conversation)[0]
 """
 
 
+@pytest.mark.slow
 def test_a_saved_session_goes_back_in_another_process_as_here(tmp_path: Path) -> None:
     chat = talked("hybrid", 3, GREEDY)[0].fork("kept")
     chat.save(tmp_path / "chat")

@@ -137,7 +137,7 @@ def quiet() -> Progress:
     return Progress(Console(file=io.StringIO()))
 
 
-@pytest.fixture(scope="module", params=TRAINED)
+@pytest.fixture(scope="module", params=["gemma4", pytest.param("step3_5", marks=pytest.mark.slow)])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Outcome]:
     folder = RunFolder(tmp_path_factory.mktemp(request.param))
     return folder, run(folder, small(request.param), RECIPE, CORPUS, quiet())
