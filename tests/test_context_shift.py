@@ -72,7 +72,7 @@ def plain(drafter: str) -> tuple[specjax.Generation, Session]:
     ("drafter", "draft"),
     [
         ("ngram", 4),
-        ("itself", 1),
+        pytest.param("itself", 1, marks=pytest.mark.slow),
         pytest.param("assistant", 2, marks=pytest.mark.slow),
         pytest.param("heads", 3, marks=pytest.mark.slow),
         pytest.param("several", 5, marks=pytest.mark.slow),  # more than the heads can make
@@ -90,7 +90,7 @@ def test_a_reply_drops_tokens_as_often_as_it_must_with_drafts_as_without(drafter
         assert got.stats.accepted == got.stats.drafted, "the target drafting for itself is always right"
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "heads"])
+@pytest.mark.parametrize("drafter", ["ngram", pytest.param("heads", marks=pytest.mark.slow)])
 def test_the_next_turn_goes_on_with_the_whole_conversation_and_drops_more(drafter: str) -> None:
     _, chat = plain(drafter)
     prompt = [*chat.conversation, *said(4)]

@@ -226,7 +226,7 @@ def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
     "changes",
     [
         {},
-        {"draft": DraftConfig(n_max=1, skip_streak=2)},
+        pytest.param({"draft": DraftConfig(n_max=1, skip_streak=2)}, marks=pytest.mark.slow),
         {"draft": DraftConfig(n_max=3, p_min=0.5), "stop_tokens": (2,)},
         {"sampler": SamplerConfig(temperature=1.3, top_k=2), "draft": DraftConfig(n_max=3, n_min=3)},
     ],
@@ -267,7 +267,8 @@ def test_rows_of_several_drafters_have_the_probabilities_of_the_target(rule: Rul
         assert p_value(sequences, odds) > 1e-3, budget
 
 
-@block_at_least
+@pytest.mark.slow
+@both
 def test_the_chi_square_test_sees_a_drafter_that_misreports_its_distribution(rule: Rule) -> None:
     longest = by_budget(sample_sequences(TableDrafter(lie=True), rule))[-1]
     assert p_value(longest[1], enumerate_sequences(SamplerConfig(temperature=0.8), longest[0], None)) < 1e-6

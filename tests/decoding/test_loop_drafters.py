@@ -42,7 +42,12 @@ def with_draft_model(noise: float) -> Params:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "rollback"), [(1, "snapshot"), (3, "replay"), pytest.param(5, "replay", marks=pytest.mark.slow)]
+    ("drafts", "rollback"),
+    [
+        pytest.param(1, "snapshot", marks=pytest.mark.slow),
+        (3, "replay"),
+        pytest.param(5, "replay", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("sampler", [GREEDY, WARM], ids=["greedy", "coupled"])
 def test_a_draft_model_changes_no_token(drafts: int, rollback: RollbackStrategy, sampler: SamplerConfig) -> None:

@@ -247,7 +247,7 @@ def drafts_of(own: Any, params: Params, count: int, choose: Any) -> Any:
     [
         "eagle3/specforge",
         pytest.param("eagle3/speculators_layers", marks=pytest.mark.slow),
-        "dflash/speculators",
+        pytest.param("dflash/speculators", marks=pytest.mark.slow),
         pytest.param("dflash/dflash2", marks=pytest.mark.slow),
         "dspark/speculators_vanilla",
     ],
@@ -286,7 +286,7 @@ def test_probabilities_of_drafts_are_exact_and_zero_outside_the_drafters_tokens(
         ("dflash/specforge", False),
         pytest.param("dflash/specforge", True, marks=pytest.mark.slow),
         pytest.param("dspark/speculators_rnn", False, marks=pytest.mark.slow),
-        ("dspark/speculators_rnn", True),
+        pytest.param("dspark/speculators_rnn", True, marks=pytest.mark.slow),
     ],
 )
 def test_fewer_drafts_are_the_first_ones_of_the_block(folder: str, causal: bool) -> None:

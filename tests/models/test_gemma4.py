@@ -112,7 +112,7 @@ def test_written_files_give_the_same_config_and_parameters(name: str, tmp_path: 
         assert_same_parameters(again.params, checkpoint.params)
 
 
-@pytest.mark.parametrize("piece", [PIECE, 150])
+@pytest.mark.parametrize("piece", [PIECE, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_target_agrees_with_transformers(name: str, piece: int) -> None:
     want = reference(name, "transformers.npz")

@@ -110,7 +110,7 @@ def test_the_moe_model_reads_four_billion_parameters_per_token() -> None:
     "config",
     [
         pytest.param(GEMMA4_31B, marks=pytest.mark.slow),
-        MOE_26B_A4B,
+        pytest.param(MOE_26B_A4B, marks=pytest.mark.slow),
         E2B,
         pytest.param(E4B, marks=pytest.mark.slow),
     ],

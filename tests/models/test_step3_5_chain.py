@@ -196,6 +196,7 @@ def test_final_tokens_after_rounds_are_fed_behind_the_rows_that_wait() -> None:
         assert relative_rms(proposal.logq[row], want) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_fewer_drafts_than_heads_keep_all_heads_caught_up() -> None:
     config, params = load("flash", "hf")
     pending, state = start(config, params, prompts("flash"), 3)
@@ -231,6 +232,7 @@ def test_drafting_stops_when_no_row_is_sure_and_goes_on_unharmed() -> None:
     np.testing.assert_array_equal(got.tokens, want.tokens)
 
 
+@pytest.mark.slow
 def test_heads_that_a_round_cannot_use_have_no_cache() -> None:
     config, _ = load("flash", "hf")
     head = Step35MTP(config)

@@ -114,6 +114,7 @@ def test_a_trimmed_drafter_drafts_as_if_the_other_tokens_were_excluded(case: str
     assert_drafts_of(model.drafter, model.target, model.params, tokens)
 
 
+@pytest.mark.slow
 def test_what_a_smaller_draft_model_does_not_know_is_left_out() -> None:
     """The target has 96 tokens, of which the small model knows the first 64."""
     config = make_config(vocab_size=96)

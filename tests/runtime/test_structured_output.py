@@ -156,6 +156,7 @@ def test_an_engine_without_grammars_knows_nothing_of_them(model: specjax.Model) 
     assert stream.engine.state.constraint is None
 
 
+@pytest.mark.slow
 def test_the_loop_in_a_program_of_ones_own(model: specjax.Model) -> None:
     """The grammars that it begins with can be used again, although the loop consumes its state."""
     options = specjax.GenerateOptions(regex=REGEX, draft=3, max_tokens=30)
@@ -201,6 +202,7 @@ def test_log_probabilities_are_the_models_own_and_margins_those_of_the_choice(mo
     assert result.margins[place] == result.margins[place + 1] == np.inf
 
 
+@pytest.mark.slow
 def test_traces_tell_of_masked_probabilities(model: specjax.Model, tmp_path: Path) -> None:
     result = model.generate("def f(", regex="[a-f]+--[0-9]{9}", draft=3, max_tokens=25, temperature=1.0, trace=True)
     assert result.trace is not None

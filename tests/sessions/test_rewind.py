@@ -218,7 +218,7 @@ def test_places_outside_the_conversation_are_refused() -> None:
             ask()
 
 
-@pytest.mark.parametrize("draft", [0, 3])
+@pytest.mark.parametrize("draft", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_tokens_that_were_dropped_are_back_before_the_drop_and_gone_after_it(draft: int) -> None:
     """Going back ends where a session stands that stopped there, with what it had dropped by then."""
     empty = model("plain").session(GREEDY, draft=draft, slots=64, when_full="shift", keep=4)

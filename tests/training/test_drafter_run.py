@@ -75,6 +75,7 @@ def test_a_drafter_learns_and_its_file_drafts(
     assert drafted.stats.drafted > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_parameters(model: Model, texts: Path, tmp_path: Path) -> None:
     whole = make_run("eagle3", model, texts).train(RunFolder(tmp_path / "whole"), quiet())
     folder = RunFolder(tmp_path / "parts")
