@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -71,6 +72,22 @@ def shared_programs(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     release_programs()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers take whole folders, whose tests share programs, models and a server. Pages and notebooks go alone."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Folders(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            if path.endswith(("test_docs.py", "test_notebooks.py")):
+                return nodeid
+            folder = path.rpartition("/")[0]
+            return path if folder.endswith(("tests", "mesh")) else folder
+
+    return Folders(config, log)
 
 
 def _resident_bytes() -> int:

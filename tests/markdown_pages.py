@@ -37,7 +37,7 @@ class Block:
         language: as the fence says; empty for commands.
         code: its lines.
         line: number of the first one in the file.
-        order: "run", "skip, REASON" or nothing: the comment `<!-- test: ORDER -->` before the fence.
+        order: "run", "slow", "skip, REASON" or nothing: the comment `<!-- test: ORDER -->` before the fence.
     """
 
     language: str

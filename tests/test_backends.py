@@ -84,6 +84,7 @@ def kernels_of_a_round(path: Path, platform: str, monkeypatch: pytest.MonkeyPatc
     ]
 
 
+@pytest.mark.slow
 def test_on_apple_a_model_is_plain_xla(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As far as can be seen without such a device: what is chosen there, run here."""
     path = write_small_model(tmp_path / "small.gguf")

@@ -173,6 +173,7 @@ def _candidates(probabilities: dict[int, float]) -> dict[str, Any]:
     return {"top_logprobs": [{"id": token, "logprob": value} for token, value in probabilities.items()]}
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_decoding_runs_and_counts(
     benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,6 +275,7 @@ def test_the_benchmark_of_split_models_compares_one_device_with_two(
     assert two / one == pytest.approx(ratio, rel=0.05)
 
 
+@pytest.mark.slow
 def test_models_that_are_split_are_counted_by_shapes(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,10 +72,10 @@ def plain(drafter: str) -> tuple[specjax.Generation, Session]:
     ("drafter", "draft"),
     [
         ("ngram", 4),
-        ("itself", 1),
+        pytest.param("itself", 1, marks=pytest.mark.slow),
         pytest.param("assistant", 2, marks=pytest.mark.slow),
         pytest.param("heads", 3, marks=pytest.mark.slow),
-        ("several", 5),  # more than the heads can make
+        pytest.param("several", 5, marks=pytest.mark.slow),  # more than the heads can make
     ],
 )
 def test_a_reply_drops_tokens_as_often_as_it_must_with_drafts_as_without(drafter: str, draft: int) -> None:
@@ -90,7 +90,7 @@ def test_a_reply_drops_tokens_as_often_as_it_must_with_drafts_as_without(drafter
         assert got.stats.accepted == got.stats.drafted, "the target drafting for itself is always right"
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "heads"])
+@pytest.mark.parametrize("drafter", ["ngram", pytest.param("heads", marks=pytest.mark.slow)])
 def test_the_next_turn_goes_on_with_the_whole_conversation_and_drops_more(drafter: str) -> None:
     _, chat = plain(drafter)
     prompt = [*chat.conversation, *said(4)]
@@ -115,7 +115,7 @@ def test_a_prompt_may_also_begin_with_what_the_caches_hold() -> None:
     assert reply.tokens == chat.generate([*chat.conversation, *said(4)], max_tokens=8)[0].tokens
 
 
-@pytest.mark.parametrize(("drafter", "draft"), [("ngram", 0), ("heads", 3)])
+@pytest.mark.parametrize(("drafter", "draft"), [("ngram", 0), pytest.param("heads", 3, marks=pytest.mark.slow)])
 def test_shifting_by_hand_makes_room_and_leaves_the_old_session(drafter: str, draft: int) -> None:
     options = replace(GREEDY, draft=draft, max_tokens=40)
     chat = model(drafter).session(options, slots=SLOTS)

@@ -179,7 +179,7 @@ def test_feeding_that_is_wrong_itself_is_not_taken_for_the_law(hybrid: specjax.M
     assert "Already its text, fed in pieces" in str(report)
 
 
-@pytest.mark.parametrize("drafter", [WaitsOffByOne, FedOffByOne])
+@pytest.mark.parametrize("drafter", [WaitsOffByOne, pytest.param(FedOffByOne, marks=pytest.mark.slow)])
 def test_a_drafter_that_is_off_by_one_is_found_though_the_tokens_are_equal(
     hybrid: specjax.Model, plain: list[int], drafter: type[Qwen35MTP]
 ) -> None:
@@ -206,6 +206,7 @@ def test_a_drafter_that_is_off_by_one_is_found_though_the_tokens_are_equal(
         assert "as if nothing had been written" in first.likely
 
 
+@pytest.mark.slow
 def test_a_stale_slot_of_a_ring_is_named() -> None:
     model = specjax.load(FIXTURES / "gemma4/dense/model.gguf", drafter=FIXTURES / "gemma4/dense/assistant.gguf")
     prompt = np.random.default_rng(1).integers(0, model.target.vocab_size, 270).tolist()

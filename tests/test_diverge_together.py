@@ -101,6 +101,7 @@ def test_texts_with_a_grammar_are_compared_and_a_mask_that_is_a_token_too_far_is
     assert report.sides[1].state.healthy, "a round without drafts has one place, and so the right mask"
 
 
+@pytest.mark.slow
 def test_prompts_that_start_alike_are_computed_once_and_a_state_of_another_text_is_found(
     hybrid: specjax.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,9 +127,19 @@ def runnable(page: Page) -> Iterator[Block]:
             yield block
 
 
+def cases() -> Iterator[Any]:
+    """Pages with code, without the blocks that take long, and then with them."""
+    for page in PAGES:
+        orders = {block.order for block in runnable(page)}
+        if orders:
+            yield pytest.param(page, False, id=name_of(page))
+        if "slow" in orders:
+            yield pytest.param(page, True, id=f"all of {name_of(page)}", marks=pytest.mark.slow)
+
+
 @pytest.mark.usefixtures("shared_programs")
-@pytest.mark.parametrize("page", [page for page in PAGES if any(runnable(page))], ids=name_of)
-def test_code_runs_from_top_to_bottom(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "whole"), [*cases()])
+def test_code_runs_from_top_to_bottom(page: Page, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, file in FILES.items():
         (tmp_path / name).symlink_to(file)
     prompts = (ROOT / "benchmarks/prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -137,6 +147,8 @@ def test_code_runs_from_top_to_bottom(page: Page, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in runnable(page):
+        if block.order == "slow" and not whole:
+            continue
         if block.language == "python":
             exec(compile("\n" * (block.line - 1) + block.code, str(page.path), "exec"), names)
         for words in block.commands():
@@ -152,7 +164,11 @@ def check_kernels(names: dict[str, Any]) -> None:
     assert names["window"].shape == (2, 3, 128)
 
 
-CHECKS = {"docs/kernels.md": check_kernels}
+def check_drafters(names: dict[str, Any]) -> None:
+    assert names["generation"].stats.accepted > 0
+
+
+CHECKS = {"docs/drafters.md": check_drafters, "docs/kernels.md": check_kernels}
 """What must have come of a page's code, where the page itself does not assert it."""
 
 

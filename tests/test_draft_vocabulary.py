@@ -107,6 +107,7 @@ def test_gathered_rows_lie_where_their_head_lies(path: Path) -> None:
     assert placed["tokens"].sharding.memory_kind == "pinned_host"
 
 
+@pytest.mark.slow
 def test_saved_sessions_do_not_depend_on_the_draft_vocabulary(
     whole: specjax.Model, model: specjax.Model, tmp_path: Path
 ) -> None:

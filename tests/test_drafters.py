@@ -52,6 +52,7 @@ def test_a_model_with_another_vocabulary_is_refused(headless: Path) -> None:
         specjax.load(headless, drafter=OTHER_VOCABULARY)
 
 
+@pytest.mark.slow
 def test_the_command_line_attaches_a_drafter(headless: Path) -> None:
     command = [sys.executable, "-m", "specjax", "generate", "--model", str(headless), "--prompt", PROMPT]
     ran = subprocess.run([*command, "--drafter", "ngram", "--compare", "--json"], capture_output=True, text=True)

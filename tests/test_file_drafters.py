@@ -15,9 +15,12 @@ from specjax.decoding.decoder import bytes_per_token
 
 DRAFTERS = {"eagle3/specforge": 3, "dflash/specforge_sliding": 5}
 HOST = "pinned_host"
+BATCH = 5  # of all tests that have one, so that they share programs
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(
+    scope="module", params=["eagle3/specforge", pytest.param("dflash/specforge_sliding", marks=pytest.mark.slow)]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -54,7 +57,7 @@ def test_context_shift_goes_on(model: specjax.Model, name: str) -> None:
 
 
 def test_requests_that_come_and_go_share_a_batch(model: specjax.Model, name: str) -> None:
-    prompts = [said(index, length) for index, length in enumerate((1, 30, 70, 5, 12))]
+    prompts = [said(index, length) for index, length in enumerate((1, 30, 70, 5, 12)[:BATCH])]
     options = specjax.GenerateOptions(max_tokens=20, draft=DRAFTERS[name], ignore_eos=True)
     together = model.generate_batch(prompts, options)
     plain = model.generate_batch(prompts, specjax.GenerateOptions(max_tokens=20, draft=0, ignore_eos=True))
@@ -63,11 +66,11 @@ def test_requests_that_come_and_go_share_a_batch(model: specjax.Model, name: str
 
 def test_the_command_line_takes_them(name: str, tmp_path: Path) -> None:
     prompts, results = tmp_path / "prompts.jsonl", {}
-    prompts.write_text("".join(json.dumps({"id": row, "tokens": said(row)}) + "\n" for row in range(3)))
+    prompts.write_text("".join(json.dumps({"id": row, "tokens": said(row)}) + "\n" for row in range(BATCH)))
     for draft in (0, DRAFTERS[name]):
         out = tmp_path / f"{draft}.jsonl"
         files = ["--model", TARGET, "--drafter", FIXTURES / name, "--prompts", prompts, "--out", out]
-        main([str(word) for word in ("eval", *files, "--max-tokens", 8, "--draft", draft, "--batch", 2)])
+        main([str(word) for word in ("eval", *files, "--max-tokens", 8, "--draft", draft, "--batch", BATCH)])
         results[draft] = [json.loads(line)["tokens"] for line in out.read_text().splitlines()]
     assert results[0] == results[DRAFTERS[name]]
 

@@ -179,6 +179,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_model_can_run_on_another_device_than_the_first(plain: specjax.Model) -> None:
     environment = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"}
     command = [sys.executable, "-c", FOUR_DEVICES, str(HYBRID), json.dumps(PROMPT)]

@@ -81,6 +81,7 @@ def compared(model: specjax.Model) -> specjax.Plan:
     return specjax.plan(model, ["a b a b a b"], others=others, drafts=[2], batches=[1], contexts=[40])
 
 
+@pytest.mark.slow
 def test_each_drafter_has_forecasts_from_a_trace_of_its_own(compared: specjax.Plan, model: specjax.Model) -> None:
     assert [(each.drafter, each.k) for each in compared.forecasts] == [("", 0), ("Qwen35MTP", 2), ("ngram", 2)]
     prompt, options = "a b a b a b", specjax.GenerateOptions(max_tokens=128, draft=2, ignore_eos=True)
@@ -95,6 +96,7 @@ def test_each_drafter_has_forecasts_from_a_trace_of_its_own(compared: specjax.Pl
     ]
 
 
+@pytest.mark.slow
 def test_the_best_of_several_drafters_is_named_and_comes_with_its_model(compared: specjax.Plan) -> None:
     def forecast(k: int, tokens: float, drafter: str) -> Forecast:
         return Forecast(1, 40, k, RoundCost(0, 1), tokens, 0.1, tokens, break_even(k, 1), drafter)

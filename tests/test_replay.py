@@ -37,7 +37,7 @@ def trace(model: specjax.Model) -> Trace:
     return traced(model, PROMPTS, DEPTH)
 
 
-@pytest.mark.parametrize(("k", "refused"), [(1, 0), (3, 0), (DEPTH, 0.4)])
+@pytest.mark.parametrize(("k", "refused"), [(1, 0), pytest.param(3, 0, marks=pytest.mark.slow), (DEPTH, 0.4)])
 def test_predictions_agree_with_runs_within_their_errors(
     model: specjax.Model, trace: Trace, k: int, refused: float
 ) -> None:

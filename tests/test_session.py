@@ -48,7 +48,7 @@ def talk(model: specjax.Model, chat: Session, turns: int, options: specjax.Gener
     return chat
 
 
-@pytest.mark.parametrize("draft", [0, 3])
+@pytest.mark.parametrize("draft", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_ten_turns_feed_only_what_is_new(hybrid: specjax.Model, draft: int) -> None:
     options = specjax.GenerateOptions(max_tokens=8, draft=draft, ignore_eos=True)
     talk(hybrid, hybrid.session(options, slots=256), 10, options)
@@ -74,7 +74,9 @@ def test_a_prompt_that_changes_the_reply_goes_back_to_the_prompt_before(hybrid: 
     assert again.tokens == hybrid.generate([*said(0), *first.tokens, *said(2)], options).tokens, "the fork is spoilt"
 
 
-@pytest.mark.parametrize(("name", "draft"), [("hybrid", 3), ("sliding", 2), ("dense", 0)])
+@pytest.mark.parametrize(
+    ("name", "draft"), [("hybrid", 3), pytest.param("sliding", 2, marks=pytest.mark.slow), ("dense", 0)]
+)
 def test_a_session_can_be_forked_wherever_one_likes_and_as_often(
     name: str, draft: int, request: pytest.FixtureRequest
 ) -> None:
@@ -115,6 +117,7 @@ def test_full_attention_can_be_cut_anywhere(dense: specjax.Model) -> None:
         assert after.reuse.reused == min(after.reuse.shared, len(prompt) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_ring_that_wrapped_is_used_as_far_as_it_reaches(sliding: specjax.Model, draft: int) -> None:
     options = specjax.GenerateOptions(max_tokens=40, draft=draft, ignore_eos=True)

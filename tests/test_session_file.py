@@ -52,9 +52,15 @@ def saved_and_loaded(chat: Session, path: Path, **drafter: Any) -> Session:
     ("name", "drafter", "options", "lengths"),
     [
         (HYBRID, None, replace(OPTIONS, draft=DraftConfig(3, p_min=0.1)), (9, 20)),
-        (HYBRID, None, replace(OPTIONS, draft=0, rollback="snapshot", temperature=0.8, seed=4), (9, 20)),
+        pytest.param(
+            HYBRID,
+            None,
+            replace(OPTIONS, draft=0, rollback="snapshot", temperature=0.8, seed=4),
+            (9, 20),
+            marks=pytest.mark.slow,
+        ),
         (SLIDING, None, replace(OPTIONS, draft=2), (330, 9)),
-        (HYBRID, ("ngram", "mtp"), replace(OPTIONS, draft=3), (9, 20)),
+        pytest.param(HYBRID, ("ngram", "mtp"), replace(OPTIONS, draft=3), (9, 20), marks=pytest.mark.slow),
         (DENSE, "ngram", replace(OPTIONS, draft=2, kv_type_k="bf16", kv_type_v="turbo3"), (40, 9)),
     ],
     ids=["recurrent-with-head", "snapshots-sampled", "rings-with-heads", "several", "bf16-turbo3-ngrams"],

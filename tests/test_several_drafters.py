@@ -173,6 +173,7 @@ class Poison(specjax.BaseDrafter):
         )
 
 
+@pytest.mark.slow
 def test_what_a_drafter_says_of_rows_that_it_does_not_serve_is_not_read() -> None:
     wanted = [replace(row, draft=DraftConfig(DRAFTS, p_min=0.2)) for row in rows()]
     got = decoded(FirstOf((Poison(), head())), wanted, "rejection")
@@ -182,6 +183,7 @@ def test_what_a_drafter_says_of_rows_that_it_does_not_serve_is_not_read() -> Non
     assert all(0 <= token < bundled().target.vocab_size for tokens in got.tokens for token in tokens)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_sure_enough_gives_way() -> None:
     """`p_min` decides by the first draft, before it is drawn."""
     wanted = [replace(row, draft=DraftConfig(DRAFTS, p_min=0.9)) for row in rows()]
@@ -190,6 +192,7 @@ def test_a_head_that_is_not_sure_enough_gives_way() -> None:
     assert {0, 1} == set(got.rounds.source[got.rounds.n_drafted > 0].tolist())
 
 
+@pytest.mark.slow
 def test_the_depth_can_be_found_with_several_drafters() -> None:
     texts = list(TEXTS)
     found = bundled().generate_batch(texts, max_tokens=TOKENS, draft="auto", ignore_eos=True)
@@ -198,6 +201,7 @@ def test_the_depth_can_be_found_with_several_drafters() -> None:
     assert {number for counts in drafted for number, count in counts if count > 0} == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_is_that_of_the_head_alone() -> None:
     """N-grams draft any token."""
     trimmed = specjax.load(drafter=[NGRAM, "mtp"], draft_vocab=600)

@@ -27,6 +27,7 @@ PATHS = os.pathsep.join([str(SCRIPT.parents[2]), str(SCRIPT.parent)])
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "JAX_PLATFORMS": "cpu"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_memory_follows_the_largest_tensor_not_the_model(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "measure", str(tmp_path)]
@@ -45,8 +46,8 @@ MANY_TIMES = (("gguf", SPLIT), ("hf", SPLIT), ("orbax", 0), ("quantize", 0), ("q
     ("kind", "split", "times"),
     [
         ("gguf", 0, 3),
-        ("orbax", 0, 3),
-        ("quantize", SPLIT, 3),
+        pytest.param("orbax", 0, 3, marks=pytest.mark.slow),
+        pytest.param("quantize", SPLIT, 3, marks=pytest.mark.slow),
         *(pytest.param(*case, 20, marks=pytest.mark.slow) for case in MANY_TIMES),
     ],
 )

@@ -39,6 +39,7 @@ def test_synthetic_acceptance_decides_how_many_drafts_stand(cli: Cli, gguf: Path
     assert measured()["speeds"][1]["acceptance_by_position"] == two["acceptance_by_position"]
 
 
+@pytest.mark.slow
 def test_real_acceptance_on_prompts(cli: Cli, gguf: Path, model: specjax.Model, tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "def f("}\n{"tokens": [1, 2, 3]}\n')

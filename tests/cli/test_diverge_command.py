@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from program import Cli
 
 import specjax
@@ -12,6 +13,7 @@ import specjax
 PROMPT = "def f("
 
 
+@pytest.mark.slow
 def test_a_file_of_ours_is_made_again_and_its_state_looked_at(cli: Cli, gguf: Path, tmp_path: Path) -> None:
     ours = tmp_path / "ours.json"
     settings = ("--max-tokens", 20, "--draft", 3, "--temperature", 0.8, "--top-k", 20, "--accept", "coupled")

@@ -15,6 +15,7 @@ import specjax
 from specjax.evaluation.prompts import RESULT_KEYS
 
 SAMPLED = ("--temperature", 0.8, "--seed", 3, "--accept", "coupled")
+THREE = ("--batch", 3)  # rows, in most of these tests, so that they share programs
 PROMPTS: list[dict] = [
     {"prompt": "def f("},
     {"id": "short", "prompt": "x = ", "max_tokens": 3},
@@ -42,7 +43,7 @@ def results_of(path: Path) -> dict[str | int, dict]:
 def evaluated(cli: Cli, gguf: Path, prompts: Path, tmp_path: Path) -> Path:
     """Results of all prompts, three rows at a time."""
     out = tmp_path / "three.jsonl"
-    ran = cli(*command(gguf, prompts, out), "--batch", 3, "--json")
+    ran = cli(*command(gguf, prompts, out), "--json")
     assert ran.status == 0
     summary = json.loads(ran.out)
     assert summary["prompts"] == len(PROMPTS)
@@ -52,7 +53,7 @@ def evaluated(cli: Cli, gguf: Path, prompts: Path, tmp_path: Path) -> Path:
 
 
 def command(gguf: Path, prompts: Path, out: Path) -> tuple:
-    return ("eval", "--model", gguf, "--prompts", prompts, "--out", out, "--max-tokens", 40, *SAMPLED)
+    return ("eval", "--model", gguf, "--prompts", prompts, "--out", out, "--max-tokens", 40, *SAMPLED, *THREE)
 
 
 def test_results_do_not_depend_on_the_batch(
@@ -98,7 +99,7 @@ def test_a_file_can_be_split_over_machines(evaluated: Path, cli: Cli, gguf: Path
 def test_a_killed_run_goes_on_where_it_stopped(evaluated: Path, cli: Cli, gguf: Path, prompts: Path) -> None:
     complete, lines = results_of(evaluated), evaluated.read_bytes().splitlines(keepends=True)
     evaluated.write_bytes(b"".join(lines[:4]) + lines[4][:-20])
-    ran = cli(*command(gguf, prompts, evaluated), "--batch", 3)
+    ran = cli(*command(gguf, prompts, evaluated))
     assert ran.status == 0
     assert "4 of 7 prompts are done already" in ran.err
     assert results_of(evaluated) == complete
@@ -220,7 +221,7 @@ def test_an_interrupted_program_leaves_whole_lines(gguf: Path, tmp_path: Path) -
     assert 0 < len(results_of(out)) < 5000
 
 
-SAMPLES = ("--samples", 3, "--temperature", 0.8, "--seed", 5, "--max-tokens", 12)
+SAMPLES = ("--samples", 3, "--temperature", 0.8, "--seed", 5, "--accept", "coupled", "--max-tokens", 12, *THREE)
 SAMPLED_PROMPTS: list[dict] = [
     {"prompt": "def f("},
     {"id": "two", "prompt": "class A:", "samples": 2, "seed": 9},

@@ -10,6 +10,7 @@ import pytest
 from program import Cli
 
 
+@pytest.mark.slow
 def test_generate_places_parameters_and_says_what_lies_where(cli: Cli, gguf: Path) -> None:
     command = ("generate", "--model", gguf, "--prompt", "def add(a, b):", "--max-tokens", 8, "--json")
     plain, placed = cli(*command), cli(*command, "--place", r"^mtp\.=pinned_host", "--place", ".=cpu:0")

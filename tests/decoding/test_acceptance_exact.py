@@ -142,7 +142,7 @@ def test_acceptance_is_the_overlap_of_the_distributions():
         np.testing.assert_allclose(accepted, np.minimum(p, q).sum(), atol=1e-6)
 
 
-@pytest.mark.parametrize("drawn", [True, False])
+@pytest.mark.parametrize("drawn", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_block_has_at_least_as_many_accepted_drafts(drawn):
     """More of them where drafts are drawn; deterministic drafts gain nothing."""
     gains = []
@@ -242,7 +242,7 @@ def p_value(tokens, want):
     [
         (3, 4, 3, PLAIN, DraftConfig(n_max=3, p_min=0.45, skip_streak=1)),
         (5, 3, 2, WARPED, None),
-        (4, 3, 1, PLAIN, None),
+        pytest.param(4, 3, 1, PLAIN, None, marks=pytest.mark.slow),
     ],
 )
 def test_sampled_sequences_follow_the_target(rule, vocab_size, length, n_drafts, config, control):
@@ -258,6 +258,7 @@ def test_the_chi_square_test_sees_a_rule_without_residual():
     assert p_value(biased, want) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_block_must_not_use_the_noise_of_the_block_before():
     """What a block drafted beyond what it accepted has decided how much that was. Rejection forgets it."""
     target, drafter = language(3, 5)

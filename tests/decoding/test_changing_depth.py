@@ -137,10 +137,10 @@ def decode(
     "model",
     [
         bundled,
-        lambda: qwen("replay"),
+        pytest.param(lambda: qwen("replay"), marks=pytest.mark.slow),
         pytest.param(lambda: qwen("snapshot"), marks=pytest.mark.slow),
         pytest.param(small_model, marks=pytest.mark.slow),
-        ngrams,
+        pytest.param(ngrams, marks=pytest.mark.slow),
         pytest.param(several, marks=pytest.mark.slow),
         pytest.param(chained_heads, marks=pytest.mark.slow),
         pytest.param(assistant, marks=pytest.mark.slow),
@@ -180,6 +180,7 @@ def assert_same_drafts(one: Drafts, other: Drafts) -> None:
         assert some[:shared] == others[:shared]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

@@ -107,12 +107,13 @@ THREE = Grammar(np.array([[1, NO, 0], [2, 0, NO], [NO, 1, 2]], np.int32), np.ara
 def masked_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], float]:
     """The probability of every sequence after the prompt (0), from tables of logits and of the grammar."""
     logits, odds = np.asarray(tables()["target"]), {}
+    masked = np.where(THREE.next[:, None] == NO, -np.inf, logits).reshape(-1, VOCAB)  # by state and node
+    shares = np.exp(np.asarray(warp(masked, alike(len(masked), sampler)), np.float64))
+    shares = (shares / shares.sum(axis=1, keepdims=True)).reshape(len(THREE.next), *logits.shape)
     for tokens in product(range(VOCAB), repeat=length):
         node, state, p = 0, 0, 1.0
         for token in tokens:
-            masked = np.where(THREE.next[state] == NO, -np.inf, logits[node])
-            share = np.exp(np.asarray(warp(masked[None], alike(1, sampler)), np.float64))[0]
-            p *= share[token] / share.sum()
+            p *= shares[state, node, token]
             if not p:
                 break
             node, state = (node * VOCAB + token) % VOCAB**2, int(THREE.next[state, token])

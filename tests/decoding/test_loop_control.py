@@ -89,7 +89,7 @@ def test_the_end_tokens_of_these_tests_end_rows_at_many_places() -> None:
     assert min(places) < 8
 
 
-@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
+@pytest.mark.parametrize("rollback", ["replay", pytest.param("snapshot", marks=pytest.mark.slow)])
 def test_an_end_token_inside_a_draft_ends_its_row_there_and_no_other(rollback: RollbackStrategy) -> None:
     decoder = make_decoder(rollback=rollback)
     for correct in (HEAD, 0, DRAFTS, mixed()):

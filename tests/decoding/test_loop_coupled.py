@@ -21,7 +21,15 @@ from tiny_models import DENSE, make_params
 from specjax.state import RollbackStrategy
 
 
-@pytest.mark.parametrize(("drafts", "rollback"), [(1, "snapshot"), (2, "replay"), (3, "replay"), (5, "snapshot")])
+@pytest.mark.parametrize(
+    ("drafts", "rollback"),
+    [
+        (1, "snapshot"),
+        pytest.param(2, "replay", marks=pytest.mark.slow),
+        (3, "replay"),
+        pytest.param(5, "snapshot", marks=pytest.mark.slow),
+    ],
+)
 def test_coupled_sampling_equals_plain_sampling_with_the_same_seed(drafts: int, rollback: RollbackStrategy) -> None:
     want = plain(DENSE, WARM)
     for seed in (0, 1):

@@ -41,7 +41,14 @@ def with_draft_model(noise: float) -> Params:
     return {**params, "draft": {"target": own}}
 
 
-@pytest.mark.parametrize(("drafts", "rollback"), [(1, "snapshot"), (3, "replay"), (5, "replay")])
+@pytest.mark.parametrize(
+    ("drafts", "rollback"),
+    [
+        pytest.param(1, "snapshot", marks=pytest.mark.slow),
+        (3, "replay"),
+        pytest.param(5, "replay", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("sampler", [GREEDY, WARM], ids=["greedy", "coupled"])
 def test_a_draft_model_changes_no_token(drafts: int, rollback: RollbackStrategy, sampler: SamplerConfig) -> None:
     want = plain(DENSE, sampler)
@@ -64,8 +71,8 @@ def test_a_draft_model_is_left_with_what_was_committed() -> None:
     np.testing.assert_array_equal(own.sequences.length + own.count, target.length)
     empty = jnp.zeros((len(LENGTHS), 1), jnp.int32)
     one, pending = jnp.ones(len(LENGTHS), jnp.int32), result.state.pending[:, None]
-    fed = SMALL.extend(with_draft_model(0.0), pending, (), one, own, target.length)
-    _, both = Qwen35Target(DENSE).extend(make_params(DENSE), pending, one, target)
+    fed = jax.jit(SMALL.extend)(with_draft_model(0.0), pending, (), one, own, target.length)
+    _, both = jax.jit(Qwen35Target(DENSE).extend)(make_params(DENSE), pending, one, target)
     np.testing.assert_array_equal(fed.count, empty[:, 0])
     for layer, reference in zip(fed.sequences.layers, both.layers, strict=True):
         if hasattr(reference, "matrix_state"):

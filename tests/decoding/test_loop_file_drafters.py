@@ -246,9 +246,9 @@ def drafts_of(own: Any, params: Params, count: int, choose: Any) -> Any:
     "folder",
     [
         "eagle3/specforge",
-        "eagle3/speculators_layers",
-        "dflash/speculators",
-        "dflash/dflash2",
+        pytest.param("eagle3/speculators_layers", marks=pytest.mark.slow),
+        pytest.param("dflash/speculators", marks=pytest.mark.slow),
+        pytest.param("dflash/dflash2", marks=pytest.mark.slow),
         "dspark/speculators_vanilla",
     ],
 )
@@ -280,8 +280,15 @@ def test_probabilities_of_drafts_are_exact_and_zero_outside_the_drafters_tokens(
         assert (logq[..., outside] == -np.inf).all()
 
 
-@pytest.mark.parametrize("folder", ["dflash/specforge", "dspark/speculators_rnn"])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("folder", "causal"),
+    [
+        ("dflash/specforge", False),
+        pytest.param("dflash/specforge", True, marks=pytest.mark.slow),
+        pytest.param("dspark/speculators_rnn", False, marks=pytest.mark.slow),
+        pytest.param("dspark/speculators_rnn", True, marks=pytest.mark.slow),
+    ],
+)
 def test_fewer_drafts_are_the_first_ones_of_the_block(folder: str, causal: bool) -> None:
     """Slots are left out only where no slot sees a later one."""
     own, params = drafter(folder)

@@ -95,16 +95,17 @@ def test_greedy_speculation_equals_plain_greedy(name: str, drafts: int) -> None:
     assert set(got.rounds.n_accepted[got.rounds.n_drafted == drafts]) == set(range(drafts + 1))
 
 
+@pytest.mark.slow
 def test_a_row_alone_decodes_as_in_the_batch() -> None:
     row = LENGTHS.index(max(LENGTHS))
     assert speculate("edge", 4, (row,)).tokens == [plain("edge").tokens[row]]
 
 
 def test_coupled_speculation_equals_plain_sampling() -> None:
-    assert speculate("edge", 3, sampler=WARM).tokens == plain("edge", WARM).tokens
+    assert speculate("edge", 4, sampler=WARM).tokens == plain("edge", WARM).tokens
 
 
-@pytest.mark.parametrize(("name", "drafts"), [("dense", 3), ("edge", 4)])
+@pytest.mark.parametrize(("name", "drafts"), [pytest.param("dense", 3, marks=pytest.mark.slow), ("edge", 4)])
 def test_after_any_rounds_the_hidden_row_waits_as_after_a_fresh_prefill(name: str, drafts: int) -> None:
     got = speculate(name, drafts)
     seen = [prompt + tokens[:-1] for prompt, tokens in zip(prompts(name), got.tokens, strict=True)]

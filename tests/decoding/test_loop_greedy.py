@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from ragged import assert_accepted_as_scripted, assert_same_committed, plain, speculate
 from tiny_models import DENSE, MOE
@@ -10,14 +12,11 @@ from wants import GREEDY
 from specjax.models.qwen3_5 import Qwen35Config
 from specjax.state import RollbackStrategy
 
+USUAL = ((3, "replay"), (5, "snapshot"))
 CASES = [
     *(
-        (DENSE, drafts, rollback)
-        for drafts, rollback in ((1, "snapshot"), (2, "replay"), (3, "replay"), (5, "snapshot"))
-    ),
-    *(
-        pytest.param(DENSE, drafts, rollback, marks=pytest.mark.slow)
-        for drafts, rollback in ((1, "replay"), (2, "snapshot"), (3, "snapshot"), (5, "replay"))
+        pytest.param(DENSE, *case, marks=[pytest.mark.slow] * (case not in USUAL))
+        for case in product((1, 2, 3, 5), ("replay", "snapshot"))
     ),
     (MOE, 3, "replay"),
 ]
@@ -33,7 +32,15 @@ def test_greedy_speculation_equals_plain_greedy(config: Qwen35Config, drafts: in
         assert_accepted_as_scripted(got, drafts, seed)
 
 
-@pytest.mark.parametrize(("drafts", "rollback"), [(1, "snapshot"), (2, "replay"), (3, "snapshot"), (5, "replay")])
+@pytest.mark.parametrize(
+    ("drafts", "rollback"),
+    [
+        pytest.param(1, "snapshot", marks=pytest.mark.slow),
+        (2, "replay"),
+        (3, "snapshot"),
+        pytest.param(5, "replay", marks=pytest.mark.slow),
+    ],
+)
 def test_a_row_alone_decodes_as_in_the_batch(drafts: int, rollback: RollbackStrategy) -> None:
     for row in (2, 4, 7):
         assert speculate(DENSE, drafts, GREEDY, rollback, (row,)).tokens == [plain(DENSE, GREEDY).tokens[row]]

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scripted import ragged_prompts
 from small_model import CONFIG, agreeing_params
 from wants import GREEDY
@@ -65,6 +66,7 @@ def stepped() -> list[list[int]]:
     return want
 
 
+@pytest.mark.slow
 def test_inside_jit() -> None:
     @jax.jit
     def generate(params: Any) -> tuple[ChunkRecord, ChunkRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -128,16 +129,16 @@ def test_other_leanings_compile_nothing() -> None:
 LEAN = Leaning(bias=((0, 0.7), (2, -0.4)), presence=0.6, frequency=0.9)
 
 
+@cache
 def leaning_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], float]:
     """The probability of every sequence after the prompt (0), from the table of logits."""
     logits, odds = np.asarray(tables()["target"]), {}
+    before = [text for place in range(length) for text in product(range(VOCAB), repeat=place)]
+    own = [logits[sum(text[-2:-1]) * VOCAB + sum(text[-1:])] + offset_after(LEAN, text, VOCAB) for text in before]
+    shares = np.exp(np.asarray(warp(jnp.asarray(own), alike(len(before), sampler)), np.float64))
+    after = dict(zip(before, shares / shares.sum(axis=1, keepdims=True), strict=True))
     for tokens in product(range(VOCAB), repeat=length):
-        node, p = 0, 1.0
-        for place, token in enumerate(tokens):
-            own = (logits[node] + offset_after(LEAN, tokens[:place], VOCAB))[None]
-            share = np.exp(np.asarray(warp(jnp.asarray(own), alike(1, sampler)), np.float64))[0]
-            p *= share[token] / share.sum()
-            node = (node * VOCAB + token) % VOCAB**2
+        p = math.prod(after[tokens[:place]][token] for place, token in enumerate(tokens))
         if p:
             odds[tokens] = p
     assert abs(sum(odds.values()) - 1) < 1e-9

@@ -25,6 +25,7 @@ from specjax.models.protocol import Params
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, MAX_TOKENS, TOP = 3, 16, 3
+ROUNDS = 8  # of a chunk, as `run` has it
 LENGTHS = (1, 4, 9, 17, 30, 2, 5, 11, 40, 3, 6, 8, 64, 7, 12, 20)
 PROMPTS = ragged_prompts(DENSE, LENGTHS, seed=21)
 SAMPLERS = [
@@ -44,14 +45,14 @@ ROWS = [
 GREEDY_ROWS = [row for row, sampler in enumerate(SAMPLERS) if sampler.greedy]
 
 
-def decoder(rule: Rule = "coupled", drafts: int = DRAFTS, **records: Any) -> Decoder:
-    return Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), rule, drafts, margins=True, **records)
+def decoder(rule: Rule = "coupled", drafts: int = DRAFTS, logprobs: int | None = TOP) -> Decoder:
+    return Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), rule, drafts, margins=True, logprobs=logprobs)
 
 
 @cache
 def mixed(rule: Rule, drafts: int = DRAFTS) -> Run:
     rows = [replace(row, draft=replace(row.draft, n_max=min(row.draft.n_max, drafts))) for row in ROWS]
-    return run(decoder(rule, drafts, logprobs=TOP), make_params(DENSE), PROMPTS, MAX_TOKENS, rows=rows)
+    return run(decoder(rule, drafts), make_params(DENSE), PROMPTS, MAX_TOKENS, rows=rows)
 
 
 def started(of: Decoder, rows: list[Settings], params: Params | None = None) -> tuple[DecodeState, RoundRecord]:
@@ -68,7 +69,7 @@ def by_token(result: Run, values: Any, row: int) -> np.ndarray:
 
 def test_sixteen_settings_are_one_program_and_further_ones_compile_nothing() -> None:
     of, params = decoder(), make_params(DENSE)
-    decode_chunk(of, params, started(of, ROWS)[0], 2)
+    decode_chunk(of, params, started(of, ROWS)[0], ROUNDS)
     before = decode_chunk._cache_size(), start_rows._cache_size()
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -80,7 +81,7 @@ def test_sixteen_settings_are_one_program_and_further_ones_compile_nothing() -> 
     ]
     state = started(of, others)[0]
     compiled.clear()
-    decode_chunk(of, params, state, 2)
+    decode_chunk(of, params, state, ROUNDS)
     assert not compiled
     assert (decode_chunk._cache_size(), start_rows._cache_size()) == before
 
@@ -152,7 +153,7 @@ def test_log_probabilities_are_those_of_the_raw_distribution(rule: Rule) -> None
     feed_all = jax.jit(lambda params: target.extend(params, text, jnp.full(len(ROWS), longest), state, rows="all"))
     output, _ = feed_all(make_params(DENSE))
     want = np.asarray(jax.nn.log_softmax(output.logits, axis=-1))
-    _, first = started(decoder(rule, logprobs=TOP), ROWS)
+    _, first = started(decoder(rule), ROWS)
     for row, prompt in enumerate(PROMPTS):
         tokens = result.tokens[row]
         reference = want[row, len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
@@ -167,7 +168,7 @@ def test_log_probabilities_are_those_of_the_raw_distribution(rule: Rule) -> None
 
 
 def test_only_what_is_asked_for_is_recorded() -> None:
-    _, record = started(decoder(), ROWS)
+    _, record = started(decoder(logprobs=None), ROWS)
     assert record.logprob is None
     assert record.top_logprobs is None
     _, record = started(decoder(logprobs=0), ROWS)
@@ -191,7 +192,7 @@ def test_logits_that_are_no_numbers_are_reported_in_their_row_alone() -> None:
     state, first = started(of, ROWS, poisoned)
     np.testing.assert_array_equal(first.finite, ~has)
     state = state.replace(pending=state.pending.at[0].set(poison))
-    _, chunk = decode_chunk(of, poisoned, state, 1)
+    _, chunk = decode_chunk(of, poisoned, state, ROUNDS)
     has[0] = True
     fed = np.concatenate([first.tokens, chunk.rounds.drafts[0]], axis=1)
     verified = np.arange(DRAFTS + 1) <= np.asarray(chunk.rounds.n_drafted[0])[:, None]
@@ -201,16 +202,19 @@ def test_logits_that_are_no_numbers_are_reported_in_their_row_alone() -> None:
 
 def test_every_array_of_a_state_has_the_batch_as_its_first_axis() -> None:
     """So that a row of one state can be put in place of a row of another."""
-    state, record = started(decoder(logprobs=TOP), ROWS)
+    state, record = started(decoder(), ROWS)
     assert {leaf.shape[0] for leaf in jax.tree.leaves((state, record))} == {len(ROWS)}
 
 
 def test_a_batch_may_change_its_rule_between_rounds() -> None:
     """As when the last row that draws has left: one state serves every rule."""
     params, rows = make_params(DENSE), [Settings(draft=row.draft) for row in ROWS]
-    want, _ = decode_chunk(decoder("greedy"), params, started(decoder("greedy"), rows)[0], 4)
-    state, _ = decode_chunk(decoder("rejection"), params, started(decoder("rejection"), rows)[0], 2)
-    got, _ = decode_chunk(decoder("greedy"), params, state, 2)
+    begun = {rule: started(decoder(rule), rows)[0] for rule in ("greedy", "rejection")}
+    half, _ = decode_chunk(decoder("greedy"), params, begun["greedy"], ROUNDS)
+    want, _ = decode_chunk(decoder("greedy"), params, half, ROUNDS)
+    state, _ = decode_chunk(decoder("rejection"), params, begun["rejection"], ROUNDS)
+    assert state.active.any()
+    got, _ = decode_chunk(decoder("greedy"), params, state, ROUNDS)
     np.testing.assert_array_equal(got.pending, want.pending)
     np.testing.assert_array_equal(got.sequences.length, want.sequences.length)
 
@@ -220,7 +224,7 @@ def test_a_state_takes_no_settings_with_it_when_it_is_consumed() -> None:
     settings, sequence = of.settings(ROWS), jnp.arange(len(ROWS))
     state, logits = feed(of, params, PROMPTS)
     begun, _ = start(of, state, logits, jnp.full(len(ROWS), 4), settings, sequence)
-    decode_chunk(of, params, begun, 2)
+    decode_chunk(of, params, begun, ROUNDS)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((settings, sequence)))
 
 

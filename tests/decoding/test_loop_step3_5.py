@@ -94,6 +94,7 @@ def test_greedy_speculation_equals_plain_greedy(drafts: int) -> None:
     assert_same_layers(got.state.sequences.layers, want.state.sequences.layers, length)
 
 
+@pytest.mark.slow
 def test_a_row_alone_decodes_as_in_the_batch() -> None:
     for row in BATCH:
         assert speculate(3, (row,)).tokens == [plain().tokens[row]]

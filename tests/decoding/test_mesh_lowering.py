@@ -42,9 +42,8 @@ def count(lowered: Any, name: str) -> int:
     return sum(each.name == f"stablehlo.{name}" for each in operations(module))
 
 
-@pytest.mark.parametrize(
-    "name", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("experts", "dense"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hybrid", "experts", "dense"])
 def test_rounds_of_a_split_model_lower_for_gpus(name: str) -> None:
     """With the kernels that one GPU has, and no collective but those that layers ask for."""
     model = model_on(without_devices((1, 4)), name, "gpu")

@@ -114,7 +114,7 @@ def decoded(name: str, drafts: int) -> list[tuple[list[list[int]], Any]]:
 @pytest.mark.parametrize(
     ("name", "drafts"),
     [
-        ("gemma4/edge", 4),
+        pytest.param("gemma4/edge", 4, marks=pytest.mark.slow),
         pytest.param("step3_5/flash", 3, marks=pytest.mark.slow),
         pytest.param("step3_5/flash", 1, marks=pytest.mark.slow),
         pytest.param("gemma4/edge", 2, marks=pytest.mark.slow),

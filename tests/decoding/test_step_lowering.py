@@ -37,7 +37,7 @@ def bundled() -> specjax.Model:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("name", ["bundled", "4", pytest.param("64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["bundled", *(pytest.param(each, marks=pytest.mark.slow) for each in ("4", "64"))])
 def test_rounds_lower_with_the_kernels_of_their_platform(name: str, platform: str) -> None:
     lowered = outlined(name, platform).rounds(**SIZES)
     assert set(programs.kernels_in(lowered)) == KERNELS

@@ -68,6 +68,7 @@ def test_the_lots_are_those_of_the_seed() -> None:
     assert not np.array_equal(first[:20], other[:20])
 
 
+@pytest.mark.slow
 def test_certain_drafts_all_stand_and_impossible_ones_never() -> None:
     everything, nothing = decoded(ALWAYS), decoded(Synthetic((0.0,) * DRAFTS), 24)
     np.testing.assert_array_equal(everything.rounds.n_accepted, everything.rounds.n_drafted)

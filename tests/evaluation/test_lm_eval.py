@@ -122,6 +122,7 @@ def test_an_empty_context_is_the_token_that_begins_a_text(llama: specjax.Model) 
     assert ours.loglikelihood([written])[0] == pytest.approx(got, abs=ATOL)
 
 
+@pytest.mark.slow
 def test_equal_requests_draw_differently_and_again_the_same(llama: specjax.Model) -> None:
     ours = answers(llama, "tiny_generation")
     sampled = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 12}

@@ -40,10 +40,14 @@ def bound(impl: str, case: Case, exact: float = EXACT) -> float:
     return exact if weights is None else ROUNDED[weights]
 
 
+LONG_TO_INTERPRET = ("prompts in a long cache", "a wide prompt")
+
+
 def slowly_interpreted(name: str, impl: str) -> list[Any]:
-    """The kernel for prompts on Hopper takes up to a minute of its interpreter; for few rows there are others."""
-    few = len(CASES[name].positions[0]) < 9 and name != "capped"
-    return [pytest.mark.slow] if few and impl == "pallas_gpu_prefill_interpret" else []
+    """Kernels for prompts take up to a minute of their interpreters; for few rows there are others."""
+    few = len(CASES[name].positions[0]) < 9 or name == "sixteen rows"
+    slow = impl.endswith("prefill_interpret") if few else impl.startswith("pallas_gpu") and name in LONG_TO_INTERPRET
+    return [pytest.mark.slow] if slow else []
 
 
 def fitting() -> list[Any]:

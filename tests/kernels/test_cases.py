@@ -7,10 +7,11 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from compiled import dequantize
 
 from pallas_kernels import native
 from pallas_kernels.cases import CASES, random_blocks, words
-from pallas_kernels.matmul import FORMATS, dequantize, from_blocks
+from pallas_kernels.matmul import FORMATS, from_blocks
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.trials import candidates, trials
 from pallas_kernels.table import TABLE

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, prepare
 from test_quant_formats import random_blocks
 from tiny_models import relative_rms
 
-from pallas_kernels.matmul import dequantize, experts, explain_float, float_matmul, from_blocks, prepare, swiglu
+from pallas_kernels.matmul import experts, explain_float, float_matmul, from_blocks, swiglu
 from pallas_kernels.matmul.experts import EXPERTS
 from pallas_kernels.matmul.floats import FLOAT_MATMUL
 

@@ -21,7 +21,9 @@ SERIAL = ("cpu_native", "xla_recurrent", "pallas_tpu_interpret", "pallas_gpu_int
 
 
 @pytest.mark.parametrize("impl", here(SERIAL))
-@pytest.mark.parametrize(("n_tokens", "head_map"), [(1, "tiled"), (4, "grouped"), (16, "tiled")])
+@pytest.mark.parametrize(
+    ("n_tokens", "head_map"), [(1, "tiled"), (4, "grouped"), pytest.param(16, "tiled", marks=pytest.mark.slow)]
+)
 def test_commit_of_serial_records_equals_every_snapshot_bit_for_bit(n_tokens, head_map, impl):
     verify, verify_snapshots, commit = (
         jax.jit(functools.partial(function, impl=impl, head_map=head_map))
@@ -42,8 +44,9 @@ def test_commit_equals_every_snapshot_in_programs_that_llvm_optimises_too():
     Only programs for CPUs are held to that: what an interpreter makes of a kernel says nothing of a device's compiler.
     """
     check = test_commit_of_serial_records_equals_every_snapshot_bit_for_bit.__name__
+    chosen = ["-m", "", "-k", f"{check} and xla_recurrent"]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", f"{check} and xla_recurrent"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *chosen],
         env={**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=3"},
         capture_output=True,
         text=True,

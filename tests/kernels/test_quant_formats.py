@@ -7,20 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, submatrix, take_rows
 
 from pallas_kernels import native, native_tables
 from pallas_kernels.matmul import (
     FORMATS,
     ROWS_THAT_JOIN,
-    dequantize,
     explain,
     from_blocks,
     joined,
     panels,
     planes,
     quant_matmul,
-    submatrix,
-    take_rows,
 )
 from pallas_kernels.matmul.formats import TQ3_CENTROIDS, TQ4_CENTROIDS, TQ_SIGNS
 

@@ -9,19 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, prepare, take_rows
 from test_quant_formats import random_blocks
 
 from pallas_kernels import native, using
 from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
-    dequantize,
     from_blocks,
-    prepare,
     quant_matmul,
     quant_matmuls,
     quant_swiglu,
-    take_rows,
 )
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")

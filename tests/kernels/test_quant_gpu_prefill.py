@@ -7,17 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, pack
 from lowering import kernel_calls, lowered
 from test_quant_formats import random_blocks
 from test_quant_pallas_gpu import activations, matrix, off_by
 from test_quant_pallas_lowering import ODD, SMALL, arguments
 
 from pallas_kernels import mosaic_gpu, using
-from pallas_kernels.matmul import dequantize, explain, from_blocks, quant_matmul
+from pallas_kernels.matmul import explain, from_blocks, quant_matmul
 from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.pallas_gpu_prefill import Config, candidates, heuristic
 from pallas_kernels.matmul.pallas_gpu_prefill import quant_matmul as kernel
-from pallas_kernels.matmul.planes import PLANE_FORMATS, pack
+from pallas_kernels.matmul.planes import PLANE_FORMATS
 
 OFF, ROUNDED = 5e-7, 4e-3
 """Relative errors: of sums in float32; of sums of products of rounded factors."""

@@ -6,21 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, prepare, submatrix, take_rows
 from test_quant_formats import random_blocks
 
 from pallas_kernels import native
-from pallas_kernels.matmul import (
-    FORMATS,
-    QTensor,
-    dequantize,
-    explain,
-    from_blocks,
-    prepare,
-    quant_matmul,
-    reference,
-    submatrix,
-    take_rows,
-)
+from pallas_kernels.matmul import FORMATS, QTensor, explain, from_blocks, quant_matmul, reference
 from pallas_kernels.native import library
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")

@@ -7,20 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, pack
 from lowering import needs_triton
 from test_quant_formats import random_blocks
 
 from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
-    dequantize,
     from_blocks,
     pallas_gpu,
     quant_matmul,
     triton_planes,
 )
 from pallas_kernels.matmul.config import GpuConfig
-from pallas_kernels.matmul.planes import PLANE_FORMATS, pack
+from pallas_kernels.matmul.planes import PLANE_FORMATS
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, pack
 from test_quant_planes import matrix
 
-from pallas_kernels.matmul import dequantize, explain, from_blocks, quant_matmul
+from pallas_kernels.matmul import explain, from_blocks, quant_matmul
 from pallas_kernels.matmul.config import TpuConfig, tpu_candidates, tpu_heuristic
 from pallas_kernels.matmul.pallas_tpu import quant_matmul as kernel
-from pallas_kernels.matmul.planes import PLANE_FORMATS, pack
+from pallas_kernels.matmul.planes import PLANE_FORMATS
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, pack, submatrix, take_rows
 from test_quant_formats import random_blocks
 
 from pallas_kernels import using
 from pallas_kernels.elementwise import float_of_half
-from pallas_kernels.matmul import FORMATS, QTensor, dequantize, from_blocks, layouts, quant_matmul, submatrix, take_rows
-from pallas_kernels.matmul.planes import PLANE_FORMATS, pack, take_from_tiles
+from pallas_kernels.matmul import FORMATS, QTensor, from_blocks, layouts, quant_matmul
+from pallas_kernels.matmul.planes import PLANE_FORMATS, take_from_tiles
 
 N = 37
 BITS = {
@@ -27,13 +28,13 @@ def matrix(name: str, rows: int = N, seed: int = 0) -> QTensor:
 @pytest.mark.parametrize("name", PLANE_FORMATS)
 def test_planes_hold_the_values_of_blocks(name: str) -> None:
     stack = from_blocks(jnp.stack([matrix(name, N, seed).parts["blocks"] for seed in range(2)]), name)
-    planes, expected = pack(stack), dequantize(stack)
-    assert planes.shape == stack.shape
-    np.testing.assert_array_equal(dequantize(planes), expected)
+    packed, expected = pack(stack), dequantize(stack)
+    assert packed.shape == stack.shape
+    np.testing.assert_array_equal(dequantize(packed), expected)
     rows = jnp.array([[0, 17, 36], [15, 99, 16]])
-    np.testing.assert_array_equal(take_rows(planes[1], rows), expected[1][jnp.minimum(rows, N - 1)])
-    kept = submatrix(planes[1], rows[0])
-    assert (kept.shape, kept.layout) == ((3, planes.width), "planes")
+    np.testing.assert_array_equal(take_rows(packed[1], rows), expected[1][jnp.minimum(rows, N - 1)])
+    kept = submatrix(packed[1], rows[0])
+    assert (kept.shape, kept.layout) == ((3, packed.width), "planes")
     np.testing.assert_array_equal(dequantize(kept), expected[1][rows[0]])
     jax.tree.map(np.testing.assert_array_equal, kept, pack(submatrix(stack[1], rows[0])))
 

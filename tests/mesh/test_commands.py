@@ -23,6 +23,7 @@ def test_generate_measures_and_compares_on_a_mesh(capsys: pytest.CaptureFixture[
     assert said[1]["timings"]["draft_per_round"] > 0, "the halves of a round are timed there too"
 
 
+@pytest.mark.slow
 def test_bench_and_plan_run_on_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--draft", "1", "--max-tokens", "16", *MESH]) == 0
     assert main(["plan", "--batch", "1", "--context", "64", "--draft", "1", *MESH]) == 0

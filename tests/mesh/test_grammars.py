@@ -23,6 +23,7 @@ SCHEMA = {
 }
 REGEX = r"(?:[a-c]{2,6}-)+[0-9]{3}"
 LEANING = {"logit_bias": {token: 1.0 - token % 4 for token in range(0, 250, 3)}, "frequency_penalty": 0.7}
+DRAWN = {"temperature": 1.5, "seed": 2, "top_k": 30, **LEANING}
 PROMPTS = [[9, 17, 30, 201], [45, 6, 7], [101, 55, 8, 9, 10]]
 
 
@@ -34,9 +35,14 @@ def continued(model: specjax.Model, **options: object) -> list[specjax.Generatio
     )
 
 
-@pytest.mark.parametrize("mesh", ["1x4", "2x2"])
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 1.5, "seed": 2, "top_k": 30, **LEANING}], ids=["greedy", "drawn"]
+    ("options", "mesh"),
+    [
+        pytest.param({}, "1x4", id="greedy-1x4"),
+        pytest.param({}, "2x2", id="greedy-2x2", marks=pytest.mark.slow),
+        pytest.param(DRAWN, "1x4", id="drawn-1x4", marks=pytest.mark.slow),
+        pytest.param(DRAWN, "2x2", id="drawn-2x2"),
+    ],
 )
 def test_texts_are_those_of_one_device(load: Load, mesh: str, options: dict) -> None:
     got, want = continued(load("hybrid", mesh=mesh), **options), continued(load("hybrid"), **options)
@@ -64,6 +70,7 @@ def test_tokens_need_not_divide(load: Load) -> None:
         assert [each.stats.accepted for each in got] == [each.stats.accepted for each in wanted]
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_masks_too(load: Load) -> None:
     options = specjax.GenerateOptions(regex=REGEX, draft=2, max_tokens=20)
 

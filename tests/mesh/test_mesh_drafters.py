@@ -51,8 +51,7 @@ def drafts_alike(one: specjax.Model, split: specjax.Model, **options: Any) -> li
 
 MADE = [
     ("eagle3", "1x4"),
-    ("dflash2", "2x2"),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dspark", "1x2"), ("odd", "1x4"))),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dflash2", "2x2"), ("dspark", "1x2"), ("odd", "1x4"))),
 ]
 
 

@@ -53,6 +53,7 @@ def test_requests_come_and_go(load: Load, mesh: str) -> None:
     assert run(load("qwen3", mesh=mesh)) == run(load("qwen3"))
 
 
+@pytest.mark.slow
 def test_sessions_fork_and_forget(load: Load) -> None:
     """Turns, a fork, and a conversation that drops its oldest tokens when its slots are full."""
     turns = [np.random.default_rng(seed).integers(5, 250, 9).tolist() for seed in range(3)]

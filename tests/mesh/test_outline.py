@@ -36,10 +36,10 @@ def assert_outlined(outlined: Any, made: Any) -> None:
     ("name", "weights", "mesh", "drafter"),
     [
         ("hybrid", "F32", "1x4", None),
-        ("hybrid", "Q8_0", "2x2", None),
+        pytest.param("hybrid", "Q8_0", "2x2", None, marks=pytest.mark.slow),
         ("moe", "Q4_K", "1x2", None),
         ("gemma4", "F32", "1x2", "assistant"),
-        ("qwen3", "F32", "4x1", "ngram"),
+        pytest.param("qwen3", "F32", "4x1", "ngram", marks=pytest.mark.slow),
     ],
 )
 def test_parameters_and_states_are_those_of_the_outline(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -40,6 +41,12 @@ def collectives(program: Any) -> dict[str, list[int]]:
     return found
 
 
+@cache
+def round_of_hybrid(load: Load, weights: str) -> dict[str, list[int]]:
+    """The collectives of a round with drafts on four devices."""
+    return collectives(chunk_of(load("hybrid", weights, "1x4"), draft=3)[0])
+
+
 def test_a_round_of_a_dense_model_adds_up_twice_a_layer(load: Load) -> None:
     """Besides, once for the embedding and once to see whether logits are finite; the argmax is gathered."""
     model = load("qwen3", "F32", "1x2")
@@ -54,10 +61,9 @@ def test_a_round_with_drafts_keeps_to_its_budget(load: Load, weights: str) -> No
     """The head runs twice, over waiting rows and for a further draft: an embedding, a pair and two sums each. Two sums
     go into the confidence of either draft.
     """
-    model = load("hybrid", weights, "1x4")
-    found = collectives(chunk_of(model, draft=3)[0])
+    found, config = round_of_hybrid(load, weights), load("hybrid", weights, "1x4").config
     assert found.keys() == {"all-reduce", "all-gather"}
-    assert len(found["all-reduce"]) <= 2 * model.config.num_layers + 2 + 2 * 3 + 2 * 2
+    assert len(found["all-reduce"]) <= 2 * config.num_layers + 2 + 2 * 3 + 2 * 2
     assert len(found["all-gather"]) <= 1 + 2 + 2
 
 
@@ -88,9 +94,8 @@ def test_other_drafters_keep_to_their_budget_too(load: Load, drafter: str, sums:
 
 def test_no_weight_and_no_cache_travels(load: Load) -> None:
     """The largest thing that is sent is the residual stream of the rows of a round."""
-    model = load("hybrid", "F32", "1x4")
-    sizes = [size for each in collectives(chunk_of(model, draft=3)[0]).values() for size in each]
-    assert max(sizes) == BATCH * 4 * model.config.width
+    sizes = [size for each in round_of_hybrid(load, "F32").values() for size in each]
+    assert max(sizes) == BATCH * 4 * load("hybrid", "F32", "1x4").config.width
 
 
 def test_each_device_holds_its_part(load: Load) -> None:

@@ -20,11 +20,8 @@ PROMPTS = [np.random.default_rng(seed).integers(5, 250, length).tolist() for see
 LENGTH = {"max_tokens": 24, "ignore_eos": True}
 GREEDY = [
     ("qwen3", "F32", "1x4"),
-    ("llama", "Q4_K", "2x2"),
     ("hybrid", "F32", "1x4"),
-    ("hybrid", "Q8_0", "1x2"),
     ("moe", "Q8_0", "2x2"),
-    ("gemma4 edge", "F32", "1x2"),
     ("odd", "Q4_K", "1x4"),
 ]
 NAMES = ("odd", "odd moe", "qwen3", "llama", "hybrid", "hybrid tied", "moe", "gemma4", "gemma4 edge", "gemma4 moe")

@@ -28,6 +28,7 @@ def test_logits_and_greedy_continuation_agree_with_transformers(name: str, file:
     assert model.generate(want["prompt"], max_tokens=64).tokens == want["greedy"].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "own"), [("qwen3", True), ("llama", False)])
 def test_drafting_for_a_dense_target_changes_no_token(name: str, own: bool) -> None:
     """By a model of its kind, which drafts what it says itself, and by n-grams."""

@@ -13,6 +13,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 GEMMA = FIXTURES / "gemma4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("dense", marks=pytest.mark.slow), "edge"])
 def test_an_assistant_drafts_and_changes_no_token(name: str) -> None:
     """Past the sliding window, so that rings wrap; alone, and in a ragged batch."""

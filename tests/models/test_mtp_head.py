@@ -75,7 +75,7 @@ def test_a_prompt_fed_in_pieces_leaves_what_the_definition_says() -> None:
     assert relative_rms(state.drafter.hidden[:, -1], last) < 1e-5, "the last token's hidden row waits"
 
 
-@pytest.mark.parametrize(("drafts", "rollback"), [(1, "replay"), (4, "snapshot")])
+@pytest.mark.parametrize(("drafts", "rollback"), [pytest.param(1, "replay", marks=pytest.mark.slow), (4, "snapshot")])
 def test_after_any_rounds_the_head_has_been_fed_as_by_a_fresh_prefill(drafts: int, rollback: RollbackStrategy) -> None:
     """Rows finish at different rounds after different accept counts, some of them while the others go on."""
     program, params = decoder(drafts, rollback), make_params(DENSE)

@@ -5,6 +5,7 @@ tests/fixtures/PROVENANCE.md says how the references were made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,15 @@ ONE_ROUND = ("qwen3_5/dense", "qwen3_5/moe", "qwen3_5/tied")
 WITH_HEAD = (*ONE_ROUND, "qwen3_next/a3b", "qwen3_next/tied", "glm4_moe/large", "glm4_moe/air")
 MODELS = (*WITH_HEAD, "glm4_moe/plain")
 FILES = ("hf", "model.gguf")
+USUAL = ("qwen3_5/dense", "qwen3_5/moe", "qwen3_next/a3b", "glm4_moe/large", "glm4_moe/air")
+"""Those that are not left to the slow tests: one of every form of layers and heads."""
+
+
+def models(names: Sequence[str]) -> pytest.MarkDecorator:
+    """The test for each of these models."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in USUAL)) for name in names]
+    )
 
 
 def of(name: str, program: str) -> dict[str, np.ndarray]:
@@ -37,7 +47,7 @@ def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> 
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", MODELS)
+@models(MODELS)
 def test_the_trunk_agrees_with_transformers_and_llama_cpp(name: str, file: str) -> None:
     want = of(name, "transformers")
     logits, hidden, _ = prefill(*load(FIXTURES / name / file), want["prompt"])
@@ -47,7 +57,7 @@ def test_the_trunk_agrees_with_transformers_and_llama_cpp(name: str, file: str) 
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", MODELS)
+@models(MODELS)
 def test_greedy_continuation_equals_that_of_transformers(name: str, file: str) -> None:
     want = of(name, "transformers")
     config, params = load(FIXTURES / name / file)
@@ -56,6 +66,7 @@ def test_greedy_continuation_equals_that_of_transformers(name: str, file: str) -
     assert got.tolist() == want["greedy"].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next/tied", "glm4_moe/large"])
 def test_speculation_changes_nothing(name: str) -> None:
     want = of(name, "transformers")
@@ -65,7 +76,7 @@ def test_speculation_changes_nothing(name: str) -> None:
     assert generation.stats.drafted > 0
 
 
-@pytest.mark.parametrize("name", WITH_HEAD)
+@models(WITH_HEAD)
 def test_the_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
     common, want = of(name, "transformers"), of(name, "llama_cpp")
     config, params = load(FIXTURES / name / "model.gguf")
@@ -74,7 +85,7 @@ def test_the_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
     assert_close(logits[common["logit_rows"]], want["mtp_logits"])
 
 
-@pytest.mark.parametrize("name", ONE_ROUND)
+@models(ONE_ROUND)
 def test_drafting_agrees_with_llama_cpp(name: str) -> None:
     config, params = load(FIXTURES / name / "model.gguf")
     want = {key: value[None] for key, value in of(name, "llama_cpp").items() if key.startswith(("pending", "draft"))}
@@ -86,10 +97,10 @@ def test_drafting_agrees_with_llama_cpp(name: str) -> None:
     ("name", "file", "rollback"),
     [
         ("qwen3_next/a3b", "hf", "replay"),
-        ("qwen3_next/a3b", "hf", "snapshot"),
-        ("qwen3_next/tied", "model.gguf", "replay"),
-        ("qwen3_next/tied", "model.gguf", "snapshot"),
-        ("glm4_moe/large", "hf", "replay"),
+        pytest.param("qwen3_next/a3b", "hf", "snapshot", marks=pytest.mark.slow),
+        pytest.param("qwen3_next/tied", "model.gguf", "replay", marks=pytest.mark.slow),
+        pytest.param("qwen3_next/tied", "model.gguf", "snapshot", marks=pytest.mark.slow),
+        pytest.param("glm4_moe/large", "hf", "replay", marks=pytest.mark.slow),
         ("glm4_moe/air", "model.gguf", "replay"),
     ],
 )

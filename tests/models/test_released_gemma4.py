@@ -106,7 +106,16 @@ def test_the_moe_model_reads_four_billion_parameters_per_token() -> None:
     assert (count(parameter_shapes(MOE_26B_A4B)) - unused) / 1e9 == pytest.approx(3.8, rel=0.02)
 
 
-@pytest.mark.parametrize("config", [GEMMA4_31B, MOE_26B_A4B, E2B, E4B], ids=["31B", "26B-A4B", "E2B", "E4B"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(GEMMA4_31B, marks=pytest.mark.slow),
+        pytest.param(MOE_26B_A4B, marks=pytest.mark.slow),
+        E2B,
+        pytest.param(E4B, marks=pytest.mark.slow),
+    ],
+    ids=["31B", "26B-A4B", "E2B", "E4B"],
+)
 def test_the_whole_program_has_the_right_shapes(config: Gemma4Config) -> None:
     """Of the first twelve layers, with an assistant of four; its head scores 32 of 2048 centroids' tokens."""
     config = replace(config, layer_types=config.layer_types[:12], shared_kv_layers=min(config.shared_kv_layers, 6))

@@ -71,7 +71,7 @@ def feed_and_shift(model: specjax.Model, state: SequenceState, steps: Steps) -> 
     return np.concatenate(logits)
 
 
-@pytest.mark.parametrize("name", ["gemma4/dense", "gemma4/edge", "step3_5/flash"])
+@pytest.mark.parametrize("name", [pytest.param("gemma4/dense", marks=pytest.mark.slow), "gemma4/edge", "step3_5/flash"])
 def test_logits_after_shifts_are_those_of_caches_that_know_no_positions(name: str) -> None:
     """Rings go round before the first shift, and again before the last."""
     tokens = np.random.default_rng(1).integers(0, 300, 700, dtype=np.int32)
@@ -91,7 +91,7 @@ def gelu_of_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("gelu_of_llama_cpp")
-@pytest.mark.parametrize("name", ["dense/qwen3", "dense/llama", "gemma4/dense"])
+@pytest.mark.parametrize("name", ["dense/qwen3", pytest.param("dense/llama", marks=pytest.mark.slow), "gemma4/dense"])
 def test_logits_after_shifts_match_llama_cpp(name: str) -> None:
     """Gemma 4: up to numbers that fall to the other side of a border of llama.cpp's table, as without shifts."""
     want = np.load(FIXTURES / name / "shift.npz")

@@ -89,7 +89,7 @@ def start(config: Step35Config, params: Params, prompts: Sequence[np.ndarray], d
     return jnp.asarray(pending), state
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", ["flash", pytest.param("plain", marks=pytest.mark.slow)])
 def test_rounds_agree_with_llama_cpp(name: str) -> None:
     """Tokens, logits and hidden states of every head, in every round, after every count of accepted drafts."""
     want, heads = reference(name), HEADS[name]
@@ -117,7 +117,10 @@ def prompts(name: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "drafts"),
-    [("flash", 3), ("flash", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("flash", "plain"))],
+    [
+        ("flash", 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("flash", 1), ("flash", 2), ("plain", 2))),
+    ],
 )
 def test_rounds_agree_with_a_recomputation_from_scratch(name: str, drafts: int) -> None:
     """Ragged rows, each with its own accept counts; the last row stands still for some rounds."""
@@ -193,6 +196,7 @@ def test_final_tokens_after_rounds_are_fed_behind_the_rows_that_wait() -> None:
         assert relative_rms(proposal.logq[row], want) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_fewer_drafts_than_heads_keep_all_heads_caught_up() -> None:
     config, params = load("flash", "hf")
     pending, state = start(config, params, prompts("flash"), 3)
@@ -228,6 +232,7 @@ def test_drafting_stops_when_no_row_is_sure_and_goes_on_unharmed() -> None:
     np.testing.assert_array_equal(got.tokens, want.tokens)
 
 
+@pytest.mark.slow
 def test_heads_that_a_round_cannot_use_have_no_cache() -> None:
     config, _ = load("flash", "hf")
     head = Step35MTP(config)

@@ -99,7 +99,7 @@ def assert_drafts_of(whole: Drafter, target: Target, params: Params, tokens: np.
     assert (drafts != others).any(), "nothing was left out that would have been drafted"
 
 
-SLOW = ("chain-that-shares", "eagle3", "assistant")
+SLOW = ("head-of-its-own", "chain-that-shares", "chain-of-its-own", "eagle3", "assistant")
 """What differs little from other cases."""
 
 
@@ -114,6 +114,7 @@ def test_a_trimmed_drafter_drafts_as_if_the_other_tokens_were_excluded(case: str
     assert_drafts_of(model.drafter, model.target, model.params, tokens)
 
 
+@pytest.mark.slow
 def test_what_a_smaller_draft_model_does_not_know_is_left_out() -> None:
     """The target has 96 tokens, of which the small model knows the first 64."""
     config = make_config(vocab_size=96)

@@ -7,7 +7,6 @@ is left to XLA works on one element at a time.
 from __future__ import annotations
 
 import importlib
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -28,16 +27,24 @@ def logits(model: specjax.Model, window: int, types: KVTypes) -> np.ndarray:
     tokens = np.random.default_rng(0).integers(0, model.target.vocab_size, (2, TOKENS)).astype(np.int32)
     layers = model.target.init_layers(2, 32, rows=TOKENS, chunk=16, rollback="replay", kv_types=types)
     state, parts = SequenceState(layers, None, jnp.zeros((2,), jnp.int32)), []
-    verify = jax.jit(partial(model.target.verify, model.params))
+    verify = jax.jit(model.target.verify)
     for start in range(0, TOKENS, window):
-        output, fed = verify(tokens[:, start : start + window], jnp.full((2,), window), state)
+        output, fed = verify(model.params, tokens[:, start : start + window], jnp.full((2,), window), state)
         parts.append(np.asarray(output.logits))
         state = commit(fed, jnp.full((2,), window))
     return np.concatenate(parts, axis=1)
 
 
-@pytest.mark.parametrize("act", ["a8", "a16"])
-@pytest.mark.parametrize("types", [KVTypes("f32", "f32"), KVTypes("q8_0", "turbo3")], ids=str)
+@pytest.mark.parametrize(
+    ("act", "types"),
+    [
+        ("a8", KVTypes("q8_0", "turbo3")),
+        ("a16", KVTypes("f32", "f32")),
+        pytest.param("a8", KVTypes("f32", "f32"), marks=pytest.mark.slow),
+        pytest.param("a16", KVTypes("q8_0", "turbo3"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_the_bundled_model_gives_the_same_bits_in_windows_of_any_length(act: str, types: KVTypes) -> None:
     model = specjax.load(packed=act)
     alone = logits(model, 1, types)
@@ -45,6 +52,7 @@ def test_the_bundled_model_gives_the_same_bits_in_windows_of_any_length(act: str
         np.testing.assert_array_equal(logits(model, window, types), alone)
 
 
+@pytest.mark.slow
 def test_so_does_a_model_of_released_widths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Sums are longer, and gates, norms and convolutions work in several parts."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

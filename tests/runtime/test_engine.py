@@ -168,10 +168,10 @@ def test_a_stop_token_ends_a_row_and_is_still_emitted() -> None:
 
 
 def test_other_settings_compile_nothing() -> None:
-    """Sixteen requests with as many settings are one program, and one that has run before with other settings."""
+    """Sixteen requests with as many settings take one program, and one that has run before with other settings."""
 
     def run(wants: Sequence[Settings]) -> list[list[int]]:
-        running = engine(DRAFTING, 16, 512)
+        running = engine(DRAFTING, 2, 512)
         jobs = [running.submit(request(PROMPTS[i % 3], 1 + i, each, i)) for i, each in enumerate(wants)]
         finish(running)
         return [job.tokens for job in jobs]
@@ -221,7 +221,7 @@ def test_the_context_of_the_model_limits_the_slots() -> None:
 
 def test_engines_leave_nothing_behind() -> None:
     def use(index: int) -> None:
-        running = engine(DRAFTING, 3, 256 if index % 2 else 512)
+        running = engine(DRAFTING, 1 + index % 2, 512)
         for each in range(4):
             running.submit(request(PROMPTS[each % 3], 8, WANTS[each], each))
         for number, _ in enumerate(running.run()):
@@ -254,7 +254,7 @@ def test_a_chunk_is_read_once_and_while_the_next_one_runs(monkeypatch: pytest.Mo
             log.append(("read", numbers[id(record)]))
         return get(record)
 
-    running = engine(DRAFTING, 2, 512, rounds=2)
+    running = engine(DRAFTING, 2, 512)
     running.submit(request(PROMPTS[0], 3, WANTS[0]))
     finish(running)
     monkeypatch.setattr("specjax.runtime.rounds.decode_chunk", start)

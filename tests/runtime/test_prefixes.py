@@ -72,10 +72,13 @@ def cold(kind: str, prompt: tuple[int, ...]) -> Job:
 
 
 SLOW = ("several", "assistant", "rings-with-heads")
-"""What the texts that go on from their end show as well."""
+"""Kinds of states that can be cut, or copied, as the other two."""
+each_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in MODELS]
+)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in MODELS])
+@each_kind
 def test_prompts_that_start_alike_are_fed_once_and_drafted_for_as_ever(kind: str) -> None:
     running = engine(kind, 1 << 30)
     jobs = [submit(running, kind, prompt) for prompt in [*prompts(), prompts()[0]]]
@@ -86,7 +89,7 @@ def test_prompts_that_start_alike_are_fed_once_and_drafted_for_as_ever(kind: str
     assert (running.prefixes.hits, running.prefixes.tokens) == (4, sum(job.reused for job in jobs))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@each_kind
 def test_a_text_goes_on_from_its_end_also_after_rejected_drafts(kind: str) -> None:
     running = engine(kind, 1 << 30)
     first = submit(running, kind, prompts()[0])
@@ -125,6 +128,7 @@ def test_prompts_are_worth_sharing_only_if_they_start_alike() -> None:
     assert not worth_sharing([[*shared, 7]])
 
 
+@pytest.mark.slow
 def test_a_batch_shares_what_its_prompts_have_in_common() -> None:
     kind = "recurrent-with-head"
     results = model(kind).generate_batch(prompts(), options(kind))

@@ -28,10 +28,14 @@ def test_prompts_of_a_batch_can_want_different_things(model: specjax.Model) -> N
         "draft": [3, 0, 2, 1],
     }
     together = model.generate_batch(PROMPTS, **wants, accept="coupled", ignore_eos=True)  # type: ignore[arg-type]
+    each = [dict(zip(wants, values, strict=True)) for values in zip(*wants.values(), strict=True)]
+    options = [specjax.GenerateOptions(accept="coupled", ignore_eos=True, **own) for own in each]  # type: ignore[arg-type]
+    engine = model.engine(options, seats=1, slots=256)
     for index, result in enumerate(together):
-        own = {name: values[index] for name, values in wants.items()}
-        batch = [*PROMPTS[:index], PROMPTS[index]]  # a prompt's random stream is named by its index
-        alone = model.generate_batch(batch, **own, accept="coupled", ignore_eos=True)[-1]  # type: ignore[arg-type]
+        prompt = model.encode(PROMPTS[index])
+        alone = engine.submit(model.request(prompt, options[index], sequence=index))  # its random stream
+        for _ in engine.run():
+            pass
         assert result.tokens == alone.tokens
         assert len(result.tokens) == wants["max_tokens"][index]
 
@@ -150,10 +154,10 @@ def test_calls_of_all_kinds_leave_no_arrays_behind(model: specjax.Model) -> None
         for _ in stream.updates():
             pass
 
-    for index in range(40):
+    for index in range(20):
         call(index)
     before = len(jax.live_arrays())
-    for index in range(150):
+    for index in range(60):
         call(index)
     assert len(jax.live_arrays()) <= before
 

@@ -39,7 +39,7 @@ def alone(model: specjax.Model, prompt: list[int], continuation: list[int]) -> t
     return logprobs[np.arange(len(continuation)), continuation], bool(best.all())
 
 
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_shared_starts_change_no_score(model: specjax.Model, rows: int) -> None:
     assert any(cluster.trunk for cluster in plan(PROMPTS, CONTINUATIONS, rows))
     got = score(model, PROMPTS, CONTINUATIONS, rows=rows)

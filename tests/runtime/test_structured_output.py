@@ -120,6 +120,7 @@ def test_a_grammar_that_joins_a_running_one_compiles_nothing(model: specjax.Mode
     assert re.fullmatch("[x-z]{9}", model.decode(other.tokens))
 
 
+@pytest.mark.slow
 def test_requests_with_grammars_come_to_a_running_engine(model: specjax.Model) -> None:
     """One comes when nobody had a grammar yet, others take its place, and the first goes on."""
     base = specjax.GenerateOptions(draft=3, max_tokens=24, ignore_eos=False)
@@ -155,6 +156,7 @@ def test_an_engine_without_grammars_knows_nothing_of_them(model: specjax.Model) 
     assert stream.engine.state.constraint is None
 
 
+@pytest.mark.slow
 def test_the_loop_in_a_program_of_ones_own(model: specjax.Model) -> None:
     """The grammars that it begins with can be used again, although the loop consumes its state."""
     options = specjax.GenerateOptions(regex=REGEX, draft=3, max_tokens=30)
@@ -200,6 +202,7 @@ def test_log_probabilities_are_the_models_own_and_margins_those_of_the_choice(mo
     assert result.margins[place] == result.margins[place + 1] == np.inf
 
 
+@pytest.mark.slow
 def test_traces_tell_of_masked_probabilities(model: specjax.Model, tmp_path: Path) -> None:
     result = model.generate("def f(", regex="[a-f]+--[0-9]{9}", draft=3, max_tokens=25, temperature=1.0, trace=True)
     assert result.trace is not None
@@ -254,6 +257,7 @@ def test_a_grammar_can_begin_after_a_token(model: specjax.Model) -> None:
     assert np.flatnonzero(grammar.allowed(0)).tolist() == list(range(END)), "no end, and no row behind the vocabulary"
 
 
+@pytest.mark.slow
 def test_prompts_that_start_alike_have_grammars_of_their_own(model: specjax.Model) -> None:
     prompts = [[7] * 60 + [each] for each in range(4)]
     regexes = ["[a-c]{3}", "[0-9]{4}", None, "[a-c]{3}"]

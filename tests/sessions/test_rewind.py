@@ -82,10 +82,10 @@ def places(chat: Session, ends: tuple[int, ...]) -> Iterator[int]:
     ("name", "draft", "options"),
     [
         ("hybrid", 3, GREEDY),
-        ("hybrid", 0, COUPLED),
+        pytest.param("hybrid", 0, COUPLED, marks=pytest.mark.slow),
         pytest.param("rings", 3, COUPLED, marks=pytest.mark.slow),
         ("rings", 0, GREEDY),
-        ("plain", 3, GREEDY),
+        pytest.param("plain", 3, GREEDY, marks=pytest.mark.slow),
         ("plain", 0, GREEDY),
         pytest.param("hybrid", 0, GREEDY, marks=pytest.mark.slow),
         pytest.param("hybrid", 3, COUPLED, marks=pytest.mark.slow),
@@ -218,7 +218,7 @@ def test_places_outside_the_conversation_are_refused() -> None:
             ask()
 
 
-@pytest.mark.parametrize("draft", [0, 3])
+@pytest.mark.parametrize("draft", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_tokens_that_were_dropped_are_back_before_the_drop_and_gone_after_it(draft: int) -> None:
     """Going back ends where a session stands that stopped there, with what it had dropped by then."""
     empty = model("plain").session(GREEDY, draft=draft, slots=64, when_full="shift", keep=4)
@@ -291,6 +291,7 @@ print(chat.name, *chat.turns, there.reuse, there.generate(there.conversation)[0]
 """
 
 
+@pytest.mark.slow
 def test_a_saved_session_goes_back_in_another_process_as_here(tmp_path: Path) -> None:
     chat = talked("hybrid", 3, GREEDY)[0].fork("kept")
     chat.save(tmp_path / "chat")

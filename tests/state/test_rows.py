@@ -34,6 +34,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTHS = (40, 3, 310)  # the last one is longer than the rings, which have a window of 24 and a chunk of 64
 ROUNDS, DRAFTS = 5, 3
 MOVED = np.array([2, 0, 1])  # where the rows come from
+SLOW = ("snapshot", "assistant", "ngrams-in-q8_0", "draft-model", "a-class-of-the-test")
+"""What is held by the parts of other kinds, and by `test_new_part.py`."""
 KINDS = ("replay", "snapshot", "rings-with-heads", "assistant", "ngrams-in-q8_0", "draft-model", "a-class-of-the-test")
 
 
@@ -94,7 +96,7 @@ def garbage(kind: str, capacity: int) -> SequenceState:
     return jax.tree.map(spoilt, model(kind)[0].init_state(len(LENGTHS), capacity, chunk=64))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS])
 def test_sequences_go_on_in_other_rows_of_another_state_bit_for_bit(kind: str) -> None:
     """Also where drafts were rejected before, and whatever stood in those rows."""
     state, record = before(kind)

@@ -53,7 +53,10 @@ def quiet() -> Progress:
     return Progress(Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize(("kind", "draft_vocab"), [("eagle3", 40), ("dflash", None), ("dspark", 40)])
+@pytest.mark.parametrize(
+    ("kind", "draft_vocab"),
+    [("eagle3", 40), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dflash", None), ("dspark", 40)))],
+)
 def test_a_drafter_learns_and_its_file_drafts(
     kind: str, draft_vocab: int | None, model: Model, texts: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +75,7 @@ def test_a_drafter_learns_and_its_file_drafts(
     assert drafted.stats.drafted > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_parameters(model: Model, texts: Path, tmp_path: Path) -> None:
     whole = make_run("eagle3", model, texts).train(RunFolder(tmp_path / "whole"), quiet())
     folder = RunFolder(tmp_path / "parts")

@@ -117,7 +117,7 @@ def drafted_logits(
     return proposal.logq
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma4", pytest.param("step3_5", marks=pytest.mark.slow)])
 def test_the_drafter_trains_on_what_it_is_fed_when_it_drafts(name: str) -> None:
     config, drafts = small(name), STEPS[name]
     begin = initial_parameters(config, jax.random.key(0))
@@ -137,7 +137,7 @@ def quiet() -> Progress:
     return Progress(Console(file=io.StringIO()))
 
 
-@pytest.fixture(scope="module", params=TRAINED)
+@pytest.fixture(scope="module", params=["gemma4", pytest.param("step3_5", marks=pytest.mark.slow)])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Outcome]:
     folder = RunFolder(tmp_path_factory.mktemp(request.param))
     return folder, run(folder, small(request.param), RECIPE, CORPUS, quiet())
