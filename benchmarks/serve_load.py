@@ -111,6 +111,8 @@ def main() -> int:
                 memory.append(resident(process))
         took = time.monotonic() - begin
         status = process.poll()
+        if errors or status is not None:
+            print((Path(folder) / "server.log").read_text()[-5000:])
     ties = 0
     if different:
         model = specjax.load(args.model)
