@@ -88,7 +88,8 @@ def test_a_loss_is_found_on_a_mesh(load: Load) -> None:
     assert "sum to 1.10" in report.failed[0].faults[0]
 
 
-@pytest.mark.parametrize("mesh", ["1x4", pytest.param("2x2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["1x4", "2x2"])
 def test_states_are_compared_as_on_one_device(load: Load, mesh: str) -> None:
     """Four parts share two KV heads; what is compared are the heads of the model, of which each counts once."""
     sides = {"draft": DRAFTS}, {"draft": DRAFTS, "rollback": "snapshot"}
