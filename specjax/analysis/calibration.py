@@ -16,14 +16,19 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from checkpoints.mapping.rule import Rule
+from checkpoints.mapping.table import RuleTable
 from checkpoints.mapping.tree import flatten, is_matrix, unflatten
 from checkpoints.quantization.imatrix import Entry, ImportanceMatrix
 from specjax.decoding.decoder import Decoder
 from specjax.errors import PromptError
 from specjax.layers.observed import Observed
+from specjax.mesh.hosts import fetched
+from specjax.mesh.plan import Cut
+from specjax.mesh.shards import MODEL, devices_of, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Target
 from specjax.models.registry import FAMILIES
 from specjax.runtime.model import Model
+from specjax.runtime.plan import plan_of_rules
 
 Statistics = dict[str, tuple[Array, Array]]
 """Parameter path -> sums of squares [E, K] and rows summed [E]."""
@@ -63,21 +68,23 @@ def collect_importance(
     if model.tokenizer is not None:
         leading = model.tokenizer.vocabulary.leading[:chunk_size]
         chunks[:, : len(leading)] = leading
-    rules = _observed_rules(model.config)
+    table = _table(model.config)
+    rules, mesh = _observed(table), devices_of(model.params)
     paths = frozenset(path for rule in rules for path in rule.paths)
+    parts = 1 if mesh is None else mesh.shape[MODEL]
+    cuts = {} if mesh is None else plan_of_rules(mesh, model.config, _table).cuts
     sums: dict[str, np.ndarray] = {}
     rows: dict[str, np.ndarray] = {}
     for done, chunk in enumerate(chunks, start=1):
-        for path, (squares, seen) in _statistics(model.target, paths, model.params, jnp.asarray(chunk)[None]).items():
-            sums[path] = sums.get(path, 0) + np.asarray(squares, np.float64)
-            rows[path] = rows.get(path, 0) + np.asarray(seen, np.float64)
+        for path, found in _statistics(model.target, paths, model.params, chunk[None]).items():
+            squares, seen = _of_whole(cuts.get(path), parts, *(fetched(each).astype(np.float64) for each in found))
+            sums[path], rows[path] = sums.get(path, 0) + squares, rows.get(path, 0) + seen
         if progress is not None:
             progress(done, count)
-    shapes = {path: tuple(leaf.shape) for path, leaf in flatten(model.params).items()}
     entries: dict[str, Entry] = {}
     for rule in rules:
         if sums.keys() >= set(rule.paths):
-            entries |= _entries(rule, sums, rows, shapes)
+            entries |= _entries(rule, sums, rows, table.shapes)
     return ImportanceMatrix(entries, tuple(datasets), count, chunk_size)
 
 
@@ -91,23 +98,41 @@ def _tokens(model: Model, text: str | Sequence[int]) -> list[int]:
 
 @partial(jax.jit, static_argnames=("target", "paths"))
 def _statistics(target: Target, paths: frozenset[str], params: Params, tokens: Int[Array, "1 T"]) -> Statistics:
-    found: Statistics = {}
+    """On a mesh, those of all parts of the model one after the other."""
 
-    def record(path: str, sums: Array, rows: Array) -> None:
-        before = found.get(path)
-        found[path] = (sums, rows) if before is None else (before[0] + sums, before[1] + rows)
+    def run(parts: int, params: Params, tokens: Array) -> Statistics:
+        found: Statistics = {}
 
-    flat = flatten(params)
-    observed = {path: Observed(leaf, path, record) if path in paths else leaf for path, leaf in flat.items()}
-    state = Decoder(target, None, max_drafts=0).init_state(1, tokens.shape[1], chunk=tokens.shape[1])
-    n_valid = jnp.full(1, tokens.shape[1], jnp.int32)
-    target.extend(unflatten(observed), tokens, n_valid, state, request=FeatureRequest(final_hidden=True), rows="none")
-    return found
+        def record(path: str, sums: Array, rows: Array) -> None:
+            before = found.get(path)
+            found[path] = (sums, rows) if before is None else (before[0] + sums, before[1] + rows)
+
+        flat, own = flatten(params), target.shard(parts)
+        observed = {path: Observed(leaf, path, record) if path in paths else leaf for path, leaf in flat.items()}
+        state = Decoder(own, None, max_drafts=0).init_state(1, tokens.shape[1], chunk=tokens.shape[1])
+        n_valid = jnp.full(1, tokens.shape[1], jnp.int32)
+        own.extend(unflatten(observed), tokens, n_valid, state, request=FeatureRequest(final_hidden=True), rows="none")
+        return found
+
+    return on_shards(run, params, tokens, out=lambda *_: lying(MODEL))
 
 
-def _observed_rules(config: Any) -> list[Rule]:
+def _of_whole(cut: Cut | None, parts: int, sums: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The statistics of a matrix from those of its parts. A part that has all columns has seen all inputs."""
+    of_parts = np.split(sums, parts), np.split(rows, parts)
+    if cut is None or cut.axis == -2:
+        return of_parts[0][0], of_parts[1][0]
+    if cut.axis == -1:
+        return cut.joined(of_parts[0], -1), of_parts[1][0]
+    return cut.joined(of_parts[0], 0), cut.joined(of_parts[1], 0)  # experts
+
+
+def _table(config: Any) -> RuleTable:
+    return FAMILIES.of_config(config).gguf.rules(config, ())
+
+
+def _observed(table: RuleTable) -> list[Rule]:
     """Rules of matrices in layers of the trunk, those that make packed tensors of a GGUF."""
-    table = FAMILIES.of_config(config).gguf.rules(config, ())
     return [
         rule
         for rule in table.rules

@@ -47,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers, "check", "look for ways in which a drafter changes the text", DESCRIPTION, EPILOG, run
     )
-    add_model_options(parser, positional=True, mesh=False)
+    add_model_options(parser, positional=True)
     parser.add_argument(
         "--prompt",
         action="append",

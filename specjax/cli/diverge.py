@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("a", nargs="?", metavar="A", help="settings, or a JSON file (default: the options below)")
     parser.add_argument("b", nargs="?", metavar="B", help="settings, or a JSON file (default: draft=0)")
-    add_model_options(parser, mesh=False)
+    add_model_options(parser)
     add_prompt_options(parser)
     parser.add_argument(
         "--no-states", action="store_true", help="compare tokens only, not what the runs carry, which takes longer"

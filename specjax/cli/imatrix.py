@@ -28,7 +28,7 @@ examples:
 def add_parser(subparsers: Any) -> None:
     """Add the command to the program's parser."""
     parser = add_command(subparsers, "imatrix", "measure an importance matrix for quantize", DESCRIPTION, EPILOG, run)
-    add_model_options(parser, mesh=False)
+    add_model_options(parser)
     parser.add_argument("--text", type=Path, required=True, metavar="F", help="UTF-8 text")
     parser.add_argument("--out", type=Path, required=True, metavar="F.gguf", help="where to; whole or not at all")
     parser.add_argument("--chunks", type=int, metavar="N", help="chunks at most (default: the whole text)")

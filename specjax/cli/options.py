@@ -35,8 +35,8 @@ def add_command(
     return parser
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False, mesh: bool = True) -> None:
-    """--model (or MODEL by its position), --dtype, --packed, --place, --kernels; --mesh for programs that run there."""
+def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+    """--model (or MODEL by its position), --dtype, --packed, --place, --mesh and its hosts, --kernels."""
     name: dict[str, Any] = {"dest": "model", "nargs": "?"} if positional else {}
     parser.add_argument(
         *(() if positional else ("--model",)),
@@ -68,19 +68,18 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         " draft model's begin with draft.): a device such as cpu:0 or gpu:1, a memory such as pinned_host, which is"
         " host memory, or gpu:1/pinned_host; can be repeated, the first rule that matches decides",
     )
-    if mesh:
-        parser.add_argument(
-            "--mesh",
-            metavar="ROWSxMODEL",
-            help="devices that share the work, such as 1x4: the model is split into MODEL parts, and the texts of a"
-            " batch over ROWS (default: one device)",
-        )
-        parser.add_argument(
-            "--exact",
-            action="store_true",
-            help="logits do not depend on --mesh, bit by bit; devices send each other more",
-        )
-        add_host_options(parser)
+    parser.add_argument(
+        "--mesh",
+        metavar="ROWSxMODEL",
+        help="devices that share the work, such as 1x4: the model is split into MODEL parts, and the texts of a"
+        " batch over ROWS (default: one device)",
+    )
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="logits do not depend on --mesh, bit by bit; devices send each other more",
+    )
+    add_host_options(parser)
     parser.add_argument(
         "--kernels",
         metavar="SPEC",

@@ -16,7 +16,7 @@ from specjax.decoding.leaning import NO_LEANING, LeaningRows, no_counts
 from specjax.decoding.settings import NO_STOP, Room, RowSettings
 from specjax.mesh.hosts import placed
 from specjax.mesh.plan import AnyMesh
-from specjax.mesh.shards import MODEL, REPLICATED, ROWS, devices_of
+from specjax.mesh.shards import MODEL, REPLICATED, ROWS, devices_of, lying, mesh_of, on_shards
 from specjax.models.protocol import Params
 from specjax.state import SequenceState
 
@@ -59,6 +59,20 @@ def specs_of_sequences(
     return jax.tree.map(spec, *shapes)
 
 
+@partial(jax.jit, static_argnames="count")
+def repeated(state: SequenceState, count: int) -> SequenceState:
+    """The state of one sequence so many times; they lie as a state of so many sequences does."""
+    mesh = mesh_of(state)
+    over_rows = None if mesh is None else _over_rows(mesh, count)
+    own = count if mesh is None or over_rows is None else count // mesh.shape[ROWS]
+
+    def run(parts: int, state: SequenceState) -> SequenceState:
+        del parts
+        return jax.tree.map(lambda x: jnp.repeat(x, own, axis=0), state)
+
+    return on_shards(run, state, out=lambda state: jax.tree.map(lambda spec: lying(over_rows, *spec[1:]), state))
+
+
 def _over_rows(mesh: AnyMesh, batch: int) -> str | None:
     rows = mesh.shape[ROWS]
     return ROWS if rows > 1 and batch % rows == 0 else None
@@ -94,7 +108,7 @@ def new_state(decoder: Decoder, params: Params, settings: RowSettings, slots: in
     """`idle_state`, where the parameters lie."""
     batch = len(settings.seed)
     sequences = None if devices_of(params) is None else new_sequences(decoder, params, batch, slots)
-    return _beside(params, idle_state(decoder, settings, slots, sequences))
+    return beside(params, idle_state(decoder, settings, slots, sequences))
 
 
 def widened(state: DecodeState, params: Params, room: Room, vocab_size: int) -> DecodeState:
@@ -104,11 +118,11 @@ def widened(state: DecodeState, params: Params, room: Room, vocab_size: int) -> 
     state = replace(state, settings=replace(state.settings, stop_tokens=stops))
     if not room.leaning or state.counts is not None:
         return state
-    leaning, counts = _beside(params, (LeaningRows.of([NO_LEANING] * batch), no_counts(batch, vocab_size)))
+    leaning, counts = beside(params, (LeaningRows.of([NO_LEANING] * batch), no_counts(batch, vocab_size)))
     return replace(state, settings=replace(state.settings, leaning=leaning), counts=counts)
 
 
-def _beside(params: Params, arrays: _Tree) -> _Tree:
+def beside(params: Params, arrays: _Tree) -> _Tree:
     """Arrays with one entry a sequence where the parameters lie; on a mesh those that lie there stay as they are."""
     mesh = devices_of(params)
     if mesh is None:

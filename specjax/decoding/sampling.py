@@ -231,7 +231,7 @@ def spread(candidates: Shortlist, vocab_size: int) -> Float[Array, "B *T V"]:
 
 
 @partial(jax.jit, inline=True)  # outside of a program, JAX would compile its conditionals in every call
-def warp(logits: Float[Array, "B *T V"], settings: RowSettings) -> Float[Array, "B *T V"]:
+def warp(logits: Float[Array, "B *T V"], settings: RowSettings) -> Float[Array, "B *T Va"]:
     """The distribution that tokens are drawn from: normalised log-probabilities, float32, -inf for excluded tokens.
 
     In greedy rows all of the probability is on the argmax.

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from checkpoints.mapping.parts import entries
 from checkpoints.mapping.reading import Values
 from specjax.mesh.shards import EXACT, MODEL, ROWS, devices_of
 
@@ -60,6 +61,17 @@ class Cut(NamedTuple):
         padding = [(0, 0)] * part.ndim
         padding[self.axis] = (0, part.shape[self.axis] * (self.size - own) // own)
         return np.pad(part, padding) if self.size > own else part
+
+    def joined(self, parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
+        """The whole of what all parts have, without what they were filled up with, along an axis of these arrays."""
+        shape = list(parts[0].shape)
+        shape[axis] = self.length
+        whole = np.empty(shape, parts[0].dtype)
+        along = np.moveaxis(whole, axis, 0)
+        for pieces, part in zip(self.pieces, parts, strict=True):
+            own = entries(pieces)
+            along[own] = np.moveaxis(part, axis, 0)[: len(own)]
+        return whole
 
 
 def cut_of(

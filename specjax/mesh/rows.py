@@ -75,7 +75,8 @@ class Sharing:
         if not self.split:
             return x
         here = self.at(rows, count) < count
-        return lax.psum(jnp.where(here.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros_like(x)), ROWS)
+        own = jnp.where(here.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros_like(x))
+        return lax.psum(own, ROWS).astype(x.dtype)  # of bool the sum is an integer
 
 
 def unsplit(specs: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from checkpoints import OpenedCheckpoint
+from checkpoints.mapping.table import RuleTable
 from pallas_kernels import using
 from pallas_kernels.override import AUTO
 from specjax.errors import SpecjaxError
@@ -48,18 +49,27 @@ def _units(opened: OpenedCheckpoint, *, packed: bool) -> Mapping[str, int]:
 
 
 def _plan(mesh: AnyMesh, opened: OpenedCheckpoint) -> Plan:
-    config: Any = opened.config
-    parts = mesh.shape[MODEL]
-    if parts == 1:
-        return Plan(mesh, {})
     try:
-        local, segments = traced_in_parts(mesh, lambda: (_shapes(opened, config.shard(parts)), config.segments))
-        return Plan.of(mesh, _shapes(opened, config), local, segments, config.shared)
+        return plan_of_rules(mesh, opened.config, lambda config: opened.family.format(opened.origin).rules(config, ()))
     except ValueError as error:
         raise SpecjaxError(str(error)) from error
 
 
-def _shapes(opened: OpenedCheckpoint, config: Any) -> Mapping[str, tuple[int, ...]]:
-    """They are those of any kernels. Those that are named for programs need not fit the few tokens that are traced."""
+def plan_of_rules(mesh: AnyMesh, config: Any, rules_of: Callable[[Any], RuleTable]) -> Plan:
+    """How the parameters of a model are split over a mesh.
+
+    Args:
+        mesh: the devices.
+        config: of the model.
+        rules_of: the rules of a config, which have the shapes of its parameters.
+
+    Raises:
+        ValueError: the model cannot be split so.
+    """
+    parts = mesh.shape[MODEL]
+    if parts == 1:
+        return Plan(mesh, {})
+    # Shapes are those of any kernels. Those that are named for programs need not fit the few tokens that are traced.
     with using(AUTO):
-        return opened.family.format(opened.origin).rules(config, ()).shapes
+        local, segments = traced_in_parts(mesh, lambda: (rules_of(config.shard(parts)).shapes, config.segments))
+        return Plan.of(mesh, rules_of(config).shapes, local, segments, config.shared)

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from checkpoints.mapping.parts import entries
 from checkpoints.mapping.reading import Given
 from specjax.decoding.decoder import Decoder
 from specjax.mesh.hosts import fetched, placed
@@ -67,15 +66,7 @@ class Layout:
 
     def _whole(self, path: tuple, array: jax.Array) -> np.ndarray:
         values, cut = fetched(array), self.cuts.get(jax.tree_util.keystr(path))
-        if cut is None:
-            return values
-        shape = list(values.shape)
-        shape[cut.axis] = cut.length
-        out = np.empty(shape, values.dtype)
-        along = np.moveaxis(out, cut.axis, 0)
-        for pieces, part in zip(cut.pieces, np.split(values, len(cut.pieces), cut.axis), strict=True):
-            along[entries(pieces)] = np.moveaxis(part, cut.axis, 0)
-        return out
+        return values if cut is None else cut.joined(np.split(values, len(cut.pieces), cut.axis), cut.axis)
 
     def _placed(self, path: tuple, values: np.ndarray) -> jax.Array:
         assert self.mesh is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints.quantization import read_imatrix
 from specjax.cli.main import main
 
 pytestmark = pytest.mark.mesh
@@ -30,10 +31,11 @@ def test_bench_and_plan_run_on_a_mesh(capsys: pytest.CaptureFixture[str]) -> Non
     assert "K" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["check", "diverge", "imatrix"])
-def test_commands_that_do_not_run_there_have_no_such_option(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    needed = {"imatrix": ["--text", str(tmp_path / "t"), "--out", str(tmp_path / "o")]}
-    assert main([command, *needed.get(command, []), *MESH]) == 2
-    assert "unrecognized arguments: --mesh" in capsys.readouterr().err
+def test_commands_that_look_inside_run_on_a_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "imatrix.gguf"
+    text.write_text("def add(a, b):\n    return a + b\n" * 8)
+    assert main(["imatrix", "--text", str(text), "--out", str(out), "--ctx", "64", "--chunks", "1", *MESH]) == 0
+    assert read_imatrix(out).chunk_count == 1
+    assert main(["diverge", "--prompt", "def add(", "--max-tokens", "8", "--no-states", *MESH]) == 0
+    assert main(["check", "--prompt", "def add(", "--samples", "16", "--max-tokens", "8", "--draft", "1", *MESH]) == 0
+    assert "verdict: equal" in capsys.readouterr().out

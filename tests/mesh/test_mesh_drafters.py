@@ -96,10 +96,11 @@ def test_assistants_draft_the_same(form: str, mesh: str) -> None:
     ],
 )
 def test_draft_vocabularies_draft_the_same(load: Load, name: str, weights: str, drafter: Any, mesh: str) -> None:
-    """Of 102 tokens, which do not divide."""
+    """Of 102 tokens, which do not divide. Rows are so warm that they accept what a random drafter drafts."""
     one, split = (load(name, weights, each, drafter, draft_vocab=102) for each in (None, mesh))
     np.testing.assert_array_equal(split.params["trimmed"]["tokens"], one.params["trimmed"]["tokens"])
-    wanted = drafts_alike(one, split, accept="coupled" if name == "hybrid" else "rejection")
+    rule = "coupled" if name == "hybrid" else "rejection"
+    wanted = drafts_alike(one, split, accept=rule, temperature=[0.0, 3.0, 3.0], top_k=0)
     assert any(each.stats.accepted for each in wanted)
 
 

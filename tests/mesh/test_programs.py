@@ -14,7 +14,6 @@ import pytest
 import specjax
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.new_state import new_state
-from specjax.decoding.seats import feed_rows
 from specjax.decoding.settings import DraftConfig, Settings
 
 pytestmark = pytest.mark.mesh
@@ -116,12 +115,41 @@ def test_a_state_on_a_mesh_is_consumed(load: Load) -> None:
     assert [leaf.sharding for leaf in jax.tree.leaves(after)] == [leaf.sharding for leaf in leaves]
 
 
-def test_a_second_call_compiles_nothing(load: Load) -> None:
-    model = load("qwen3", "F32", "1x2")
+@pytest.mark.parametrize(
+    ("name", "drafter", "mesh", "draft_vocab"),
+    [
+        ("qwen3", None, "1x2", None),
+        ("qwen3", "eagle3", "1x4", None),
+        ("qwen3", "dspark", "1x2", 102),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("hybrid", None, "2x2", None),
+                ("hybrid", None, "1x4", 102),
+                ("qwen3", "dspark", "1x4", None),
+                ("qwen3", "dflash2", "2x2", None),
+                ("qwen3", "odd", "1x4", None),
+                ("gemma4", "assistant", "1x4", None),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_second_call_compiles_nothing(
+    load: Load, name: str, drafter: str | None, mesh: str, draft_vocab: int | None
+) -> None:
+    """Nor does one with other texts, another length, and other settings of the rows."""
+    model = load(name, "F32", mesh, drafter, draft_vocab=draft_vocab)
+    drafts = 3 if model.drafter else 0
 
-    def generate() -> tuple[int, int]:
-        model.generate([5, 6, 7], max_tokens=20, draft=0)
-        return decode_chunk._cache_size(), feed_rows._cache_size()
+    def generate(*prompts: list[int], **changes: Any) -> None:
+        model.generate_batch(prompts, draft=drafts, ignore_eos=True, **({"max_tokens": 20} | changes))
 
-    first = generate()
-    assert generate() == first
+    compiled: list[str] = []
+    generate([5, 6, 7], [8, 9, 10, 11], temperature=[0.0, 0.8])
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    generate([5, 6, 7], [8, 9, 10, 11], temperature=[0.0, 0.8])
+    generate([9, 8], [7, 6, 5], max_tokens=12, temperature=[0.7, 0.9], top_k=[0, 5], seed=[3, 4])
+    assert not compiled

@@ -16,9 +16,12 @@ from pallas_kernels.table import TABLE
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import new_sequences
 from specjax.decoding.seats import feed_rows
+from specjax.mesh.hosts import fetched
+from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import Features, Params
 from specjax.runtime.feeding import feed
-from specjax.state import SequenceState
+from specjax.runtime.whole_state import Layout
+from specjax.state import Content, SequenceState
 
 LOOPS = {"cache_attention": "xla_floats+xla_tiles", "causal_conv1d": "xla_shifted"} | {
     operation: "xla_recurrent" for operation in TABLE if operation.startswith("gated_delta.")
@@ -51,24 +54,16 @@ def at_once(
         tokens: the text.
         size: tokens that the call is padded to; each size is a program of its own.
     """
-    row = np.zeros((1, size), np.int32)
+    row, models = np.zeros((1, size), np.int32), (decoder.target, decoder.drafter)
     row[0, : len(tokens)] = tokens
     with using(PLAIN):
-        logits, state = _at_once(decoder, params, row, np.array([len(tokens)], np.int32))
-    return np.asarray(logits[0], np.float32), state
+        empty = new_sequences(decoder, params, 1, size, chunk=size)
+        state, logits = feed_rows(*models, params, empty, None, row, np.array([len(tokens)], np.int32))
+    return _on_host(logits, decoder), state
 
 
-@partial(jax.jit, static_argnames="decoder")
-def _at_once(
-    decoder: Decoder, params: Params, tokens: Int[Array, "B T"], n_valid: Int[Array, "B"]
-) -> tuple[Float[Array, "B V"], SequenceState]:
-    empty = decoder.init_state(tokens.shape[0], tokens.shape[1], chunk=tokens.shape[1])
-    output, state = decoder.target.extend(params, tokens, n_valid, empty, request=decoder.request, rows="last")
-    if decoder.drafter is not None:
-        own = decoder.drafter.extend(params, tokens, output.features, n_valid, empty.drafter, empty.length)
-        state = replace(state, drafter=own)
-    assert output.logits is not None
-    return output.logits[:, 0], state
+def _on_host(logits: Float[Array, "1 Va"], decoder: Decoder) -> Float[np.ndarray, "V"]:
+    return fetched(logits)[0, : decoder.target.vocab_size].astype(np.float32)
 
 
 class Feeding:
@@ -78,6 +73,7 @@ class Feeding:
 
     Attributes:
         decoder, params: the models, and what kind of state is made.
+        layout: how states lie.
         state: after all tokens so far.
         logits: [V], after the last token.
     """
@@ -88,14 +84,14 @@ class Feeding:
             decoder, params: see the attributes.
             slots: tokens that the state has room for.
         """
-        self.decoder, self.params = decoder, params
+        self.decoder, self.params, self.layout = decoder, params, Layout.of(decoder, params, slots)
         self.state = new_sequences(decoder, params, 1, slots, chunk=slots)
         self.logits = np.zeros(0, np.float32)
 
     def feed_prompt(self, tokens: Sequence[int]) -> None:
         """Feed tokens in the pieces that engines feed."""
         self.state, logits = feed(self.decoder, self.params, self.state, tokens)
-        self.logits = np.asarray(logits, np.float32)
+        self.logits = _on_host(logits[None], self.decoder)
 
     def feed_each(self, tokens: Sequence[int]) -> None:
         """Feed tokens one by one, as plain decoding does."""
@@ -103,14 +99,23 @@ class Feeding:
         for token in tokens:
             row = np.array([[token]], np.int32)
             self.state, logits = feed_rows(*models, self.params, self.state, None, row, one)
-            self.logits = np.asarray(logits[0], np.float32)
+            self.logits = _on_host(logits, self.decoder)
 
     def fork(self) -> Feeding:
         """Another one that goes on from the same state, in arrays of its own."""
         other = object.__new__(Feeding)
-        other.decoder, other.params, other.logits = self.decoder, self.params, self.logits
+        other.decoder, other.params, other.layout, other.logits = self.decoder, self.params, self.layout, self.logits
         other.state = jax.tree.map(jnp.copy, self.state)
         return other
+
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        """Of the state, see `SequenceState.contents`."""
+        return self.contents_of(self.state)
+
+    def contents_of(self, state: SequenceState) -> tuple[Content, ...]:
+        """Those of another state of one sequence that lies like this one."""
+        return self.layout.whole(state).contents(0)
 
     def features_of(self, token: int) -> Features:
         """What the target makes of a token that may come next."""
@@ -119,9 +124,13 @@ class Feeding:
 
 @partial(jax.jit, static_argnames="decoder")
 def _features_of(decoder: Decoder, params: Params, state: SequenceState, token: Int[Array, "B 1"]) -> Features:
-    one = jnp.ones_like(state.length)
-    output, _ = decoder.target.extend(params, token, one, state, request=decoder.request, rows="none")
-    return output.features
+
+    def run(parts: int, params: Params, state: SequenceState, token: Array) -> Features:
+        target, one = decoder.target.shard(parts), jnp.ones_like(state.length)
+        output, _ = target.extend(params, token, one, state, request=decoder.request, rows="none")
+        return output.features
+
+    return on_shards(run, params, state, token, out=lambda *_: REPLICATED)
 
 
 @partial(jax.jit, static_argnames="decoder")
@@ -132,7 +141,11 @@ def caught_up(
 
     The layers stay as they are; only the drafter's part and the length mean something.
     """
-    assert decoder.drafter is not None
-    one = jnp.ones_like(state.length)
-    own = decoder.drafter.extend(params, token, features, one, state.drafter, state.length)
-    return SequenceState((), own, state.length + 1)
+
+    def run(parts: int, params: Params, state: SequenceState, token: Array, features: Features) -> SequenceState:
+        drafter = decoder.shard(parts).drafter
+        assert drafter is not None
+        own = drafter.extend(params, token, features, jnp.ones_like(state.length), state.drafter, state.length)
+        return SequenceState((), own, state.length + 1)
+
+    return on_shards(run, params, state, token, features, out=lambda params, state, *_: replace(state, layers=()))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import numpy as np
+from jaxtyping import Array, Int
 
 from specjax.decoding.decoder import DecodeState
 from specjax.decoding.loop import ChunkRecord
+from specjax.mesh.hosts import fetched
+from specjax.mesh.rows import Sharing, unsplit
+from specjax.mesh.shards import on_shards
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.request import Job, Request
@@ -27,7 +32,8 @@ class Moment:
         kept: how many tokens of the window were committed.
         length: committed tokens.
         pending: the token at position `length`, chosen but not fed.
-        state: of the request's row alone.
+        active: whether it goes on from here.
+        state: of the request's row alone, on every row of a mesh.
     """
 
     number: int
@@ -35,12 +41,13 @@ class Moment:
     kept: int
     length: int
     pending: int
+    active: bool
     state: DecodeState
 
     @property
     def grammar_state(self) -> int | None:
         """Where the row stands in its grammar, see `GrammarTables`; None without a grammar."""
-        return None if self.state.constraint is None else int(self.state.constraint.rows.state[0])
+        return None if self.state.constraint is None else _only(self.state.constraint.rows.state)
 
 
 class Rerun:
@@ -120,16 +127,31 @@ class Rerun:
 
 def _moment(number: int, window: tuple[int, ...], before: int, job: Job, state: DecodeState) -> Moment:
     assert job.row is not None
-    here, constraint = slice(job.row, job.row + 1), state.constraint
-    own = jax.tree.map(lambda x: x[here], replace(state, constraint=None))
-    if constraint is not None:
-        own = replace(own, constraint=replace(constraint, rows=jax.tree.map(lambda x: x[here], constraint.rows)))
-    length = int(own.sequences.length[0])
+    own = _row_of(state, np.array([job.row], np.int32))
+    length = _only(own.sequences.length)
     kept = length - before if number else 0
-    return Moment(number, window, kept, length, int(own.pending[0]), own)
+    return Moment(number, window, kept, length, _only(own.pending), _only(own.budget) > 0, own)
+
+
+def _only(x: Int[Array, "1"]) -> int:
+    return int(fetched(x)[0])
+
+
+@jax.jit
+def _row_of(state: DecodeState, rows: Int[Array, "1"]) -> DecodeState:
+    """A copy of one row of a running state; every row of a mesh has it."""
+    sharing = Sharing.of(state)
+
+    def run(parts: int, state: DecodeState, rows: Array) -> DecodeState:
+        del parts
+        taken = partial(jax.tree.map, lambda x: sharing.taken(x, rows))
+        constraint = None if state.constraint is None else replace(state.constraint, rows=taken(state.constraint.rows))
+        return replace(taken(replace(state, constraint=None)), constraint=constraint)
+
+    return on_shards(run, state, rows, out=lambda state, rows: unsplit(state))
 
 
 def _drafts(record: ChunkRecord, job: Job) -> list[int]:
     """The drafts of a job that were verified in a chunk's one round."""
-    rounds = record.rounds
-    return np.asarray(rounds.drafts)[0, job.row, : int(rounds.n_drafted[0, job.row])].tolist()
+    drafts, n_drafted = (fetched(x) for x in (record.rounds.drafts, record.rounds.n_drafted))
+    return drafts[0, job.row, : n_drafted[0, job.row]].tolist()

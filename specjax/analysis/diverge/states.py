@@ -18,6 +18,7 @@ from specjax.analysis.divergence import tolerance_of_model
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.grammar import FORBIDDEN, Grammar
 from specjax.decoding.round import draft
+from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import Params
 from specjax.state import Content, SequenceState
 
@@ -90,12 +91,12 @@ class _Pair:
     @classmethod
     def of(cls, decoder: Decoder, params: Params, run: SequenceState, fed: Feeding, pending: int) -> _Pair:
         """As they are, and once more the drafter's parts after they have been given the pending token."""
-        got, want = run.contents(0), fed.state.contents(0)
+        got, want = fed.contents_of(run), fed.contents
         if decoder.drafter is not None:
             token, features = np.array([[pending]], np.int32), fed.features_of(pending)
             ours, theirs = (caught_up(decoder, params, state, token, features) for state in (run, fed.state))
-            got += tuple(content._replace(path=(CAUGHT_UP, *content.path[1:])) for content in ours.contents(0))
-            want += tuple(content._replace(path=(CAUGHT_UP, *content.path[1:])) for content in theirs.contents(0))
+            got += tuple(each._replace(path=(CAUGHT_UP, *each.path[1:])) for each in fed.contents_of(ours))
+            want += tuple(each._replace(path=(CAUGHT_UP, *each.path[1:])) for each in fed.contents_of(theirs))
         return cls(got, want)
 
 
@@ -118,7 +119,7 @@ def check_states(run: Rerun) -> StateCheck:
             verified = moment.window[1:]
             if drafts is not None and verified:
                 drafted, alike = drafted + 1, alike + (drafts[: len(verified)] == verified)
-        due = decoder.drafts and bool(moment.state.active[0])
+        due = decoder.drafts and moment.active
         drafts = _drafts_of(decoder, params, replace(moment.state, sequences=feeding.state)) if due else None
         said += [*moment.window[1 : moment.kept], moment.pending]
         pair = _Pair.at(run, moment, feeding, said)
@@ -165,9 +166,13 @@ def _drafts_of(decoder: Decoder, params: Params, state: DecodeState) -> tuple[in
 
 @partial(jax.jit, static_argnames="decoder")
 def _drafts(decoder: Decoder, params: Params, state: DecodeState) -> Int[Array, "B K"]:
-    proposal, _ = draft(decoder, params, state)
-    assert proposal is not None
-    return proposal.tokens
+
+    def run(parts: int, params: Params, state: DecodeState) -> Int[Array, "B K"]:
+        proposal, _ = draft(decoder.shard(parts), params, state)
+        assert proposal is not None
+        return proposal.tokens
+
+    return on_shards(run, params, state, out=lambda *_: REPLICATED)
 
 
 class _Limits(dict[Path, float]):
@@ -217,7 +222,7 @@ def _another_number_of_tokens(got: Content, deviation: Deviation, moment: Moment
     for count in range(len(moment.window) + 1):
         if count:
             trial.feed_each(moment.window[count - 1 : count])
-        want = next((content for content in trial.state.contents(0) if content.path == got.path), None)
+        want = next((content for content in trial.contents if content.path == got.path), None)
         if want is None or count == moment.kept or want.rows.shape[1:] != got.rows.shape[1:]:
             continue
         rows = min(len(want.rows), len(got.rows))
@@ -236,19 +241,20 @@ def _another_position(got: Content, deviation: Deviation, state: SequenceState, 
     if not np.any(row):
         return "zeros stand there, as if nothing had been written"
     for ring in state.rings:
-        if (older := first - ring.slots) >= 0 and _is_row_of(row, older, got.path, deviation.limit, fed.state):
+        if (older := first - ring.slots) >= 0 and _is_row_of(row, older, got.path, deviation.limit, fed):
             return f"the slot still holds position {older}, one turn of the ring ({ring.slots} slots) before"
     for other in (first - 1, first + 1):
-        if other >= 0 and _is_row_of(row, other, got.path, deviation.limit, fed.state):
+        if other >= 0 and _is_row_of(row, other, got.path, deviation.limit, fed):
             return f"what stands there belongs to position {other}"
     return ""
 
 
-def _is_row_of(row: np.ndarray, position: int, path: Path, limit: float, state: SequenceState) -> bool:
+def _is_row_of(row: np.ndarray, position: int, path: Path, limit: float, fed: Feeding) -> bool:
     """Whether a row is that of a position; the fed state's caches hold all positions, also those of rings."""
+    state = fed.layout.whole(fed.state)
     if position >= int(state.length[0]):
         return False
-    at = replace(state, length=jnp.full_like(state.length, position + 1))
+    at = replace(state, length=jnp.asarray([position + 1]))
     for content in at.contents(0):
         if content.path == path and position in content.positions:
             return bool(errors(row, content.rows[content.positions == position])[0] <= limit)

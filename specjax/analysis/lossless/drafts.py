@@ -29,6 +29,8 @@ from specjax.analysis.lossless.statistics import (
 )
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.round import draft
+from specjax.mesh.rows import Sharing
+from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import Params
 
 TOLERANCE = 1e-3
@@ -76,9 +78,15 @@ class Round:
 
 @partial(jax.jit, static_argnames="decoder")
 def _draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Array, Array | None, Array, Array]:
-    proposal, n_drafted = draft(decoder, params, state)
-    assert proposal is not None
-    return proposal.tokens, proposal.logq, proposal.confidence, n_drafted
+    sharing = Sharing.of(state)
+
+    def run(parts: int, params: Params, state: DecodeState) -> tuple[Array, Array | None, Array, Array]:
+        proposal, n_drafted = draft(decoder.shard(parts), params, state)
+        assert proposal is not None
+        logq = None if proposal.logq is None else proposal.logq[..., : decoder.target.vocab_size]
+        return jax.tree.map(sharing.whole, (proposal.tokens, logq, proposal.confidence, n_drafted))
+
+    return on_shards(run, params, state, out=lambda *_: REPLICATED)
 
 
 @jax.jit
@@ -86,8 +94,13 @@ def _stated(logq: Array, tokens: Array, share: Array, first: Array) -> tuple[Arr
     """Places, largest probabilities and sums of all drafts, and how far the first ones' probabilities are from those
     given.
     """
-    q = jnp.exp(logq)
-    return places(logq, tokens, share)[0], q.max(axis=-1), q.sum(axis=-1), jnp.max(jnp.abs(q[:, 0] - first))
+
+    def run(parts: int, logq: Array, tokens: Array, share: Array, first: Array) -> tuple[Array, ...]:
+        del parts
+        q = jnp.exp(logq)
+        return places(logq, tokens, share)[0], q.max(axis=-1), q.sum(axis=-1), jnp.max(jnp.abs(q[:, 0] - first))
+
+    return on_shards(run, logq, tokens, share, first, out=lambda *_: REPLICATED)
 
 
 def _drafted(fed: Fed, sampling: Sampling, rng: np.random.Generator) -> Round:
@@ -97,7 +110,7 @@ def _drafted(fed: Fed, sampling: Sampling, rng: np.random.Generator) -> Round:
         verified = np.arange(tokens.shape[1]) < np.asarray(n_drafted)[:, None]
         parts.append((np.asarray(tokens), np.asarray(confidence), verified))
         if logq is not None:
-            first = np.exp(np.asarray(logq[0, 0])) if first is None else first
+            first = np.exp(np.asarray(logq)[0, 0]) if first is None else first
             share = rng.random(tokens.shape, np.float32)
             stated.append([np.asarray(each) for each in _stated(logq, tokens, share, first)])
     drawn = None

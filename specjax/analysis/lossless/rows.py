@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.leaning import no_counts
-from specjax.decoding.new_state import new_sequences, on_device_of
+from specjax.decoding.new_state import beside, new_sequences, repeated, with_constraint
 from specjax.decoding.seats import feed_rows
 from specjax.decoding.settings import Settings
 from specjax.models.protocol import Params
@@ -78,7 +77,7 @@ class Fed:
 
     def rows(self, count: int) -> SequenceState:
         """The state in so many rows."""
-        return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), self.state)
+        return repeated(self.state, count)
 
     def starting(self, streams: np.ndarray, sampling: Sampling) -> DecodeState:
         """Rows that are about to decode, one for each random stream."""
@@ -94,6 +93,6 @@ class Fed:
             settings=self.decoder.settings([sampling.settings] * count),
             counts=no_counts(count, self.decoder.target.vocab_size) if sampling.settings.leaning else None,
             dropped=dropped,
-            constraint=self.decoder.constraint([sampling.settings] * count),
         )
-        return on_device_of(self.params, state)
+        state, constraint = beside(self.params, state), self.decoder.constraint([sampling.settings] * count)
+        return state if constraint is None else with_constraint(state, self.params, constraint)

@@ -28,6 +28,8 @@ from specjax.decoding.leaning import leaned, no_counts
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import RowSettings
+from specjax.mesh.rows import Sharing
+from specjax.mesh.shards import REPLICATED, on_shards
 from specjax.models.protocol import FeatureRequest, Params
 from specjax.state import SequenceState
 
@@ -80,15 +82,31 @@ def _judge(
     constraint: Constraint | None,
 ) -> tuple[Array, Array, Array]:
     """Places and probabilities of the tokens [B, T] by a plain pass over them, and the first token's probabilities."""
-    fed = jnp.concatenate([pending[:, None], tokens[:, :-1]], axis=1)
-    n_valid = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
-    output, _ = decoder.target.extend(params, fed, n_valid, state, request=FeatureRequest(), rows="all")
-    assert output.logits is not None
-    none = None if settings.leaning is None else no_counts(len(tokens), decoder.target.vocab_size)
-    logits = leaned(output.logits, settings.leaning, none, tokens[:, :-1])
-    logits = logits if constraint is None else constraint.window(tokens[:, :-1]).masked(logits)
-    logp = warp(logits, settings)
-    return *places(logp, tokens, share), jnp.exp(logp[0, 0])
+    sharing, vocab_size = Sharing.of(state), decoder.target.vocab_size
+
+    def run(parts: int, params: Params, state: SequenceState, whole: tuple, constraint: Constraint | None) -> tuple:
+        def own(x: Array) -> Array:
+            return sharing.own(x, len(state.length))
+
+        pending, tokens, share, settings = jax.tree.map(own, whole)
+        fed = jnp.concatenate([pending[:, None], tokens[:, :-1]], axis=1)
+        n_valid = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
+        target = decoder.target.shard(parts)
+        output, _ = target.extend(params, fed, n_valid, state, request=FeatureRequest(), rows="all")
+        assert output.logits is not None
+        none = None if settings.leaning is None else no_counts(len(tokens), vocab_size)
+        logits = leaned(output.logits, settings.leaning, none, tokens[:, :-1])
+        if constraint is not None:
+            tables, rows = constraint.tables.of_part(), jax.tree.map(own, constraint.rows)
+            logits = Constraint(tables, rows).window(tokens[:, :-1]).masked(logits)
+        logp = warp(logits, settings)[..., :vocab_size]
+        found = (*places(logp, tokens, share), jnp.exp(logp[:1, 0]))
+        return jax.tree.map(sharing.whole, found)
+
+    place, p, first = on_shards(
+        run, params, state, (pending, tokens, share, settings), constraint, out=lambda *_: REPLICATED
+    )
+    return place, p, first[0]
 
 
 def draw_texts(fed: Fed, plain: Fed, sampling: Sampling, rng: np.random.Generator) -> Texts:
