@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -261,6 +262,42 @@ def test_a_listing_of_a_released_model_has_the_bytes_of_its_file(benchmark: Any)
     packed = [each for each in listed if each.type == "Q8_0"]
     assert sum(each.num_bytes for each in packed) == sum(math.prod(each.shape) for each in packed) * 34 // 32
     assert sum(math.prod(each.shape) for each in listed) / 1e9 == pytest.approx(27.3, rel=0.005)
+
+
+def test_a_plain_round_reads_each_byte_of_a_dense_file_once(benchmark: Any) -> None:
+    """Where matrices stay as a file has them; heads that draft are left out."""
+    roofline = benchmark("roofline")
+    models = roofline.models_named("bundled", "")
+    plain = roofline.round_of(roofline.outlined(models, "metal", 0, "f32"), 1, 256)
+    opened = models.opened
+    own = {name for rule in opened.rules.rules if not rule.paths[0].startswith("mtp.") for name in rule.sources}
+    others = {"caches", "recurrent states", "logits", "embedding rows"}
+    read = sum(part.num_bytes for part in plain.parts if part.name not in others)
+    assert read == sum(info.num_bytes for name, info in opened.source.tensors.items() if name in own)
+
+
+def test_a_round_reads_the_head_once_for_each_draft(benchmark: Any) -> None:
+    """And multiplies with all of the target's matrices as many rows as it verifies."""
+    roofline = benchmark("roofline")
+    models = roofline.models_named("bundled", "")
+    drafts = 2
+    parts = {
+        (part.name, part.drafting): part
+        for part in roofline.round_of(roofline.outlined(models, "metal", drafts, "f32"), 1, 256).parts
+    }
+    sizes, bytes_of = Counter(), Counter()
+    for rule in models.opened.rules.rules:
+        (path,) = rule.paths
+        kind = "head" if "embed" in path else "mlp" if ".mlp." in path else None
+        of_drafter = path.startswith("mtp.")
+        sizes[kind, of_drafter] += math.prod(models.opened.rules.shapes[path])
+        bytes_of[kind, of_drafter] += models.opened.source.tensors[rule.sources[0]].num_bytes
+    mlp, head = parts["mlp", False], parts["output head", False]
+    assert (mlp.num_bytes, mlp.operations) == (bytes_of["mlp", False], 2 * (drafts + 1) * sizes["mlp", False])
+    assert (head.num_bytes, head.operations) == (bytes_of["head", False], 2 * (drafts + 1) * sizes["head", False])
+    assert parts["mlp", True].num_bytes == drafts * bytes_of["mlp", True]
+    assert parts["output head", True].num_bytes == drafts * bytes_of["head", False]
+    assert parts["output head", True].operations == 2 * drafts * sizes["head", False]
 
 
 @pytest.mark.slow
