@@ -8,13 +8,14 @@ It needs jax 0.11 with the plugin for CUDA, and NVIDIA's assembler (pip install 
 nvidia-cuda-nvcc). No GPU and no driver has to be there. Beside a GPU XLA tries forms of products and takes the fastest;
 here nothing can be tried. So a product may take one kernel more or fewer on a device.
 
-Counted is every operation of the compiled program that becomes a kernel, a copy or a call: fusions, copies, sorts,
-custom calls. Of loops the body counts as often as it turns, the loop over drafts K - 1 times; of branches the one with
-most. What makes no kernel, such as a bitcast, is not counted. A call of a library or of a Pallas kernel counts as one.
-Each turn of a loop and each branch also waits for a number that the host must see: these are "waits", unless XLA has
-put the loop into a CUDA graph.
+Counted is the list of what the program runs ("thunks"), as XLA writes it to the folder of its dumps. Of loops the body
+counts as often as it turns, the loop over drafts K - 1 times; of branches the longest.
 
---by-scope lists where launches come from: the parts of the program by the names of its functions and modules.
+Columns: kernels and copies of a round on the device; how many of them are Pallas kernels; how many launches the host
+makes for them, where a CUDA graph counts as one; how many graphs there are; waits, each turn of a loop and each branch,
+where the host must see a number before it goes on; seconds of processors for compiling.
+
+--by-scope lists where the kernels come from: the parts of the program by the names of its functions and modules.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,137 +38,124 @@ from released_models import RELEASED, opened, shape_of_27b
 from specjax.runtime.loading import Models, open_models
 from specjax.state import KVTypes
 
-NOTHING = frozenset(
-    {
-        "after-all",
-        "bitcast",
-        "constant",
-        "copy-done",
-        "get-tuple-element",
-        "opt-barrier",
-        "parameter",
-        "partition-id",
-        "replica-id",
-        "tuple",
-    }
-)
-"""Operations without a kernel."""
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%\S+ = (?:\(.*?\)|\S+) ([a-z][\w-]*)\(")
-COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(")
+THUNK = re.compile(r"( *)(\d+): k(\w+)")
+LABEL = re.compile(r" *(\w+):$")
+GRAPH, LOOP, BRANCHES, PALLAS = "CommandBuffer", "While", "Conditional", "CustomCall"
 
 
 @dataclass(frozen=True)
-class Instruction:
-    """One line of a compiled program."""
-
-    opcode: str
-    text: str
-
-    def named(self, attribute: str) -> list[str]:
-        """Computations that an attribute such as "body" names."""
-        found = re.search(rf"\b{attribute}=(?:\{{([^}}]*)\}}|(%[\w.-]+))", self.text)
-        return re.findall(r"%([\w.-]+)", found[0]) if found else []
-
-    @property
-    def scope(self) -> str:
-        """Where in the source it comes from, by names of functions and modules."""
-        found = re.search(r'op_name="([^"]*)"', self.text)
-        return found[1] if found else ""
-
-
-@dataclass
-class Launches:
-    """What a program launches.
+class Thunk:
+    """Something that a program runs, or a loop, a branch or a graph of such things.
 
     Attributes:
-        kernels: how many, by opcode; custom calls by their targets.
-        scopes: how many, by where they come from.
-        waits: times that the host must see a number before it can go on.
+        kind: in XLA's words, such as "CustomKernel".
+        number: by which metadata know it.
+        parts: what it consists of, by name: the condition and the body of a loop, branches, "" for other things.
     """
 
-    kernels: Counter[str] = field(default_factory=Counter)
-    scopes: Counter[str] = field(default_factory=Counter)
-    waits: int = 0
-
-    def add(self, other: Launches, times: int = 1) -> None:
-        """Take in what another program launches, so many times."""
-        for mine, theirs in ((self.kernels, other.kernels), (self.scopes, other.scopes)):
-            for name, count in theirs.items():
-                mine[name] += count * times
-        self.waits += other.waits * times
-
-    @property
-    def total(self) -> int:
-        """All launches."""
-        return sum(self.kernels.values())
+    kind: str
+    number: int
+    parts: dict[str, list[Thunk]] = field(default_factory=dict)
 
 
-class Program:
-    """A compiled program as text, read."""
-
-    def __init__(self, text: str, turns: int) -> None:
-        """`turns` are those of loops whose number the compiler does not know."""
-        self.turns = turns
-        self.computations: dict[str, list[Instruction]] = {}
-        self.entry = ""
-        for line in text.splitlines():
-            if (head := COMPUTATION.match(line)) and line.endswith("{"):
-                name = head[2]
-                self.computations[name] = []
-                self.entry = name if head[1] else self.entry
-            elif found := INSTRUCTION.match(line):
-                self.computations[name].append(Instruction(found[1], line))
-
-    def launches(self, computation: str) -> Launches:
-        """What a computation launches."""
-        sums = Launches()
-        for each in self.computations[computation]:
-            if each.opcode == "while":
-                turns = self._turns(each)
-                for inner in (*each.named("body"), *each.named("condition")):
-                    sums.add(self.launches(inner), turns)
-                sums.waits += turns
-            elif each.opcode == "conditional":
-                branches = [*each.named("branch_computations"), *each.named("true_computation")]
-                branches += each.named("false_computation")
-                sums.add(max(map(self.launches, branches), key=lambda branch: branch.total))
-                sums.waits += 1
-            elif each.opcode == "call":
-                for inner in each.named("to_apply"):
-                    sums.add(self.launches(inner))
-            elif each.opcode not in NOTHING:
-                target = re.search(r'custom_call_target="([^"]*)"', each.text)
-                sums.kernels[each.opcode if target is None else target[1]] += 1
-                sums.scopes[each.scope] += 1
-        return sums
-
-    def round(self) -> Launches:
-        """What a turn of the loop over rounds launches: the largest loop of the program."""
-        loops = [each for each in self._all(self.entry) if each.opcode == "while"]
-        sums: list[Launches] = []
-        for loop in loops:
-            sums.append(Launches())
-            for inner in (*loop.named("body"), *loop.named("condition")):
-                sums[-1].add(self.launches(inner))
-            sums[-1].waits += 1
-        return max(sums, key=lambda each: each.total)
-
-    def _all(self, computation: str) -> Iterator[Instruction]:
-        """The instructions of a computation, and of those that it calls."""
-        for each in self.computations[computation]:
-            yield each
-            for inner in each.named("to_apply") if each.opcode == "call" else ():
-                yield from self._all(inner)
-
-    def _turns(self, loop: Instruction) -> int:
-        known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text)
-        return int(known[1]) if known else self.turns
+def read(text: str) -> list[Thunk]:
+    """The thunks of a program, as XLA writes them: one a line, what is inside of others further to the right."""
+    whole = Thunk("", -1)
+    inside: list[tuple[int, Thunk]] = [(-1, whole)]
+    label = ""
+    for line in text.splitlines():
+        if found := LABEL.match(line):
+            label = found[1]
+        elif found := THUNK.match(line):
+            indent, thunk = len(found[1]), Thunk(found[3], int(found[2]))
+            while inside[-1][0] >= indent:
+                inside.pop()
+            owner = inside[-1][1]
+            owner.parts.setdefault(label if owner.kind in (LOOP, BRANCHES) else "", []).append(thunk)
+            inside.append((indent, thunk))
+    return whole.parts[""]
 
 
-def short(scope: str) -> str:
-    """A scope without what all have and without numbers of layers."""
-    names = [name for name in scope.split("/") if not re.match(r"jit\(|while|body|closed_call|cond|branch_", name)]
-    return re.sub(r"_\d+\b", "", "/".join(names[:-1])) or "(others)"
+def total(thunks: list[Thunk], value: Callable[[Thunk], float | None], turns: int) -> float:
+    """The sum of what `value` says of thunks; where it says None, of those inside, in loops once for each turn."""
+    sums = 0.0
+    for each in thunks:
+        if (own := value(each)) is not None:
+            sums += own
+            continue
+        inner = [total(part, value, turns) for part in each.parts.values()]
+        sums += max(inner, default=0) if each.kind == BRANCHES else sum(inner) * (turns if each.kind == LOOP else 1)
+    return sums
+
+
+def on_device(thunk: Thunk) -> float | None:
+    """Kernels and copies."""
+    return None if thunk.parts else 1
+
+
+def by_host(thunk: Thunk) -> float | None:
+    """Launches that the host makes."""
+    return None if thunk.parts and thunk.kind != GRAPH else 1
+
+
+def pallas(thunk: Thunk) -> float | None:
+    """Kernels that are custom calls."""
+    return None if thunk.parts else float(thunk.kind == PALLAS)
+
+
+def graphs(thunk: Thunk) -> float | None:
+    """CUDA graphs."""
+    return float(thunk.kind == GRAPH) if thunk.kind == GRAPH or not thunk.parts else None
+
+
+def round_in(thunks: list[Thunk], turns: int) -> list[Thunk]:
+    """A turn of the loop over rounds, which is the longest one."""
+    loops = [each for each in thunks if each.kind == LOOP]
+    longest = max(loops, key=lambda each: total([each], on_device, turns))
+    return [thunk for part in longest.parts.values() for thunk in part]
+
+
+def waits_of(thunks: list[Thunk], turns: int) -> int:
+    """Times that the host waits in a round, the test whether there is another one included."""
+    count = 1
+    for each in thunks:
+        if each.kind in (LOOP, BRANCHES):
+            inner = [waits_of(part, turns) - 1 for part in each.parts.values()]
+            count += turns * (1 + sum(inner)) if each.kind == LOOP else 1 + max(inner)
+    return count
+
+
+def scopes_of(thunks: list[Thunk], turns: int, names: dict[int, str]) -> Counter[str]:
+    """How many kernels come from where, by names of functions and modules without numbers of layers."""
+    found: Counter[str] = Counter()
+    for each in thunks:
+        for part in each.parts.values():
+            for name, count in scopes_of(part, turns, names).items():
+                found[name] += count * (turns if each.kind == LOOP else 1)
+        if not each.parts:
+            found[names.get(each.number, "")] += 1
+    return found
+
+
+def names_of(metadata: str, program: str) -> dict[int, str]:
+    """By number of a thunk the scope that its operation stands in."""
+    scopes = dict(re.findall(r"%(\S+) = .*?op_name=\"([^\"]*)\"", program))
+    found = {}
+    for name, number in re.findall(r'profile_annotation: "([^"]*)"\s+thunk_id: (\d+)', metadata):
+        parts = [
+            part for part in scopes.get(name, "").split("/") if not re.match(r"jit\(|while|body|cond|branch_", part)
+        ]
+        found[int(number)] = re.sub(r"_\d+\b", "", "/".join(parts[:-1])) or "(others)"
+    return found
+
+
+def compiled(lowered: jax.stages.Lowered, folder: Path) -> tuple[list[Thunk], str]:
+    """The thunks of a program, and their metadata; XLA writes files into the folder."""
+    options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True, "xla_dump_hlo_module_re": ".*decode_chunk.*"}
+    lowered.compile(compiler_options=options)
+    (thunks,) = folder.glob("*.thunk_sequence_after_thunk_passes.txt")
+    (metadata,) = folder.glob("*.thunk_metadata.txt")
+    return read(thunks.read_text()), metadata.read_text()
 
 
 def models_of(name: str, kind: str, layers: int | None) -> Models:
@@ -178,7 +168,7 @@ def models_of(name: str, kind: str, layers: int | None) -> Models:
 def main() -> None:
     """Print a line for each number of layers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help=f"'bundled' or one of {', '.join(RELEASED)}")
+    parser.add_argument("model", choices=["bundled", *RELEASED])
     parser.add_argument("--type", default="Q4_K", help="of the matrices of a released model (default: Q4_K)")
     parser.add_argument("--layers", type=int, nargs="+", help="of Qwen3.6-27B, instead of all 64")
     parser.add_argument("--kernels", nargs="+", choices=("pallas", "xla"), default=["pallas", "xla"])
@@ -186,10 +176,10 @@ def main() -> None:
     parser.add_argument("--kv-type", default="bf16", help="of KV caches (default: bf16)")
     parser.add_argument("--context", type=int, default=4096, help="slots of a sequence (default: 4096)")
     parser.add_argument("--by-scope", action="store_true", help="also list where launches come from")
-    parser.add_argument("--save", metavar="FILE", help="write the last compiled program to a file, as text")
     args = parser.parse_args()
     print(f"jax {jax.__version__}, compiled for an H100; {args.type}, {args.kv_type} caches, greedy, batch 1")
-    print(f"{'model':<14} {'layers':>6} {'kernels':<7} {'K':>2} {'launches':>8} {'waits':>5} {'compile s':>9}  by kind")
+    titles = ("layers", "K", "device", "Pallas", "host", "graphs", "waits", "cpu s")
+    print(f"{'model':<12} {'kernels':<7} " + " ".join(f"{title:>7}" for title in titles))
     device = gpu_device()
     for layers in args.layers or [None]:
         for kernels in args.kernels:
@@ -203,22 +193,25 @@ def main() -> None:
                 lowered = model.rounds(1, args.context)
                 print("compiling ...", file=sys.stderr, flush=True)
                 begin = time.process_time()
-                text = lowered.compile().as_text()
+                with tempfile.TemporaryDirectory() as folder:
+                    thunks, metadata = compiled(lowered, Path(folder))
+                    (program,) = Path(folder).glob("*gpu_after_optimizations.txt")
+                    names = names_of(metadata, program.read_text())
                 seconds = time.process_time() - begin
-                if args.save:
-                    with open(args.save, "w", encoding="utf-8") as file:
-                        file.write(text)
-                found = Program(text, turns=max(drafts - 1, 1)).round()
-                kinds = ", ".join(f"{name} {count}" for name, count in found.kernels.most_common(8))
-                count = models.target.num_layers
-                cells = f"{args.model:<14} {count:>6} {kernels:<7} {drafts:>2} {found.total:>8} {found.waits:>5}"
-                print(f"{cells} {seconds:>9.1f}  {kinds}", flush=True)
+                turns = max(drafts - 1, 0)
+                own_round = round_in(thunks, turns)
+                counts = [total(own_round, value, turns) for value in (on_device, pallas, by_host, graphs)]
+                cells = (
+                    models.target.num_layers,
+                    drafts,
+                    *map(int, counts),
+                    waits_of(own_round, turns),
+                    round(seconds),
+                )
+                print(f"{args.model:<12} {kernels:<7} " + " ".join(f"{cell:>7}" for cell in cells), flush=True)
                 if args.by_scope:
-                    groups: Counter[str] = Counter()
-                    for scope, launches in found.scopes.items():
-                        groups[short(scope)] += launches
-                    for scope, launches in groups.most_common(60):
-                        print(f"    {launches:>5}  {scope}")
+                    for scope, count in scopes_of(own_round, turns, names).most_common(60):
+                        print(f"    {count:>5}  {scope}")
 
 
 if __name__ == "__main__":

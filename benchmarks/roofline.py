@@ -295,6 +295,7 @@ def main() -> None:
     types = args.type if args.model in RELEASED else ["as it is"]
     print(f"{description()}: computed; {args.batch} x {args.context} tokens, {args.kv_type} caches, greedy")
     titles = (f"{'K':>3}", *(f"{title:>9}" for title in ("GB", "GFLOP", "verify ms", "draft ms", "round ms")))
+    known: dict[tuple[str, str, int], Round] = {}
     for name in args.device:
         rates = rates_of(name)
         speed = getattr(rates, args.arithmetic)
@@ -304,9 +305,11 @@ def main() -> None:
         print(f"{'model':<24}", *titles, f"{'tokens':>6} {'tok/s':>9}")
         for kind in types:
             for drafts in args.draft:
-                print(f"tracing {kind}, K = {drafts} ...", file=sys.stderr, flush=True)
-                models = models_named(args.model, kind)
-                each = round_of(outlined(models, rates.platform, drafts, args.kv_type), args.batch, args.context)
+                if (key := (rates.platform, kind, drafts)) not in known:
+                    print(f"tracing {kind}, K = {drafts} ...", file=sys.stderr, flush=True)
+                    model = outlined(models_named(args.model, kind), rates.platform, drafts, args.kv_type)
+                    known[key] = round_of(model, args.batch, args.context)
+                each = known[key]
                 label = Path(args.model).name if args.model not in RELEASED else f"{args.model} {kind}"
                 print(f"{label:<24}", line(each, rates, args.arithmetic, acceptance, args.batch), flush=True)
                 if args.parts:

@@ -300,6 +300,45 @@ def test_a_round_reads_the_head_once_for_each_draft(benchmark: Any) -> None:
     assert parts["output head", True].operations == 2 * drafts * sizes["head", False]
 
 
+THUNKS = """\
+000: kCopy [source | sink] kCopy
+001: kWhile         [prev=000 (1) | sink]
+condition:
+    002: kCustomKernel [source | sink] and_fusion grid: [1, 1, 1]
+  body:
+    000: kCommandBuffer [source | next=005 (1)]
+        003: kCustomKernel [source | sink] loop_fusion grid: [1, 1, 1]
+        004: kCopy         [source | sink] kCopy
+    005: kCustomCall    [prev=000 (1) | next=008 (1)] kCustomCall
+    008: kConditional   [prev=005 (1) | next=009 (1)]
+      false_branch:
+        006: kCustomKernel [source | sink] fusion grid: [1, 1, 1]
+        007: kDynamicSliceFusion [source | sink] params=7, results=1
+            010: kCustomCall [source | sink] kCustomCall
+      true_branch:
+        011: kCustomKernel [source | sink] fusion_1 grid: [1, 1, 1]
+    009: kWhile         [prev=008 (1) | sink]
+condition:
+        012: kCustomKernel [source | sink] lt_fusion grid: [1, 1, 1]
+      body:
+        013: kCustomKernel [source | sink] fusion_2 grid: [1, 1, 1]
+        014: kCustomCall [source | sink] kCustomCall
+"""
+"""As XLA writes what a program runs."""
+
+
+def test_launches_of_a_round_are_counted_through_loops_branches_and_graphs(benchmark: Any) -> None:
+    launches = benchmark("gpu_launches")
+    turns = 2
+    own = launches.round_in(launches.read(THUNKS), turns)
+    counts = [
+        launches.total(own, value, turns)
+        for value in (launches.on_device, launches.by_host, launches.pallas, launches.graphs)
+    ]
+    assert counts == [1 + 2 + 1 + 2 + turns * 3, 1 + 1 + 1 + 2 + turns * 3, 1 + 1 + turns, 1]
+    assert launches.waits_of(own, turns) == 1 + 1 + turns
+
+
 @pytest.mark.slow
 def test_the_benchmark_of_split_models_compares_one_device_with_two(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
