@@ -129,8 +129,9 @@ def scopes_of(thunks: list[Thunk], turns: int, names: dict[int, str]) -> Counter
     """How many kernels come from where, by names of functions and modules without numbers of layers."""
     found: Counter[str] = Counter()
     for each in thunks:
-        for part in each.parts.values():
-            for name, count in scopes_of(part, turns, names).items():
+        inner = [scopes_of(part, turns, names) for part in each.parts.values()]
+        for part in [max(inner, key=Counter.total)] if each.kind == BRANCHES else inner:
+            for name, count in part.items():
                 found[name] += count * (turns if each.kind == LOOP else 1)
         if not each.parts:
             found[names.get(each.number, "")] += 1

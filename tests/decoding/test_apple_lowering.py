@@ -21,9 +21,9 @@ OPERATIONS = frozenset({
     "abs", "add", "and", "bitcast_convert", "broadcast_in_dim", "case", "compare", "concatenate", "constant", "convert",
     "cosine", "divide", "dot_general", "dynamic_slice", "dynamic_update_slice", "exponential", "floor", "gather",
     "iota", "is_finite", "log", "log_plus_one", "maximum", "minimum", "multiply", "negate", "not",
-    "optimization_barrier", "or", "pad", "reduce", "reduce_window", "remainder", "reshape", "return", "rsqrt", "scatter",
-    "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "slice", "sqrt", "subtract",
-    "transpose", "while", "xor",
+    "optimization_barrier", "or", "pad", "reduce", "reduce_window", "remainder", "reshape", "return", "rsqrt",
+    "scatter", "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "slice", "sqrt",
+    "subtract", "transpose", "while", "xor",
 })
 # fmt: on
 """Operations of StableHLO that these programs have. jax-mps has a handler for each, by its source of July 2026."""
