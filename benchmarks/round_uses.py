@@ -102,14 +102,14 @@ class Walk:
         """An operation without a program inside."""
         name, first = equation.primitive.name, arguments[0] if arguments else _Value()
         if name in TAKES and first is not None and first.names and None in arguments[1:]:
-            share = math.prod(equation.outvars[0].aval.shape) / math.prod(equation.invars[0].aval.shape)
+            share = _size(equation.outvars[0]) / max(_size(equation.invars[0]), 1)  # parts of layouts can be empty
             if not first.counted:
                 for each in first.names:
                     self.of(each).taken += times * share
             return [first._replace(counted=True)]
         if name in PUTS and first is not None and first.names:
             updates = equation.invars[2 if name == "scatter" else 1]
-            share = math.prod(updates.aval.shape) / math.prod(equation.invars[0].aval.shape)
+            share = _size(updates) / _size(equation.invars[0])
             for each in first.names:
                 self.of(each).put += times * share
             return [first]
@@ -129,7 +129,7 @@ class Walk:
     def _product(self, equation: Any, arguments: Sequence[_Value | None], times: float) -> None:
         (left, _), _ = equation.params["dimension_numbers"]
         shape = equation.invars[0].aval.shape
-        operations = 2 * times * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[axis] for axis in left)
+        operations = 2 * times * _size(equation.outvars[0]) * math.prod(shape[axis] for axis in left)
         values = [value for value in arguments if value is not None and value.names]
         whole = {name for value in values if not value.counted for name in value.names}
         factors = whole or {name for value in values for name in value.names} or {None}
@@ -137,6 +137,10 @@ class Walk:
             self.of(name).operations += operations / len(factors)
         for name in whole:
             self.of(name).products += times
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.aval.shape)
 
 
 Given = Sequence[_Value | None]
