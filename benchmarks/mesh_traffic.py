@@ -8,9 +8,7 @@ add up or gather. Loops count as often as they turn, and of branches the one tha
 each byte that is added up 2 (n - 1) / n times, and each byte that is gathered (n - 1) / n times. Bytes that are read:
 the weights of the target once, those of its head and of the output head once for each draft, and the state.
 
-Rates are published ones: Google Cloud's page on the TPU v5e (819 GB/s of memory, 400 GB/s of interconnect in both
-directions, of which a chip sends 200), and NVIDIA's data sheet of the H100 SXM (3350 GB/s of memory, NVLink 900 GB/s in
-both directions, of which a GPU sends 450). A chip of a v5e slice has four links, and a ring uses two of them: 100 GB/s.
+Rates are published ones, see `device_rates.py`.
 
 Columns: collectives of a round; kilobytes that a device sends; megabytes that it reads; microseconds for both; the
 speed-up over one such device with memory enough, as a share of the number of devices: by the rates alone, and with
@@ -28,6 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from device_rates import PUBLISHED, Rates
 from jax.extend import core
 from machine import description
 from programs import Outlined
@@ -45,16 +44,7 @@ ADDED_UP = ("psum", "pmax", "pmin")
 GATHERED = ("all_gather",)
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Bytes per second: of a device's memory, and what it sends to others in a ring."""
-
-    platform: str
-    memory: float
-    link: float
-
-
-DEVICES = {"v5e": Rates("tpu", 819e9, 100e9), "h100": Rates("gpu", 3350e9, 450e9)}
+DEVICES = {name: rates for name, rates in PUBLISHED.items() if rates.link}
 
 
 @dataclass(frozen=True)

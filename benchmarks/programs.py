@@ -1,6 +1,7 @@
 """Programs of models by shapes, made as loading and engines make them: for devices that need not be there.
 
-They are lowered for any platform. `tpu_devices` only compile; a mesh of them compiles programs of several chips.
+They are lowered for any platform. `tpu_devices` and `gpu_device` only compile; a mesh of TPUs compiles programs of
+several chips.
 """
 
 from __future__ import annotations
@@ -28,8 +29,37 @@ GENERATIONS = ("v5e", "v6e")
 """TPUs that libtpu compiles for ahead of time."""
 TOPOLOGIES = {1: "2x2", 2: "2x2", 4: "2x2", 8: "2x4", 16: "4x4"}
 """By number of chips the slice of TPUs that they are taken from."""
+GPUS = {
+    "h100": """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 13 }
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  memory_bandwidth: 3352320000000
+  device_memory_size: 84929347584
+  l2_cache_size: 52428800
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}
+"""
+}
+"""GPUs as XLA's compiler wants them described: what the driver says of one that is there."""
 PALLAS = {"gpu": "pallas_gpu", "tpu": "pallas_tpu"}
-LOWERING = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+LOWERING = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu", "metal": "metal", "mps": "mps"}
 """What programs are lowered for, by the platform whose kernels they have."""
 KERNEL_CALLS = ("tpu_custom_call", "mosaic_gpu")
 """Beginnings of the names that kernels have in a module."""
@@ -61,13 +91,20 @@ def tpu_mesh(generation: str, rows: int, model: int) -> AnyMesh:
     return as_mesh(Mesh(devices, ("rows", "model")))
 
 
+def gpu_device(name: str = "h100") -> Any:
+    """A GPU that need not be there, nor its driver: the plugin for CUDA of jax 0.11 compiles for it."""
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(platform="cuda", target_config=GPUS[name], topology="1x1x1").devices[0]
+
+
 @dataclass(frozen=True)
 class Outlined:
     """A model by shapes, with the kernels and layouts of a platform.
 
     Attributes:
         decoder, params: what its programs take.
-        platform: "cpu", "gpu" or "tpu".
+        platform: one of `LOWERING`.
         mesh: where parameters and states lie; None for one device.
         device: what one device compiles for; None: programs are only lowered, unless they are of this machine.
         kernels: what `using` takes.
@@ -131,10 +168,9 @@ class Outlined:
         if self.device is not None:
             sharding = SingleDeviceSharding(self.device)
             placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), placed)
-        there = self.device is not None or isinstance(self.mesh, Mesh)
         with using(self.kernels, platform=self.platform):
             traced = trace(self._programs(placed[0]), placed[1])
-            return traced.lower(lowering_platforms=None if there else (LOWERING[self.platform],))
+            return traced.lower(lowering_platforms=(LOWERING[self.platform],))
 
 
 def operations(operation: Any) -> Iterator[Any]:

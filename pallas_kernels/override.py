@@ -21,9 +21,9 @@ from pallas_kernels.table import TABLE
 
 VARIABLE = "SPECJAX_KERNELS"
 AUTO, XLA, MEASURE = "auto", "xla", "measure"
-PLATFORMS = ("cpu", "gpu", "tpu")
-"""The platforms by the names of `jax.default_backend()`. An NVIDIA GPU is a "gpu", though `jax.export` calls it
-"cuda".
+PLATFORMS = ("cpu", "gpu", "tpu", "metal", "mps")
+"""The platforms by the names of `jax.default_backend()`. An NVIDIA GPU is a "gpu", though `jax.export` calls it "cuda".
+"metal" and "mps" are what plugins for Apple GPUs call theirs, metaljax and jax-mps.
 """
 
 _using = jax.make_user_context(default_value=None)
@@ -67,7 +67,7 @@ def using(spec: str | None = None, *, platform: str | None = None, measured: boo
             such as "gated_delta.verify=pallas_tpu,matmul.packed=xla_dequant", or several of which the first that fits a
             call is taken, such as "cache_attention=pallas_tpu+pallas_tpu_prefill". An `impl` that a call names goes
             before all of them. None leaves what holds outside.
-        platform: "cpu", "gpu" or "tpu": choose implementations and layouts as on that platform, for a program that is
+        platform: one of `PLATFORMS`: choose implementations and layouts as on that platform, for a program that is
             lowered for it. None leaves what holds outside; outside all contexts that is the default device's.
         measured: whether it counts what was measured on the device; otherwise "auto" goes by the table alone. None
             leaves what holds outside; outside all contexts it counts.

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -262,6 +263,81 @@ def test_a_listing_of_a_released_model_has_the_bytes_of_its_file(benchmark: Any)
     packed = [each for each in listed if each.type == "Q8_0"]
     assert sum(each.num_bytes for each in packed) == sum(math.prod(each.shape) for each in packed) * 34 // 32
     assert sum(math.prod(each.shape) for each in listed) / 1e9 == pytest.approx(27.3, rel=0.005)
+
+
+def test_a_plain_round_reads_each_byte_of_a_dense_file_once(benchmark: Any) -> None:
+    """Where matrices stay as a file has them; heads that draft are left out."""
+    roofline = benchmark("roofline")
+    models = roofline.models_named("bundled", "")
+    plain = roofline.round_of(roofline.outlined(models, "metal", 0, "f32"), 1, 256)
+    opened = models.opened
+    own = {name for rule in opened.rules.rules if not rule.paths[0].startswith("mtp.") for name in rule.sources}
+    others = {"caches", "recurrent states", "logits", "embedding rows"}
+    read = sum(part.num_bytes for part in plain.parts if part.name not in others)
+    assert read == sum(info.num_bytes for name, info in opened.source.tensors.items() if name in own)
+
+
+def test_a_round_reads_the_head_once_for_each_draft(benchmark: Any) -> None:
+    """And multiplies with all of the target's matrices as many rows as it verifies."""
+    roofline = benchmark("roofline")
+    models = roofline.models_named("bundled", "")
+    drafts = 2
+    parts = {
+        (part.name, part.drafting): part
+        for part in roofline.round_of(roofline.outlined(models, "metal", drafts, "f32"), 1, 256).parts
+    }
+    sizes, bytes_of = Counter(), Counter()
+    for rule in models.opened.rules.rules:
+        (path,) = rule.paths
+        kind = "head" if "embed" in path else "mlp" if ".mlp." in path else None
+        of_drafter = path.startswith("mtp.")
+        sizes[kind, of_drafter] += math.prod(models.opened.rules.shapes[path])
+        bytes_of[kind, of_drafter] += models.opened.source.tensors[rule.sources[0]].num_bytes
+    mlp, head = parts["mlp", False], parts["output head", False]
+    assert (mlp.num_bytes, mlp.operations) == (bytes_of["mlp", False], 2 * (drafts + 1) * sizes["mlp", False])
+    assert (head.num_bytes, head.operations) == (bytes_of["head", False], 2 * (drafts + 1) * sizes["head", False])
+    assert parts["mlp", True].num_bytes == drafts * bytes_of["mlp", True]
+    assert parts["output head", True].num_bytes == drafts * bytes_of["head", False]
+    assert parts["output head", True].operations == 2 * drafts * sizes["head", False]
+
+
+THUNKS = """\
+000: kCopy [source | sink] kCopy
+001: kWhile         [prev=000 (1) | sink]
+condition:
+    002: kCustomKernel [source | sink] and_fusion grid: [1, 1, 1]
+  body:
+    000: kCommandBuffer [source | next=005 (1)]
+        003: kCustomKernel [source | sink] loop_fusion grid: [1, 1, 1]
+        004: kCopy         [source | sink] kCopy
+    005: kCustomCall    [prev=000 (1) | next=008 (1)] kCustomCall
+    008: kConditional   [prev=005 (1) | next=009 (1)]
+      false_branch:
+        006: kCustomKernel [source | sink] fusion grid: [1, 1, 1]
+        007: kDynamicSliceFusion [source | sink] params=7, results=1
+            010: kCustomCall [source | sink] kCustomCall
+      true_branch:
+        011: kCustomKernel [source | sink] fusion_1 grid: [1, 1, 1]
+    009: kWhile         [prev=008 (1) | sink]
+condition:
+        012: kCustomKernel [source | sink] lt_fusion grid: [1, 1, 1]
+      body:
+        013: kCustomKernel [source | sink] fusion_2 grid: [1, 1, 1]
+        014: kCustomCall [source | sink] kCustomCall
+"""
+"""As XLA writes what a program runs."""
+
+
+def test_launches_of_a_round_are_counted_through_loops_branches_and_graphs(benchmark: Any) -> None:
+    launches = benchmark("gpu_launches")
+    turns = 2
+    own = launches.round_in(launches.read(THUNKS), turns)
+    counts = [
+        launches.total(own, value, turns)
+        for value in (launches.on_device, launches.by_host, launches.pallas, launches.graphs)
+    ]
+    assert counts == [1 + 2 + 1 + 2 + turns * 3, 1 + 1 + 1 + 2 + turns * 3, 1 + 1 + turns, 1]
+    assert launches.waits_of(own, turns) == 1 + 1 + turns
 
 
 @pytest.mark.slow

@@ -39,5 +39,5 @@ def merged(
     base = jnp.where(jnp.isneginf(most), 0, most)
     share = jnp.exp(highest - base[..., None])
     whole = jnp.sum(total * share, axis=-1) + jnp.exp(sinks - base)
-    share = share / jnp.where(whole == 0, 1, whole)[..., None]
-    return jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows
+    summed = jnp.sum(share[..., None] * sums, axis=-2)  # a library's product could go by the number of rows
+    return summed / jnp.where(whole == 0, 1, whole)[..., None]  # last, where it is no kernel of its own

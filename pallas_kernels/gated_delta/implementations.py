@@ -63,7 +63,7 @@ OPERATIONS: dict[str, Operation] = {
         cpu_native=_on_cpu(cpu_native.commit),
         xla_recurrent=Form(masked(xla_recurrent.commit)),
         **kernel("pallas_tpu", zeroed(pallas_tpu_verify.commit), pallas_tpu_verify.unfit),
-        **kernel("pallas_gpu", zeroed(pallas_gpu_verify.commit), pallas_gpu_registers.unfit),
+        **kernel("pallas_gpu", pallas_gpu_verify.commit, pallas_gpu_registers.unfit),
         **_in_triton(triton_recurrence.commit),
         reference=Form(zeroed(reference.commit)),
     ),

@@ -67,7 +67,7 @@ def commit(
     records: Records, state: Array, n_valid: Array, *, head_map: HeadMap, interpret: bool = False,
     config: GpuConfig | None = None,
 ) -> Array:  # fmt: skip
-    """The state after the first n_valid[b] records, in the buffer of `state`; the other records are zero."""
+    """The state after the first n_valid[b] records, in the buffer of `state`; the other records are not read."""
     registers = Registers.of(records, config_for(COMMIT, records.sizes, config), head_map, interpret)
     state_ref = jax.new_ref(state, memory_space=plgpu.GMEM)
     registers.kernel("commit", _commit_body, len(state), ())(
