@@ -53,7 +53,7 @@ def test_matrices_are_multiplied_with_what_they_are_on_one_device(
 @pytest.mark.parametrize(
     ("name", "mesh", "drafter", "only"),
     [
-        ("odd", "2x2", OwnTable(), ["drafts", "texts"]),
+        pytest.param("odd", "2x2", OwnTable(), ["drafts", "texts"], marks=pytest.mark.slow),
         pytest.param("odd moe", "1x4", None, ["rules", "drafts", "tokens", "texts"], marks=pytest.mark.slow),
     ],
 )
