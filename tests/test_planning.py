@@ -28,7 +28,7 @@ def trace(model: specjax.Model) -> specjax.Trace:
 
 @pytest.fixture(scope="module")
 def plan(model: specjax.Model, trace: specjax.Trace) -> specjax.Plan:
-    return specjax.plan(model, trace=trace, drafts=[1, 3], batches=[2], contexts=[40])
+    return model.plan(trace=trace, drafts=[1, 3], batches=[2], contexts=[40])
 
 
 def test_speed_is_tokens_over_the_time_of_both_halves(plan: specjax.Plan, trace: specjax.Trace) -> None:

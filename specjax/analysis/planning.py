@@ -19,7 +19,6 @@ from specjax.analysis.profiling import RoundCost, round_cost
 from specjax.decoding.new_state import new_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.errors import SpecjaxError
-from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prompts import Prompt
 from specjax.runtime.slots import slots_for
@@ -29,6 +28,8 @@ from specjax.traces.trace import Trace
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+    from specjax.runtime.model import Model
 
 DRAFTS = (1, 2, 3, 5, 8)
 BATCHES = (1, 4, 16)

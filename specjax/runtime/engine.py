@@ -260,11 +260,9 @@ class Engine:
         """
         if self._alike:
             return 0.0  # several processes must do the same, and their clocks differ
-        feeding = len(self._feeding)
-        decoding = len(self._seated()) - feeding
-        if not decoding:
-            return PATIENCE
-        return min(PATIENCE, self._rounds.chunk_seconds * max(1.0, feeding / decoding))
+        decoding = len(self._seated()) - len(self._feeding)
+        share = max(1.0, len(self._feeding) / max(decoding, 1))
+        return min(PATIENCE, self._rounds.chunk_seconds * share) if decoding else PATIENCE
 
     def _now(self) -> float:
         """Seconds when all that was started is done, without those spent on building."""

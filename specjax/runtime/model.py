@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from jaxtyping import Float
 
 from checkpoints import TextTokenizer
-from pallas_kernels.matmul import leaves
+from specjax.analysis.planning import Plan, plan
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.grammar import Grammar
 from specjax.decoding.settings import DraftConfig
 from specjax.errors import PromptError, SpecjaxError
 from specjax.grammar.compile import regex_grammar, schema_grammar
-from specjax.mesh.plan import size_of
-from specjax.models.drafters.trimmed import TRIMMED
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
 from specjax.runtime.engine import Engine
@@ -39,6 +37,7 @@ from specjax.runtime.request import Request, Start
 from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
 from specjax.runtime.stream import TextStream
+from specjax.runtime.summary import summary
 from specjax.sessions.context_shift import DEFAULT_KEEP, WhenFull
 from specjax.sessions.opening import open_session
 from specjax.sessions.session import DEFAULT_POINT_BYTES, Session
@@ -72,19 +71,7 @@ class Model:
     _experience: Experience = field(default_factory=Experience, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        read = leaves({branch: params for branch, params in self.params.items() if branch != TRIMMED})
-        size, num_bytes = sum(map(size_of, read)), sum(leaf.nbytes for leaf in read)
-        drafter = (
-            f"drafted for by {' and '.join(self.drafter.keeper.class_names)}" if self.drafter else "without drafter"
-        )
-        if (trimmed := self.params.get(TRIMMED)) is not None:
-            drafter += f" with {len(trimmed['tokens'])} tokens"
-        c = self.config
-        return (
-            f"Model({self.path.name}: {c.architecture}, {size / 1e6:.1f} M parameters in"
-            f" {num_bytes / 1e6:.1f} MB, {c.num_layers} layers,"
-            f" {drafter}, V={c.vocab_size}, context {c.context_length})"
-        )
+        return f"Model({summary(self.path.name, self.config, self.params, self.drafter)})"
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt given as text, or the ids themselves.
@@ -353,6 +340,14 @@ class Model:
             PromptError: as `generate`.
         """
         return score(self, [self.encode(prompt)] * len(choices), [self.encode_further(each) for each in choices])
+
+    def plan(self, prompts: Sequence[Prompt] = (), **wanted: Any) -> Plan:
+        """Which drafter and how many drafts to use here, for texts like the prompts; see `specjax.plan`.
+
+        >>> plan = model.plan(prompts, batches=[1, 4])
+        >>> model.generate(prompt, draft=plan)
+        """
+        return plan(self, prompts, **wanted)
 
     def logits(self, tokens: Prompt, *, kv_types: KVTypes = KVTypes()) -> Float[np.ndarray, "T V"]:
         """The target's logits of every position, float32: row p predicts the token after tokens[p].
