@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-QUICK = ("01_quickstart", "02_where_drafts_fail")
-"""Those that are not left to the slow tests; the others take half a minute each and more."""
 
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -24,11 +22,7 @@ def test_notebook_is_listed_and_kept_without_outputs(path: Path) -> None:
     assert not kept, f"clear the outputs of {', '.join(kept)}"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem not in QUICK)) for path in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)
+@each_notebook
 def test_notebook_runs_without_errors(path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECJAX_CACHE", str(programs))
     monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend puts plots into the notebook
