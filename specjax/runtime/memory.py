@@ -148,20 +148,29 @@ class Memory:
         """Whether the state can be cut to any length, because it has only caches and a length."""
         return len(jax.tree.leaves(jax.eval_shape(self.state.kept))) == 1
 
-    def point_for(self, prompt: Sequence[int], *, whole: bool = False) -> ReturnPoint | None:
-        """The last point from which a prompt can go on, its last token excepted; None if there is none.
+    def reach(self, prompt: Sequence[int], *, whole: bool = False) -> int | None:
+        """The most tokens of a prompt that can be taken over, its last one excepted; None if it cannot go on from here.
 
-        With `whole` the point can also be the end of the prompt, if the logits after it are known.
+        With `whole` it can be all of them, if the logits after them are known.
         """
         shared, shortest = common_prefix(self.tokens, prompt), self.limits.shortest
         usable = min(shared, len(prompt) - 1)
-        fit = [point for point in self.points if shortest <= point.length <= usable]
+        lengths = [point.length for point in self.points if shortest <= point.length <= usable]
         if whole and shared == len(prompt):
-            fit += [point for point in self.points if point.length == shared and point.logits is not None]
-        best = max(fit, key=lambda point: point.length, default=None)
-        if self._anywhere and usable >= shortest and (best is None or best.length < usable):
-            return ReturnPoint.of(replace(self.state, length=jnp.full_like(self.state.length, usable)), usable)
-        return best
+            lengths += [point.length for point in self.points if point.length == shared and point.logits is not None]
+        if self._anywhere and usable >= shortest:
+            lengths.append(usable)
+        return max(lengths, default=None)
+
+    def point_for(self, prompt: Sequence[int], *, whole: bool = False) -> ReturnPoint | None:
+        """The last point from which a prompt can go on, see `reach`; None if there is none."""
+        length = self.reach(prompt, whole=whole)
+        if length is None:
+            return None
+        kept = next((point for point in self.points if point.length == length), None)
+        if kept is not None:
+            return kept
+        return ReturnPoint.of(replace(self.state, length=jnp.full_like(self.state.length, length)), length)
 
     def back_at(self, point: ReturnPoint) -> Memory:
         """The text up to a point. Its state is a copy, and can be consumed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from specjax.decoding.decoder import LONGEST_CHUNK
-from specjax.runtime.memory import Memory, ReturnPoint, common_prefix
+from specjax.runtime.memory import Memory, common_prefix
 
 LEAST_SHARED = 32
 """How many equal tokens at the start of two prompts are worth a copy of the state."""
@@ -45,22 +45,29 @@ class PrefixCache:
             prompt: token ids.
             own: another memory that is looked at, first of all.
         """
-        found, point = self._best(prompt), own and own.point_for(prompt, whole=True)
-        if own and point and (found is None or found[1].length <= point.length):
-            return own.back_at(point)
-        if found is None:
+        best = self._best(prompt)
+        reach = None if own is None else own.reach(prompt, whole=True)
+        if own and reach and (best is None or best[1] <= reach):
+            return self._taken(own, prompt)
+        if best is None:
             return None
-        memory, point = found
+        memory, length = best
         self._memories.remove(memory)
         self._memories.append(memory)
         self.hits += 1
-        self.tokens += point.length
+        self.tokens += length
+        return self._taken(memory, prompt)
+
+    def _taken(self, memory: Memory, prompt: Sequence[int]) -> Memory:
+        point = memory.point_for(prompt, whole=True)
+        assert point is not None, "only what reaches into the prompt is taken"
         return memory.back_at(point)
 
-    def _best(self, prompt: Sequence[int]) -> tuple[Memory, ReturnPoint] | None:
-        points = ((memory, memory.point_for(prompt, whole=True)) for memory in self._memories)
-        fit = [(memory, point) for memory, point in points if point is not None and point.length >= LEAST_SHARED]
-        return max(fit, key=lambda found: found[1].length, default=None)
+    def _best(self, prompt: Sequence[int]) -> tuple[Memory, int] | None:
+        """The memory that reaches furthest into a prompt, and how far."""
+        reaches = ((memory, memory.reach(prompt, whole=True)) for memory in self._memories)
+        fit = [(memory, reach) for memory, reach in reaches if reach is not None and reach >= LEAST_SHARED]
+        return max(fit, key=lambda found: found[1], default=None)
 
     def expects(self, prompt: Sequence[int], feeding: Iterable[Sequence[int]]) -> bool:
         """Whether one of the prompts that are being fed will be a better start for this one than what is kept."""
@@ -68,7 +75,7 @@ class PrefixCache:
         if shared < LEAST_SHARED:
             return False
         best = self._best(prompt)
-        return best is None or best[1].length < shared
+        return best is None or best[1] < shared
 
     def stops(self, prompt: Sequence[int], others: Iterable[Sequence[int]]) -> tuple[int, ...]:
         """Lengths at which to pause while a prompt is fed, because others may go on from there.

@@ -20,7 +20,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kTokens = 16;              // of a block, which decodes a vector of a cache once for all of them
+constexpr int64_t kTokens = 16;                    // of a block, which decodes a vector of a cache once for all of them
 constexpr int64_t kMostFloats = int64_t{1} << 22;  // that wait to be merged, unless one block has more
 
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
