@@ -2,8 +2,9 @@
 
 Whether a draft is accepted is drawn by lot (see `specjax bench --synthetic-acceptance`), with a probability that is
 another one in each phase. All numbers of drafts and "auto" go through the same phases, each on an engine of its own
-that goes on where it stood. In a phase they take turns in short slices, because the speed of machines drifts. Requests
-follow each other in the seats. Columns are tokens of a phase over those of plain decoding in the same phase and turn,
+that goes on where it stood. In a phase they take turns in short slices, because the speed of machines drifts, and in an
+order drawn anew each time, because a machine is slower for a while after hard work. Requests follow each other in the
+seats. Columns are tokens of a phase over those of plain decoding in the same phase and turn,
 medians of the turns; the last one is that of all phases together, each number emitting as many tokens in every phase.
 
     python benchmarks/depth.py --batch 1 4 16
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -85,18 +87,19 @@ def measure(
 ) -> Iterator[Contender]:
     """Let plain decoding, the fixed numbers and "auto" go through the phases."""
     contenders = [Contender(model, draft, batch) for draft in (0, *drafts, "auto")]
-    console = Console(stderr=True)
+    console, order = Console(stderr=True), random.Random(0)
     for contender in track(contenders, f"batch {batch}: compile", console=console):
         for acceptance in phases * (2 if contender.draft == "auto" else 1):
             contender.run(acceptance, seconds if contender.draft == "auto" else min(seconds, 3.0))
         contender.stats.clear()
     for _ in track(range(turns), f"batch {batch}: decode", console=console):
         for acceptance in phases:
-            slices = [
-                [contender.run(acceptance, SLICE) for contender in contenders] for _ in range(round(seconds / SLICE))
-            ]
-            for contender, speeds in zip(contenders, zip(*slices, strict=True), strict=True):
-                contender.speeds.setdefault(acceptance, []).append(statistics.mean(speeds))
+            slices: dict[int | str, list[float]] = {contender.draft: [] for contender in contenders}
+            for _ in range(round(seconds / SLICE)):
+                for contender in order.sample(contenders, len(contenders)):
+                    slices[contender.draft].append(contender.run(acceptance, SLICE))
+            for contender in contenders:
+                contender.speeds.setdefault(acceptance, []).append(statistics.mean(slices[contender.draft]))
     return iter(contenders)
 
 

@@ -1,60 +1,71 @@
-"""Chunks without drafts whose tokens the drafter has not been given, because it may not be asked again."""
+"""Tokens of rounds without drafts that the drafter has not been given, because it may not be asked again."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-
 import jax
 import numpy as np
-from jaxtyping import Bool
 
-from specjax.decoding.unseen import Unseen, give_unseen
+from specjax.decoding.unseen import BLOCKS, Unseen, Waiting, give_unseen, joined, nothing_waits, room_for
 from specjax.models.protocol import Drafter, Params
 from specjax.state import SequenceState
 
 MOST_BYTES = 2**26
-"""The most memory that waiting chunks take."""
+"""The most memory that waiting tokens take, unless a single chunk takes more."""
 
 
-@dataclass
-class _Chunk:
-    unseen: Unseen
-    rows: Bool[np.ndarray, "B"]  # whose text it still is
-
-
-@dataclass
 class Backlog:
-    """What waits to be given to the drafter of a running state, in order.
+    """What waits to be given to the drafter of a running state.
 
     A row's tokens are forgotten when its text has ended and another one takes the row. So drafters that are not asked
     cost nothing for texts that nobody goes on with.
     """
 
-    _chunks: deque[_Chunk] = field(default_factory=deque)
+    def __init__(self, rows: int, slots: int) -> None:
+        """
+        Args:
+            rows, slots: B and S of the state.
+        """
+        self._slots = slots
+        self._waiting: Waiting | None = None
+        self._kept = np.ones(rows, bool)  # rows whose text is still the one whose tokens wait
+        self._most = np.zeros(rows, int)  # the most tokens that can wait in each row
 
-    def add(self, unseen: Unseen) -> None:
-        """Let what was not seen of a chunk wait."""
-        self._chunks.append(_Chunk(unseen, np.ones(unseen.length.shape, bool)))
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._most.any())
+
+    def add(self, unseen: Unseen, rounds: int) -> None:
+        """Let what was not seen of a chunk of at most so many rounds wait. There must be room for it."""
+        if self._waiting is None:
+            self._waiting = self._empty(unseen)
+        self._waiting = joined(self._waiting, unseen, self._kept.copy())
+        self._kept[:] = True
+        self._most += rounds
+
+    def _empty(self, unseen: Unseen) -> Waiting:
+        rounds = len(unseen.tokens)
+        columns = jax.tree.leaves((unseen.tokens, unseen.features))
+        in_memory = MOST_BYTES // (sum(leaf.nbytes for leaf in columns) // rounds)
+        return nothing_waits(unseen, room_for(max(rounds, min(self._slots, in_memory))))
 
     def forget(self, row: int) -> None:
         """Another text has the row."""
-        for chunk in self._chunks:
-            chunk.rows[row] = False
-        while self._chunks and not self._chunks[0].rows.any():
-            self._chunks.popleft()
+        self._kept[row], self._most[row] = False, 0
 
-    @property
-    def full(self) -> bool:
-        """Whether no more should wait."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves([chunk.unseen for chunk in self._chunks])) > MOST_BYTES
-
-    def __len__(self) -> int:
-        return len(self._chunks)
+    def has_room(self, rounds: int) -> bool:
+        """Whether the tokens of another chunk of so many rounds can wait as well."""
+        whole = -(-rounds // BLOCKS[0]) * BLOCKS[0]
+        return self._waiting is None or self._most.max() + whole <= self._waiting.tokens.shape[1]
 
     def given(self, drafter: Drafter, params: Params, state: SequenceState) -> SequenceState:
         """The state, which is consumed, after its drafter has been given everything."""
-        while self._chunks:
-            chunk = self._chunks.popleft()
-            state = give_unseen(drafter, params, state, chunk.unseen, chunk.rows)
+        if self._waiting is not None and self:
+            state = give_unseen(drafter, params, state, self._waiting, self._kept.copy())
+            self._kept[:], self._most[:] = False, 0
         return state
+
+    def build(self, drafter: Drafter, params: Params, state: SequenceState, unseen: Unseen) -> SequenceState:
+        """Build the programs for chunks like this one: they will be needed without warning. The state is consumed."""
+        nobody = np.zeros(len(self._kept), bool)
+        waiting = joined(self._empty(unseen), unseen, nobody)
+        return give_unseen(drafter, params, state, waiting, nobody)

@@ -87,7 +87,8 @@ class Engine:
         self.experience = Experience() if experience is None else experience
         self._building = Building(self.experience.compiled)
         self._alike = alike = shared(devices_of(params))
-        self._rounds = Rounds(decoder, self.seats, rounds_per_chunk, self._building, self.experience, alike=alike)
+        sizes = self.seats, slots, rounds_per_chunk
+        self._rounds = Rounds(decoder, *sizes, self._building, self.experience, alike=alike)
         self.prefixes = PrefixCache(prefix_bytes)
         self._texts = Texts(decoder, params, self.seats, slots, self.prefixes)
         self._waiting: deque[Job] = deque()

@@ -11,7 +11,6 @@ import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk
-from specjax.decoding.unseen import Unseen, give_unseen
 from specjax.mesh.hosts import agreed, is_first
 from specjax.models.protocol import Params
 from specjax.runtime.backlog import MOST_BYTES, Backlog
@@ -42,6 +41,7 @@ class Rounds:
         self,
         decoder: Decoder,
         seats: int,
+        slots: int,
         most: int,
         building: Building,
         experience: Experience,
@@ -51,7 +51,7 @@ class Rounds:
         """
         Args:
             decoder: the program; its most drafts are the deepest that rounds can be.
-            seats: rows of the state.
+            seats, slots: rows of the state, and positions that each has room for.
             most: see the attribute.
             building, experience: those of the engine.
             alike: whether several processes share the devices, and must choose the same.
@@ -59,7 +59,7 @@ class Rounds:
         self.most, self.chunk_seconds, self._seats = most, 0.0, seats
         self._building, self._experience, self._costs_key = building, experience, (decoder, seats)
         self._alike, self._pace = alike, Pace(most, steady=alike)
-        self._backlog = Backlog()
+        self._backlog = Backlog(seats, slots)
         self._control = DepthControl(decoder.max_drafts, seats)
         self._memory: CostMemory | None = None
         self._key: tuple = ()
@@ -116,16 +116,17 @@ class Rounds:
         if self._memory is None and any(want.auto for want in wants.values()):
             self._recall(params)
         choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced)
-        if choice.depth or self._backlog.full:
+        program, new = decoder.at_most(choice.depth), choice.depth not in self._ready
+        limits = (1,) if new else (self._most(program), self._pace.rounds(choice.depth), choice.rounds, most)
+        rounds = min(each for each in limits if each is not None)
+        if choice.depth or not self._backlog.has_room(rounds):
             state = self.caught_up(decoder, params, state)
-        if new := choice.depth not in self._ready:
+        if new:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
         else:
-            rounds = self._pace.rounds(choice.depth)
-            rounds = min(each for each in (rounds, choice.rounds, most) if each is not None)
-            state, record = self._run(decoder.at_most(choice.depth), params, state, rounds)
+            state, record = self._run(program, params, state, rounds)
         if record.unseen is not None:
-            self._backlog.add(record.unseen)
+            self._backlog.add(record.unseen, rounds)
             record = replace(record, unseen=None)  # the host does not read it
         return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new)
 
@@ -163,17 +164,13 @@ class Rounds:
         with self._building.at_first(f"rounds of {depth} drafts", jobs.values(), *self._program(depth)):
             state, record = self._run(decoder.at_most(depth), params, state, 1)
             if record.unseen is not None:
-                state = self._give_nothing(decoder, params, state, record.unseen)
+                assert decoder.drafter is not None
+                sequences = self._backlog.build(decoder.drafter, params, state.sequences, record.unseen)
+                state = replace(state, sequences=sequences)
             jax.block_until_ready((state, record))
         self._experience.effort.building += self._of_first(self._building.seconds - before)
         self._ready.add(depth)
         return state, record
-
-    def _give_nothing(self, decoder: Decoder, params: Params, state: DecodeState, unseen: Unseen) -> DecodeState:
-        """Build the program that gives the drafter what it has not seen: it will be needed without warning."""
-        assert decoder.drafter is not None
-        nobody = np.zeros(self._seats, bool)
-        return replace(state, sequences=give_unseen(decoder.drafter, params, state.sequences, unseen, nobody))
 
     def _run(
         self, program: Decoder, params: Params, state: DecodeState, rounds: int

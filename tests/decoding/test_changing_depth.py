@@ -46,8 +46,8 @@ Drafts = dict[tuple[int, int], list[int]]
 
 @pytest.fixture(autouse=True)
 def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 11 rounds then have blocks of both sizes, and one that is not full."""
-    monkeypatch.setattr("specjax.decoding.unseen.BLOCKS", (8, 2))
+    """What waits then fills several blocks, of both sizes, and one that is not full."""
+    monkeypatch.setattr("specjax.decoding.unseen.BLOCKS", (2, 8))
 
 
 def qwen(rollback: str) -> tuple[Decoder, Params]:
@@ -115,7 +115,7 @@ def decode(
     state, first = start(decoder, sequences, logits, jnp.asarray(BUDGETS), settings, jnp.arange(len(LENGTHS)))
     tokens = [[int(token)] for token in first.tokens[:, 0]]
     drafts: Drafts = {}
-    chunk, backlog = 0, Backlog()
+    chunk, backlog = 0, Backlog(len(LENGTHS), slots=64)
     while bool(jnp.any(state.active)):
         depth, rounds = changes[chunk % len(changes)]
         if depth and decoder.drafter:
@@ -123,7 +123,7 @@ def decode(
         state, record = decode_chunk(decoder.at_most(depth), params, state, 11, np.int32(rounds))
         chunk += 1
         if record.unseen is not None:
-            backlog.add(record.unseen)
+            backlog.add(record.unseen, rounds)
         done = cut(jax.device_get(record))
         for index, (row, said) in product(range(int(record.n_rounds)), enumerate(tokens)):
             if count := int(done.n_emitted[index, row]):
