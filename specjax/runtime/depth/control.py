@@ -22,8 +22,8 @@ START = 3
 ADVANTAGE = 1.02
 """How many times as fast another depth must promise to be. Less is noise, and changing is not for nothing."""
 
-VISIT_SHARE = 0.01
-"""The share of the time that may be lost to visits of other depths."""
+VISIT_SHARE = 0.02
+"""The share of the time that may be lost to visits of other depths, and to bringing the drafter up for them."""
 
 LEAST_LOSS = 0.03
 """What a visit counts as at least, in usual chunks: a depth that is almost as fast is not visited all the time."""
