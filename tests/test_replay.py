@@ -134,6 +134,8 @@ def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
         trace.what_if(2, p_min="x")
     with pytest.raises(ValueError, match="accept is 'coupled'; a trace tells what 'rejection' or 'block'"):
         trace.what_if(2, accept="coupled")
+    with pytest.raises(ValueError, match="seconds is 0; give the time of a round"):
+        trace.what_if(2, seconds=0)
     with pytest.raises(ValueError, match="no rounds"):
         trace[:0].what_if(0)
     drafted = replace(trace, texts=(replace(trace.texts[0], settings={"draft": {"n_max": 5, "p_min": 0.9}}),))

@@ -167,6 +167,8 @@ def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model) ->
         whole.of_text(9)
     with pytest.raises(ValueError, match="no trace to join"):
         Trace.join([])
+    with pytest.raises(ValueError, match="number 1 is no trace; texts that are generated with trace=True"):
+        Trace.join([alone, None])
 
 
 def test_a_text_that_ends_early_has_no_rounds_behind_its_end(model: specjax.Model) -> None:

@@ -99,6 +99,8 @@ def what_if(
 ) -> WhatIf:
     """What other settings would have brought; see `Trace.what_if`."""
     _check(trace, k, p_min, n_min, accept)
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds is {seconds!r}; give the time of a round, or leave it out")
     ratios = _ratios(trace, accept)
     usual = Usual.of(trace, p_min, _chances(ratios, accept))
     sums = [

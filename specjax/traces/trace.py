@@ -153,10 +153,12 @@ class Trace:
         """Several traces as one. Texts of one number are renumbered, so that all stay apart.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none, or something among them is no trace.
         """
         if not traces:
             raise ValueError("there is no trace to join; give at least one")
+        if strangers := [index for index, trace in enumerate(traces) if not isinstance(trace, Trace)]:
+            raise ValueError(f"number {strangers[0]} is no trace; texts that are generated with trace=True have one")
         texts: list[TracedText] = []
         parts: list[dict[str, np.ndarray]] = []
         for trace in traces:
