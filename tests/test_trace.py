@@ -178,6 +178,9 @@ def test_a_text_that_ends_early_has_no_rounds_behind_its_end(model: specjax.Mode
     trace = stopped.trace
     begin = len(stopped.prompt_tokens)
     assert trace.position.max() < begin + len(stopped.tokens)
+    stats = stopped.stats  # how many rounds have run behind the end when the host reads the string is up to the clock
+    assert (stats.rounds, stats.drafted, stats.accepted) == (len(trace), trace.n_drafted.sum(), trace.n_accepted.sum())
+    assert stats.rounds_by_drafts == np.bincount(trace.n_drafted).tolist()
     none = model.generate(PROMPT, max_tokens=1, trace=True).trace
     assert len(none) == 0
     assert "0 rounds" in repr(none)
