@@ -120,8 +120,10 @@ def test_break_even_is_where_tokens_pay_for_the_round() -> None:
 def test_what_cannot_be_planned_is_refused(model: specjax.Model, trace: specjax.Trace, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there are no prompts"):
         specjax.plan(model)
-    with pytest.raises(ValueError, match="give numbers that are at least 1"):
+    with pytest.raises(ValueError, match="give whole numbers that are at least 1"):
         specjax.plan(model, trace=trace, drafts=[])
+    with pytest.raises(ValueError, match=r"contexts are \[64, 1000000\]; the model's context is \d+"):
+        specjax.plan(model, trace=trace, drafts=[1], batches=[1], contexts=[64, 10**6])
     with pytest.raises(ValueError, match="no more than 3 drafts"):
         specjax.plan(model, trace=trace, drafts=[5])
     with pytest.raises(ValueError, match="give other names"):

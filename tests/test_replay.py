@@ -12,6 +12,7 @@ import pytest
 from small_model import write_small_model
 
 import specjax
+from specjax.traces import replay
 from specjax.traces.html import coloured
 from specjax.traces.plots import KINDS, kind_of
 from specjax.traces.trace import Trace
@@ -19,6 +20,7 @@ from specjax.traces.trace import Trace
 PROMPTS = ["def add(a, b):", "class A", "import os", "x = 1\ny =", "return", "# de", "for i in", "while"]
 HELD_OUT = ["with open(", "    def", "print(", "a, b =", "# the", "if x:", "del ", "try:"]
 DEPTH = 5
+SAMPLED = {"temperature": 0.7, "max_tokens": 90, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
 
 def traced(model: specjax.Model, prompts: list[str], draft: int | specjax.DraftConfig) -> Trace:
     """Texts of plain sampling, which are the same for all numbers of drafts."""
-    options = {"temperature": 0.7, "seed": 3, "accept": "coupled", "max_tokens": 90, "ignore_eos": True}
-    return Trace.join([each.trace for each in model.generate_batch(prompts, draft=draft, trace=True, **options)])
+    batch = model.generate_batch(prompts, draft=draft, trace=True, seed=3, accept="coupled", **SAMPLED)
+    return Trace.join([each.trace for each in batch])
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,39 @@ def test_predictions_agree_with_runs_within_their_errors(
     assert told.drafts_per_round == pytest.approx(same.n_drafted.mean(), rel=0.1)
     error = np.hypot(told.tokens_per_round_error, others.n_emitted.std() / np.sqrt(len(others)))
     assert abs(told.tokens_per_round - others.n_emitted.mean()) < 3 * error
+
+
+@pytest.mark.parametrize("accept", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
+def test_other_rules_agree_with_runs_within_their_errors(model: specjax.Model, trace: Trace, accept: str) -> None:
+    """The trace was recorded by the coupled rule. Texts of the other rules are others, of the same distribution."""
+    told = trace.what_if(DEPTH, accept=accept)
+    assert told.tokens_per_round > 1.05 * trace.n_emitted.mean(), "the coupled rule accepts fewer drafts"
+    runs = model.generate_batch([*PROMPTS, *HELD_OUT], **SAMPLED, draft=DEPTH, trace=True, accept=accept, seed=7)
+    own = Trace.join([each.trace for each in runs])
+    error = np.hypot(told.tokens_per_round_error, own.n_emitted.std() / np.sqrt(len(own)))
+    assert abs(told.tokens_per_round - own.n_emitted.mean()) < 3 * error
+    assert own.what_if(DEPTH).tokens_per_round == pytest.approx(own.n_emitted.mean())
+
+
+def test_chances_are_those_of_the_rules_given_the_text() -> None:
+    """Two drafts of three tokens: all drafts that can be drawn, with the probabilities that the rules accept them."""
+    generator = np.random.default_rng(0)
+    (p1, p2), (q1, q2) = generator.dirichlet([1, 1, 1], (2, 2))
+    joint = {rule: np.zeros((3, 3, 3)) for rule in ("rejection", "block")}  # of the drafts, and how many stand
+    for i, j in np.ndindex(3, 3):
+        drawn = q1[i] * q2[j]
+        one, two = min(1, p1[i] / q1[i]), min(1, p2[j] / q2[j])
+        joint["rejection"][i, j] = drawn * np.array([1 - one, one * (1 - two), one * two])
+        first = min(1, p1[i] / q1[i])
+        second = min(1, first * p2[j] / q2[j])
+        left = np.maximum(first * p2 - q2, 0).sum()
+        passes = left / (left + 1 - first) if first < 1 else 1.0
+        joint["block"][i, j] = drawn * np.array([(1 - second) * (1 - passes), (1 - second) * passes, second])
+    for accept, stand in joint.items():
+        for i, j in np.ndindex(3, 3):
+            at_least_one, both = stand[i, :, 1:].sum() / p1[i], stand[i, j, 2] / (p1[i] * p2[j])
+            chances = replay._chances(np.array([q1[i] / p1[i], q2[j] / p2[j]]), accept)
+            assert np.cumprod(chances) == pytest.approx([at_least_one, both])
 
 
 def test_the_settings_of_the_trace_give_the_trace_itself(trace: Trace) -> None:
@@ -84,6 +119,8 @@ def test_a_short_text_has_an_error_too(model: specjax.Model) -> None:
     short = model.generate("def", max_tokens=24, draft=3, trace=True, ignore_eos=True).trace
     assert len(short) < 32
     assert np.isfinite(short.what_if(1).tokens_per_round_error)
+    greedy = short.what_if(2)
+    assert short.what_if(2, accept="block") == replace(greedy, accept="block"), "all rules agree on greedy texts"
 
 
 def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
@@ -93,6 +130,12 @@ def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
         trace.what_if(2.5)
     with pytest.raises(ValueError, match="p_min is 2"):
         trace.what_if(2, p_min=2)
+    with pytest.raises(ValueError, match=r"p_min is 'x' and n_min is 0"):
+        trace.what_if(2, p_min="x")
+    with pytest.raises(ValueError, match="accept is 'coupled'; a trace tells what 'rejection' or 'block'"):
+        trace.what_if(2, accept="coupled")
+    with pytest.raises(ValueError, match="seconds is 0; give the time of a round"):
+        trace.what_if(2, seconds=0)
     with pytest.raises(ValueError, match="no rounds"):
         trace[:0].what_if(0)
     drafted = replace(trace, texts=(replace(trace.texts[0], settings={"draft": {"n_max": 5, "p_min": 0.9}}),))
@@ -100,6 +143,8 @@ def test_what_a_trace_does_not_tell_is_refused(trace: Trace) -> None:
         drafted.what_if(2)
     with pytest.raises(ValueError, match="needs the confidence"):
         replace(trace, confidence=np.full_like(trace.confidence, np.nan)).what_if(2, p_min=0.5)
+    with pytest.raises(ValueError, match="needs the probabilities"):
+        replace(trace, p=np.full_like(trace.p, np.nan)).what_if(2, accept="block")
 
 
 class Tokens(HTMLParser):

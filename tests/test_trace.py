@@ -20,11 +20,12 @@ from specjax.decoding.sampling import warp
 from specjax.decoding.settings import SamplerConfig, Settings
 from specjax.errors import SpecjaxError
 from specjax.runtime.recording import TraceWriter
+from specjax.runtime.stream import generation_of
 from specjax.traces.trace import NOTHING, Trace
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PROMPT = "def add(a, b):"
-DRAWN = {"temperature": 1.1, "top_k": 40, "top_p": 0.97, "seed": 5}
+DRAWN = {"temperature": 1.1, "top_k": 40, "top_p": 0.97, "seed": 5, "accept": "rejection"}
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +100,12 @@ def test_probabilities_of_greedy_rounds_are_those_of_the_models_logits(traced, m
     assert np.nanmin(trace.confidence) > 0
 
 
-def test_probabilities_of_drawn_rounds_are_those_that_acceptance_compares(traced, model: specjax.Model) -> None:
-    generation = traced(**DRAWN)
+@pytest.mark.parametrize("accept", ["rejection", "coupled"])
+def test_probabilities_of_drawn_rounds_are_those_that_acceptance_compares(
+    traced, model: specjax.Model, accept: str
+) -> None:
+    """The coupled rule compares the tokens themselves; q is recorded of its drafts too."""
+    generation = traced(**{**DRAWN, "accept": accept})
     trace, logits = generation.trace, places(generation, model)
     sampler = SamplerConfig(DRAWN["temperature"], DRAWN["top_k"], DRAWN["top_p"])
     settings = model.decoder(specjax.GenerateOptions(**DRAWN)).settings([Settings(sampler)] * len(trace))
@@ -112,12 +117,14 @@ def test_probabilities_of_drawn_rounds_are_those_that_acceptance_compares(traced
     reached = place <= trace.n_accepted[round_]
     accepted = place < trace.n_accepted[round_]
     sure = trace.p[round_, place] >= trace.q[round_, place]
-    assert accepted[reached & sure].all(), "a draft that is no less probable for the target is always accepted"
     assert (~accepted & reached).any()
     assert (trace.q[round_, place] > 0).all()
     rejected = trace.n_accepted < trace.n_drafted
-    assert (trace.p_next[rejected] > trace.q_next[rejected]).all(), "what corrects a draft comes from p - q"
+    assert np.isfinite(trace.q_next[rejected]).all()
     assert np.isnan(trace.q_next[~rejected]).all()
+    if accept == "rejection":
+        assert accepted[reached & sure].all(), "a draft that is no less probable for the target is always accepted"
+        assert (trace.p_next[rejected] > trace.q_next[rejected]).all(), "what corrects a draft comes from p - q"
 
 
 @pytest.mark.parametrize("accept", ["rejection", "coupled"])
@@ -125,7 +132,7 @@ def test_a_trace_filters_nothing_a_second_time(model: specjax.Model, accept: str
     """What is recorded of distributions comes from where acceptance has made them."""
     sorted_ = {}
     for trace in (False, True):
-        options = specjax.GenerateOptions(**DRAWN, accept=accept, trace=trace)
+        options = specjax.GenerateOptions(**{**DRAWN, "accept": accept, "trace": trace})
         decoder, row = model.decoder(options), model.request([0], options).settings
         state = jax.eval_shape(lambda decoder=decoder, row=row: idle_state(decoder, decoder.settings([row]), 64))
         program = str(jax.make_jaxpr(partial(decode_round, decoder))(model.params, state))
@@ -160,6 +167,8 @@ def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model) ->
         whole.of_text(9)
     with pytest.raises(ValueError, match="no trace to join"):
         Trace.join([])
+    with pytest.raises(ValueError, match="number 1 is no trace; texts that are generated with trace=True"):
+        Trace.join([alone, None])
 
 
 def test_a_text_that_ends_early_has_no_rounds_behind_its_end(model: specjax.Model) -> None:
@@ -169,6 +178,9 @@ def test_a_text_that_ends_early_has_no_rounds_behind_its_end(model: specjax.Mode
     trace = stopped.trace
     begin = len(stopped.prompt_tokens)
     assert trace.position.max() < begin + len(stopped.tokens)
+    stats = stopped.stats  # how many rounds have run behind the end when the host reads the string is up to the clock
+    assert (stats.rounds, stats.drafted, stats.accepted) == (len(trace), trace.n_drafted.sum(), trace.n_accepted.sum())
+    assert stats.rounds_by_drafts == np.bincount(trace.n_drafted).tolist()
     none = model.generate(PROMPT, max_tokens=1, trace=True).trace
     assert len(none) == 0
     assert "0 rounds" in repr(none)
@@ -180,6 +192,22 @@ def test_sessions_are_traced(model: specjax.Model) -> None:
     assert second.trace.position[0] == len(second.prompt_tokens)
     assert second.trace.last[0] == second.tokens[0]
     assert len(first.trace) > 0
+
+
+def test_jobs_of_an_engine_are_traced(traced, model: specjax.Model) -> None:
+    options = specjax.GenerateOptions(max_tokens=40, ignore_eos=True, trace=True)
+    engine = model.engine([options], seats=1, slots=256)
+    job, waiting = (engine.submit(model.request(model.encode(PROMPT), options)) for _ in range(2))
+    with pytest.raises(SpecjaxError, match="the job has not finished"):
+        generation_of(model, job, options)
+    engine.cancel(waiting)
+    for _ in engine.run():
+        pass
+    trace = generation_of(model, job, options).trace
+    assert np.array_equal(trace.tokens, traced().trace.tokens)
+    assert np.array_equal(trace.p, traced().trace.p, equal_nan=True)
+    nothing = generation_of(model, waiting, options)
+    assert (nothing.finish_reason, nothing.tokens, nothing.trace) == ("cancelled", [], None)
 
 
 def test_a_text_that_drops_tokens_on_its_way_is_traced_whole() -> None:

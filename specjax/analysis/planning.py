@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 DRAFTS = (1, 2, 3, 5, 8)
 BATCHES = (1, 4, 16)
-CONTEXTS = (512,)
+CONTEXT = 512
 TOKENS = 128
 """Of each text whose acceptance is measured."""
 
@@ -189,7 +190,7 @@ def plan(
     trace: Trace | None = None,
     drafts: Sequence[int] | None = None,
     batches: Sequence[int] = BATCHES,
-    contexts: Sequence[int] = CONTEXTS,
+    contexts: Sequence[int] | None = None,
     options: GenerateOptions | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
@@ -206,7 +207,8 @@ def plan(
         trace: of such texts, recorded with as many drafts as the most; then no prompts are needed, but for `others`.
         drafts: the numbers of drafts to choose from; plain decoding always is one. None for those of `DRAFTS`
             that each drafter can make.
-        batches, contexts: for which costs are measured. Each combination compiles programs of its own.
+        batches, contexts: for which costs are measured. Each combination compiles programs of its own. None for a
+            context of `CONTEXT` tokens, or the model's if that is shorter.
         options: how the prompts are continued; `draft` and `trace` are passed over. Default: greedy, 128 tokens.
         progress: called with steps done and steps in all.
 
@@ -226,10 +228,17 @@ def plan(
         raise ValueError(f"others are called {list(others)}, and the model's own drafter {name!r}; give other names")
     models = {name: model, **others}
     numbers = {name: _numbers(each, drafts) for name, each in models.items()}
-    if min(min(each, default=0) for each in (*numbers.values(), batches, contexts)) < 1:
+    contexts = [min(CONTEXT, model.target.context_length)] if contexts is None else contexts
+    wanted = [*numbers.values(), [*batches], [*contexts]]
+    if not all(each and all(isinstance(number, Integral) and number >= 1 for number in each) for each in wanted):
         raise ValueError(
-            f"drafts are {drafts}, batches {list(batches)} and contexts {list(contexts)}; give numbers that are at"
-            " least 1"
+            f"drafts are {drafts}, batches {list(batches)} and contexts {list(contexts)}; give whole numbers that are"
+            " at least 1"
+        )
+    if max(contexts) > model.target.context_length:
+        raise ValueError(
+            f"contexts are {list(contexts)}; the model's context is {model.target.context_length}: give lengths up to"
+            " that"
         )
     if not prompts and (trace is None or others):
         raise ValueError("there are no prompts; give texts like those to come, or for the model alone trace=")

@@ -104,11 +104,25 @@ def add_telling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report",
         type=Path,
-        metavar="F.html",
-        help="also write a page with plots, the figures as JSON, and the texts; one file, which loads nothing else",
+        metavar="F.html|F.json",
+        help="also write a page with plots, the figures as JSON, and the texts; one file, which loads nothing else. Or"
+        " the figures alone, if the name ends in .json",
     )
     parser.add_argument("--json", action="store_true", help="the summary as one JSON object on the standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+
+
+def check_outputs(args: argparse.Namespace, *inputs: Path) -> None:
+    """Say early that the results or the report cannot be written, or that the report would overwrite another file.
+
+    Raises:
+        UsageError: as `check_output`; or the report has the name of the result file, of the prompts or of an input.
+    """
+    for path in filter(None, (args.out, args.report)):
+        check_output(path)
+    others = [args.out, args.prompts, *inputs]
+    if args.report is not None and args.report.resolve() in [path.resolve() for path in others]:
+        raise UsageError(f"--report {args.report} would overwrite a file of this run; give the report another name")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -128,8 +142,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--samples {args.samples}: greedy decoding always says the same; give a --temperature")
     prompts = [prompt for prompt in prompts if shard.has(prompt)]
     bad = None if bad is None else [line for line in bad if shard.has(line)]
-    for path in filter(None, (args.out, args.report)):
-        check_output(path)
+    check_outputs(args)
     settings = settings_of(args, options, prompt_bytes)
     results = ResultFile(args.out, settings)
     finished = {tuple(key) for key in agreed(list(results.results))}
@@ -201,11 +214,14 @@ def tell(results: ResultFile, args: argparse.Namespace, evaluation: Evaluation |
         The exit status: 1 if there are prompts that could not be continued.
     """
     from checkpoints.atomic import write_text
-    from specjax.evaluation.report import report
+    from specjax.evaluation.report import figures, report
 
     found = list(results.results.values())
     if args.report is not None:
-        write_text(args.report, report(found, results.settings))
+        if args.report.suffix == ".json":
+            write_text(args.report, json.dumps(figures(found, results.settings), indent=1) + "\n")
+        else:
+            write_text(args.report, report(found, results.settings))
         if not args.quiet:
             say(f"wrote {args.report}")
     if args.json or not args.quiet:

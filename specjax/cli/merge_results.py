@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from specjax.cli.evaluate import add_telling_options, tell
-from specjax.cli.options import add_command, check_output
+from specjax.cli.evaluate import add_telling_options, check_outputs, tell
+from specjax.cli.options import add_command
 from specjax.cli.runtime import say
 
 DESCRIPTION = """\
@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status, that of `specjax eval`."""
     from specjax.evaluation import merge
 
-    for path in filter(None, (args.out, args.report)):
-        check_output(path)
+    check_outputs(args, *args.parts)
     merged = merge(args.parts, args.prompts.read_bytes(), str(args.prompts), args.out)
     if not args.quiet:
         say(f"wrote {len(merged.results)} results to {args.out}")

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
                 trace=trace,
                 drafts=drafts,
                 batches=args.batch or planning.BATCHES,
-                contexts=args.context or planning.CONTEXTS,
+                contexts=args.context,
                 options=replace(options, ignore_eos=True),
                 progress=progress,
             )

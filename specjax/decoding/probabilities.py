@@ -17,7 +17,7 @@ from specjax.models.protocol import Proposal
 class Probabilities:
     """How probable the tokens of a round were. Entries of drafts that were not verified mean nothing.
 
-    Rows that draw compare the distributions that temperature and filters leave, and so do `p` and `q`. Greedy rows draw
+    In rows that draw, `p` and `q` are those of the distributions that temperature and filters leave. Greedy rows draw
     nothing: their `p` is the softmax of the target's logits, and their `q` is not a number.
 
     Attributes:

@@ -44,6 +44,7 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
             tokens,
             vocab_size=whole_width(decoder.target.vocab_size),
             rule=decoder.rule,
+            stated=decoder.probabilities,
             settings=settings,
             sequence=state.sequence,
             position=position + state.dropped,

@@ -34,11 +34,21 @@ class DecodeStats:
     accepted_by_drafter: list[int] = field(default_factory=list)
     rounds_by_drafts: list[int] = field(default_factory=list)
 
-    def add(self, record: ChunkRecord, row: int | None = None) -> None:
-        """Count a chunk's rounds, of one row or of all."""
+    def add(self, record: ChunkRecord, row: int | None = None, *, within: int | None = None) -> None:
+        """Count a chunk's rounds, of one row or of all.
+
+        Args:
+            record: the chunk's, on the host.
+            row: None for all.
+            within: of one row, only the rounds that begin within so many of its tokens: a text that ends in a stop
+                string has ended before the device knows. How many rounds ran behind its end depends on the clock.
+        """
         n_rounds = int(record.n_rounds)
         columns = slice(None) if row is None else slice(row, row + 1)
         emitted = np.asarray(record.rounds.n_emitted)[:n_rounds, columns]
+        if within is not None:
+            n_rounds = int((np.cumsum(emitted) - emitted[:, 0] < within).sum())
+            emitted = emitted[:n_rounds]
         drafted = np.asarray(record.rounds.n_drafted)[:n_rounds, columns]
         accepted = np.asarray(record.rounds.n_accepted)[:n_rounds, columns]
         self.rounds += int((emitted > 0).sum())

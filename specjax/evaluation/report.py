@@ -1,4 +1,4 @@
-"""A report of an evaluation: one page of HTML with plots, figures and texts."""
+"""A report of an evaluation: one page of HTML with plots, figures and texts, or the figures alone."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ def report(results: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) ->
         results: lines of a result file.
         settings: of the run.
     """
-    summary = summarize(results)
-    texts = [result for result in results if "error" not in result]
-    charts, figures = _plots(summary, texts)
-    figures |= summary.as_document() | {"settings": dict(settings)}
-    data = json.dumps(figures).replace("</", "<\\/")  # so that no text ends the element
+    summary, texts = summarize(results), _texts_of(results)
+    charts, _ = _plots(summary, texts)
+    data = json.dumps(figures(results, settings)).replace("</", "<\\/")  # so that no text ends the element
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>specjax eval</title>',
@@ -54,6 +52,21 @@ def report(results: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) ->
             f'<script type="application/json" id="figures">{data}</script>\n</body>\n</html>\n',
         ]
     )
+
+
+def figures(results: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows, as plain values: the counts of the summary, what the plots are drawn from, and the settings.
+
+    The arguments are those of `report`.
+    """
+    summary = summarize(results)
+    _, shown = _plots(summary, _texts_of(results))
+    return {**shown, **summary.as_document(), "settings": dict(settings)}
+
+
+def _texts_of(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The results that have a text."""
+    return [result for result in results if "error" not in result]
 
 
 def _plots(summary: Summary, texts: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any]]:

@@ -15,6 +15,9 @@ from specjax.grammar.expression import END_MARK, START_MARK, GrammarError, witho
 END, SHOWN = 256, 80
 """The token that ends a text for outlines-core, behind the 256 bytes; and characters that messages quote."""
 
+DEAD_END = "Found no transitions"
+"""So outlines-core begins to say that no text matches."""
+
 DEAD = -1
 """In place of a state: no text goes on from here."""
 
@@ -62,7 +65,14 @@ def _index(regex: str, given: str) -> Any:
         return Index(regex, Vocabulary(END, {bytes([byte]): [byte] for byte in range(END)}))
     except ValueError as error:
         shown = given if len(given) <= SHOWN else given[: SHOWN - 3] + "..."
-        raise GrammarError(f"the regular expression {shown!r} cannot be compiled: {error}") from error
+        if DEAD_END in str(error):
+            raise GrammarError(
+                f"no text matches the regular expression {shown!r}; ^ and $ may stand only at its very ends"
+            ) from error
+        raise GrammarError(
+            f"the regular expression {shown!r} cannot be compiled: {error}; its syntax is that of Rust's crate regex,"
+            " which has no look-around and no references back"
+        ) from error
 
 
 def _marked(transitions: dict[int, dict[int, int]], first: int, final: set[int]) -> ByteAutomaton:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING
 
 import jax
@@ -63,7 +64,10 @@ def text_features(
 ) -> TextFeatures:
     """See `Model.features`. Features of more than a piece never exist on the device at once."""
     check_prompts(model.target, [tokens], new_tokens=0)
-    wanted = tuple(sorted({int(layer) for layer in layers}))
+    try:
+        wanted = tuple(sorted({index(layer) for layer in layers}))
+    except TypeError:
+        raise ValueError(f"layers is {layers!r}; give a list of whole numbers, such as [0, 2]") from None
     most = model.target.num_layers
     if unknown := [layer for layer in wanted if not 0 <= layer <= most]:
         raise ValueError(

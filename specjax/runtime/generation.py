@@ -20,7 +20,8 @@ class Generation:
         text: the generated text, without the prompt, without control tokens, and without a stop string.
         tokens: the generated token ids; with a stop string, those that it ends in too.
         prompt_tokens: the prompt's token ids.
-        finish_reason: "eos", "stop" (a stop string), "length" (max_tokens) or "context" (no more room).
+        finish_reason: "eos", "stop" (a stop string), "length" (max_tokens), "context" (no more room) or, of a job of an
+            engine, "cancelled".
         stats: how many tokens were drafted and accepted.
         timings: seconds spent, of the first step that served the prompt to the last one.
         margins: for each token, the largest logit minus the second largest where it was chosen; None unless asked for.

@@ -15,7 +15,7 @@ from specjax.analysis.planning import Plan, plan
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.grammar import Grammar
 from specjax.decoding.settings import DraftConfig
-from specjax.errors import PromptError, SpecjaxError
+from specjax.errors import SpecjaxError
 from specjax.grammar.compile import regex_grammar, schema_grammar
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
@@ -32,7 +32,7 @@ from specjax.runtime.options import (
     rule_of,
     takes_options,
 )
-from specjax.runtime.prompts import Prompt, check_begun, encode, encode_further
+from specjax.runtime.prompts import Prompt, check_begun, check_several, encode, encode_further
 from specjax.runtime.request import Request, Start
 from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
@@ -243,8 +243,7 @@ class Model:
 
         A prompt's random draws are keyed by its index, so the result of prompt 0 equals `generate` of it alone.
         """
-        if isinstance(prompts, str | bytes):
-            raise PromptError(f"prompts is one text, {prompts[:20]!r}; give a list of prompts, or call generate")
+        check_several(prompts, "prompts", "generate")
         if not len(prompts):
             return []
         each = options_of_each(len(prompts), options, changes)
@@ -323,6 +322,8 @@ class Model:
             PromptError: as `generate`.
             ValueError: there are not as many continuations as prompts.
         """
+        for name, texts in (("prompts", prompts), ("continuations", continuations)):
+            check_several(texts, name, "score")
         if len(prompts) != len(continuations):
             raise ValueError(f"there are {len(prompts)} prompts and {len(continuations)} continuations; give one each")
         begun = [self.encode(each) for each in prompts]
@@ -339,6 +340,7 @@ class Model:
         Raises:
             PromptError: as `generate`.
         """
+        check_several(choices, "choices", "score")
         return score(self, [self.encode(prompt)] * len(choices), [self.encode_further(each) for each in choices])
 
     def plan(self, prompts: Sequence[Prompt] = (), **wanted: Any) -> Plan:

@@ -76,6 +76,12 @@ def token_ids(prompt: Any) -> list[int]:
     return [int(token) for token in tokens]
 
 
+def check_several(texts: Any, name: str, for_one: str) -> None:
+    """Raise `PromptError` if one text is given where a list of texts is wanted; a method `for_one` takes one."""
+    if isinstance(texts, str | bytes):
+        raise PromptError(f"{name} is one text, {texts[:20]!r}; give a list of {name}, or call {for_one}")
+
+
 def check_begun(grammar: Grammar, begun: Sequence[int]) -> None:
     """Raise `PromptError` if the part of a text that has been said is not one that its grammar allows."""
     try:

@@ -70,10 +70,10 @@ class Reading:
     def _give(self, record: ChunkRecord, row: int, job: Job) -> list[int]:
         """Give a job what belongs to it. Returns its new tokens."""
         rounds = record.rounds
-        if not self.first:
-            job.stats.add(record, row)
         job.finite = job.finite and bool(np.all(of_row(record, row, rounds.finite)))
         count = job.take(of_row(record, row, rounds.tokens))
+        if not self.first:
+            job.stats.add(record, row, within=count)
         if rounds.margin is not None:
             job.margins += of_row(record, row, rounds.margin)[:count]
         if job.request.settings.scored and rounds.logprob is not None and rounds.top_logprobs is not None:

@@ -110,12 +110,21 @@ def _pieces(updates: Iterator[Update], job: Job, text: StopStrings | None) -> It
 
 
 def generation_of(model: Model, job: Job, options: GenerateOptions) -> Generation:
-    """The result of a job that has finished.
+    """The result of a job that has finished: its text, its figures, and its trace if the options have `trace=True`.
+
+    Args:
+        model: the model of the engine.
+        job: what `Engine.submit` returned.
+        options: those that its request was made with.
+
+    Raises:
+        SpecjaxError: it has not finished.
 
     Warns:
         NonFiniteWarning: the model's logits were not finite numbers.
     """
-    assert job.finish_reason is not None
+    if job.finish_reason is None:
+        raise SpecjaxError("the job has not finished; run the engine until `job.finish_reason` is there, or cancel it")
     if not job.finite:
         warnings.warn(NonFiniteWarning(model.path), stacklevel=2)
     return Generation(
@@ -127,5 +136,5 @@ def generation_of(model: Model, job: Job, options: GenerateOptions) -> Generatio
         timings=job.timings,
         margins=job.margins if options.margins else None,
         logprobs=job.logprobs if options.logprobs is not None else None,
-        trace=trace_of(job, options.plain(), model.decode_bytes) if options.trace else None,
+        trace=trace_of(job, options.plain(), model.decode_bytes) if options.trace and job.tokens else None,
     )

@@ -99,20 +99,20 @@ class SessionTree:
         return f"{self._html(self.root)}<small>{escape(self._summary())} &middot; {note}</small>"
 
 
-def session_tree(sessions: Iterable[Session]) -> SessionTree:
+def session_tree(sessions: Session | Iterable[Session]) -> SessionTree:
     """Sessions as a tree, to be looked at in a notebook or printed.
 
     >>> specjax.session_tree([chat, chat.rewind(20).fork("twenty back")])
 
     Args:
-        sessions: of one model, or of models with the same tokens. Those with names are shown by them, see
-            `Session.fork`.
+        sessions: one, or several of one model or of models with the same tokens. Those with names are shown by them,
+            see `Session.fork`.
 
     Raises:
         ValueError: there are none.
         TypeError: one of them is no session.
     """
-    given = tuple(sessions)
+    given = (sessions,) if isinstance(sessions, Session) else tuple(sessions)
     if strangers := [each for each in given if not isinstance(each, Session)]:
         raise no_session(strangers[0])
     if not given:

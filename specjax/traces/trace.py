@@ -153,10 +153,12 @@ class Trace:
         """Several traces as one. Texts of one number are renumbered, so that all stay apart.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none, or something among them is no trace.
         """
         if not traces:
             raise ValueError("there is no trace to join; give at least one")
+        if strangers := [index for index, trace in enumerate(traces) if not isinstance(trace, Trace)]:
+            raise ValueError(f"number {strangers[0]} is no trace; texts that are generated with trace=True have one")
         texts: list[TracedText] = []
         parts: list[dict[str, np.ndarray]] = []
         for trace in traces:
@@ -259,17 +261,27 @@ class Trace:
 
     # What follows from it
 
-    def what_if(self, k: int, p_min: float = 0.0, n_min: int = 0, *, seconds: float | None = None) -> WhatIf:
+    def what_if(
+        self,
+        k: int,
+        p_min: float = 0.0,
+        n_min: int = 0,
+        *,
+        accept: Literal["rejection", "block"] | None = None,
+        seconds: float | None = None,
+    ) -> WhatIf:
         """What other settings of drafting would have brought on these texts, without running the model.
 
-        It does not say what another acceptance rule or another temperature of the drafter would bring: which drafts
-        these would make or keep does not follow from the probabilities of the drafts that were made.
+        It does not say what the coupled rule would bring on texts that were drawn with another one, because this rule
+        compares all tokens. Nor does it say it of drafts from another distribution, such as another temperature: of the
+        drafter's distribution a trace has the drafts and the text's tokens alone.
 
         Args:
             k: drafts of a round, at most; no more than the rounds of the trace could make.
             p_min, n_min: see `DraftConfig`. The trace must have been recorded without them.
+            accept: another acceptance rule; None for that of each text. Greedy texts are the same under all rules.
             seconds: of a round with these settings, if it is known. The median of the trace is taken where the trace
-                has rounds with so many drafts, and neither `p_min` nor `n_min` is given.
+                has rounds with so many drafts, and neither `p_min` nor `n_min` nor `accept` is given.
 
         Returns:
             Expected tokens and drafts of a round, and the speed that these come to, with standard errors.
@@ -279,7 +291,7 @@ class Trace:
         """
         from specjax.traces.replay import what_if
 
-        return what_if(self, k, p_min, n_min, seconds)
+        return what_if(self, k, p_min, n_min, accept, seconds)
 
     def plot(self) -> Figure:
         """A figure of when drafts are accepted: by their place, by where they stand, by what they are; and of time.

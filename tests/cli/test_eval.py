@@ -356,6 +356,18 @@ def test_a_report_is_one_page_with_plots_and_figures(
     page.unlink()
     assert cli(*arguments, "--report", page).status == 0
     assert page.read_text() == before
+    assert cli(*arguments, "--report", tmp_path / "r.json").status == 0
+    assert json.loads((tmp_path / "r.json").read_text()) == figures
+
+
+def test_a_report_takes_no_other_files_place(cli: Cli, gguf: Path, sampled_prompts: Path, tmp_path: Path) -> None:
+    before, out = sampled_prompts.read_text(), tmp_path / "r.jsonl"
+    for path in (sampled_prompts, out):
+        ran = cli("eval", "--model", gguf, "--prompts", sampled_prompts, "--out", out, *SAMPLES, "--report", path)
+        assert ran.status == 2
+        assert f"--report {path} would overwrite a file of this run" in ran.err
+    assert sampled_prompts.read_text() == before
+    assert not out.exists()
 
 
 def test_traces_of_all_texts_are_written(cli: Cli, gguf: Path, sampled_prompts: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import specjax
 from specjax.errors import PromptError, SpecjaxError
-from specjax.evaluation.lm_eval import Answers
+from specjax.evaluation.lm_eval import NAME, Answers, register
 from specjax.evaluation.lm_eval.arguments import Limits, decoding, from_arguments
 from specjax.evaluation.lm_eval.encoding import encode, windows
 from specjax.runtime.scoring_plan import plan
@@ -216,6 +217,18 @@ def test_the_harness_itself(task: str, folders: dict[str, Path], tmp_path: Path)
     ran = subprocess.run(command, cwd=TASKS, env={**os.environ, **environment}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     check_figures(tmp_path, task)
+
+
+@pytest.mark.harness
+def test_the_entry_point_names_the_registered_class() -> None:
+    """A registry to which the entry point is all that is known, as in releases that read entry points."""
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import Registry
+
+    (found,) = entry_points(group="lm_eval.models", name=NAME)
+    models: Any = Registry("model", base_cls=LM)
+    models.register(NAME, target=found)
+    assert models.get(NAME) is register()
 
 
 def check_figures(folder: Path, task: str) -> None:

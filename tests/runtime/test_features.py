@@ -80,6 +80,9 @@ def test_what_cannot_be_had_is_refused() -> None:
     loaded = model("qwen3_5/dense/hf")
     with pytest.raises(ValueError, match=r"no layers \[-1, 5\].*layers 0 to 3, and 4 stands for the output"):
         loaded.features([1, 2], [5, 4, -1])
+    for layers in (2, "all", [1.5]):
+        with pytest.raises(ValueError, match=r"layers is .*; give a list of whole numbers"):
+            loaded.features([1, 2], layers)
     with pytest.raises(ValueError, match="nothing is asked for"):
         loaded.features([1, 2], final_hidden=False)
     with pytest.raises(ValueError, match=r"start=2 and stop=None name no token of a text of 2"):

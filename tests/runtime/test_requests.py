@@ -100,6 +100,10 @@ def test_what_is_no_prompt_is_refused(model: specjax.Model, prompt: object, mess
         model.generate(prompt)  # type: ignore[arg-type]
     with pytest.raises(specjax.PromptError, match="prompts is one text, 'def'"):
         model.generate_batch("def")
+    with pytest.raises(specjax.PromptError, match=r"continuations is one text, 'ab'; give a list .* call score"):
+        model.score_batch(["a", "b"], "ab")
+    with pytest.raises(specjax.PromptError, match="choices is one text, 'ab'"):
+        model.score_choices("a", "ab")
 
 
 def test_what_cannot_be_loaded_is_named() -> None:

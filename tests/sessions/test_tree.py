@@ -99,7 +99,7 @@ def test_a_long_text_is_shown_by_its_ends(empty: Session) -> None:
     assert "aaaa … bbbb" in session._repr_html_()
     assert len(session._repr_html_()) < 1500
     assert "1 turn; 1800 tokens, room for 256" in repr(session)
-    tree = repr(specjax.session_tree([session]))
+    tree = repr(specjax.session_tree(session))
     assert "aaaa … bbbb" in tree
     assert len(tree) < 200
 

@@ -48,13 +48,14 @@ def _purpose(rule: Rule | Synthetic, ahead: Int[Array, "B"] | None, settings: Ro
     return jnp.where(settings.rule == RULES.index("block"), of_round(Purpose.DRAFT, ahead), alone)
 
 
-@partial(jax.jit, static_argnames=("vocab_size", "rule"), inline=True)  # a round has K of them: traced once
+@partial(jax.jit, static_argnames=("vocab_size", "rule", "stated"), inline=True)  # a round has K of them: traced once
 def propose_token(
     logits: Float[Array, "B M"],
     scored: Int[Array, "B Ma"] | None = None,
     *,
     vocab_size: int | None = None,
     rule: Rule | Synthetic,
+    stated: bool = False,
     settings: RowSettings,
     sequence: Int[Array, "B"],
     position: Int[Array, "B"],
@@ -64,10 +65,11 @@ def propose_token(
 
     `scored` names the tokens that the logits of all parts belong to, if these are not the whole vocabulary in order;
     `vocab_size` is then needed where drafts are drawn, because the verdict asks for the probabilities of other tokens
-    as well. There all rows have log-probabilities; those of greedy rows mean nothing. `ahead` is how many drafts of its
-    round stand before it, which the block rule needs.
+    as well. There all rows have log-probabilities; those of greedy rows mean nothing. `stated` asks for them under the
+    coupled rule too, whose verdict does without. `ahead` is how many drafts of its round stand before it, which the
+    block rule needs.
     """
-    purpose, drawn_drafts = _purpose(rule, ahead, settings), draws_drafts(rule)
+    purpose, states = _purpose(rule, ahead, settings), stated or draws_drafts(rule)
     size = vocab_size or vocabulary_size(logits)
 
     def named(column: Int[Array, "B *M"]) -> Int[Array, "B *M"]:
@@ -78,7 +80,7 @@ def propose_token(
         if scored is not None:
             candidates = replace(candidates, tokens=named(candidates.tokens), in_order=False)
         token = sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=position, purpose=purpose)
-        return token, spread(candidates, size) if drawn_drafts else None
+        return token, spread(candidates, size) if states else None
 
     best = named(argmax(logits))
     confidence = 1 / sum_of_exp(logits.astype(jnp.float32) - maximum(logits))[..., 0]
@@ -90,7 +92,7 @@ def propose_token(
         return jnp.where(settings.draws, token, best), logq
 
     def sure() -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
-        return best, jnp.zeros((logits.shape[0], size), jnp.float32) if drawn_drafts else None
+        return best, jnp.zeros((logits.shape[0], size), jnp.float32) if states else None
 
     token, logq = lax.cond(anywhere(settings.draws), drawn, sure)
     return Choice(token, logq, confidence)
