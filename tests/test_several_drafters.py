@@ -19,13 +19,14 @@ import specjax
 from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.round import draft
-from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.decoding.settings import DraftConfig, RowSettings, SamplerConfig, Settings
 from specjax.models.drafters.first_of import FirstOf
 from specjax.models.drafters.ngram import NGram
 from specjax.models.protocol import Choice, Drafter, Proposal
 from specjax.models.qwen3_5 import Qwen35MTP
 from specjax.runtime.drafters import open_drafters
 from specjax.runtime.loading import bundled_model
+from specjax.state import KVTypes, SequenceState
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TOKENS, DRAFTS = 96, 3
@@ -108,6 +109,67 @@ def test_the_head_drafts_as_from_a_state_that_was_fed_the_text_at_once() -> None
     for want, (index, row) in zip(proposal.tokens, places, strict=True):
         count = rounds.n_drafted[index, row]
         assert rounds.drafts[index, row, :count].tolist() == want[:count].tolist()
+
+
+def of_row(rounds: Any, row: int) -> list[tuple[list[int], int]]:
+    """What was drafted in the rounds of a row, and how many of it stood."""
+    going = np.flatnonzero(rounds.n_emitted[:, row])
+    drafts = [rounds.drafts[index, row, : rounds.n_drafted[index, row]].tolist() for index in going]
+    return list(zip(drafts, rounds.n_accepted[going, row].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow)])
+def test_a_row_of_one_drafter_drafts_what_this_drafts_alone(rule: DrawingRule) -> None:
+    """Round by round, greedy and drawn, beside rows that want others."""
+    alone = [decoded(drafter, rule=rule) for drafter in bundled().drafter.drafters]
+    free = both() if rule == "coupled" else decoded(bundled().drafter, rule=rule)
+    for wanted in (((0,), (1,), None), ((1,), None, (0,)), (None, (0,), (1,)), ((1,), (0,), (1, 0))):
+        each = [replace(row, drafters=drafters) for row, drafters in zip(rows(), wanted, strict=True)]
+        got = decoded(bundled().drafter, each, rule)
+        for row, drafters in enumerate(wanted):
+            want = alone[drafters[0]] if drafters is not None and len(drafters) == 1 else free
+            assert got.tokens[row] == want.tokens[row]
+            assert of_row(got.rounds, row) == of_row(want.rounds, row)
+            assert any(accepted for _, accepted in of_row(got.rounds, row))
+            source = got.rounds.source[got.rounds.n_drafted[:, row] > 0, row]
+            assert set(source.tolist()) == set(drafters or (0, 1))
+        assert rule != "coupled" or got.tokens == plain()
+
+
+def test_a_row_without_a_drafter_that_is_there_is_decoded_plainly() -> None:
+    got = decoded(
+        bundled().drafter,
+        [replace(row, drafters=drafters) for row, drafters in zip(rows(), ((), (2,), (30,)), strict=True)],
+    )
+    assert got.tokens == plain()
+    assert not got.rounds.n_drafted.any()
+
+
+@dataclass(frozen=True)
+class Says(specjax.BaseDrafter):
+    """Drafts one token again and again."""
+
+    token: int
+
+    def propose(self, params: Any, pending: jax.Array, state: Any, *, num_drafts: int, **_: Any) -> Proposal:
+        return Proposal.sure(jnp.full((len(pending), num_drafts), self.token), None)
+
+
+def test_a_list_within_a_list_counts_as_one_drafter() -> None:
+    drafter = FirstOf((Says(5), FirstOf((Says(6), Says(7))), Says(8)))
+    part = drafter.init_state(3, 1, rows=2, chunk=1, kv_types=KVTypes())
+    settings = RowSettings.of([Settings(drafters=(number,)) for number in range(3)])
+    proposal = drafter.propose(
+        {},
+        jnp.zeros(3, int),
+        SequenceState((), part, jnp.zeros(3, int)),
+        num_drafts=1,
+        choose=None,  # type: ignore[arg-type]
+        keep_going=lambda confidence, made, drafter=0: settings.may_draft(drafter),
+    )
+    assert proposal.tokens.tolist() == [[5], [6], [8]]
+    assert proposal.source is not None
+    assert proposal.source.tolist() == [0, 1, 2]
 
 
 def test_a_text_that_ends_inside_a_draft_ends_there() -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from specjax.cli.runtime import UsageError, say
 
 if TYPE_CHECKING:
-    from pallas_kernels.matmul import QTensor
     from specjax.runtime.model import Model
     from specjax.runtime.options import GenerateOptions
 
@@ -191,6 +190,13 @@ def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
     }
     drafting.add_argument("--draft", **(one_number | draft))
     drafting.add_argument(
+        "--draft-by",
+        action="append",
+        metavar="NAME",
+        help="of several drafters the one that drafts: ngram, mtp, or the name of its file; can be repeated. The others"
+        " are kept up, for prompts or requests that name them (default: all)",
+    )
+    drafting.add_argument(
         "--accept",
         choices=("rejection", "block", "coupled"),
         help="when sampling: rejection and block keep the distribution, and block, which judges the drafts of a round"
@@ -319,6 +325,7 @@ def standard_input(args: argparse.Namespace) -> bytes:
 def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     """The model of the command line, with the drafter it names."""
     from specjax.cli.progress import byte_progress
+    from specjax.cli.slow_products import slow_products
     from specjax.runtime.loading import load
     from specjax.runtime.placement import summary
 
@@ -339,47 +346,9 @@ def load_model(args: argparse.Namespace, *, need_tokenizer: bool) -> Model:
     if not quiet:
         if args.place:
             say(f"placed {summary(model.params)}")
-        if why := _slow_products(model, args.kernels):
+        if why := slow_products(model, args.kernels):
             say(f"quantized weights are decoded anew for every product, which is slow: {why} (--packed off: once)")
     return model
-
-
-def _slow_products(model: Model, kernels: str | None) -> str | None:
-    """Why XLA decodes packed weights of the model; None if kernels read them all, or none are packed.
-
-    Args:
-        model: what was loaded.
-        kernels: what --kernels says, which holds already.
-    """
-    import jax
-
-    from pallas_kernels import native, override
-    from pallas_kernels.matmul import QTensor
-
-    leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, QTensor))
-    kinds = {(leaf.format, leaf.layout, leaf.shape): leaf for leaf in leaves if isinstance(leaf, QTensor)}
-    if not any(map(_decoded_by_xla, kinds.values())):
-        return None
-    forced, platform = override.current(), override.current_platform()
-    if forced.forces("matmul.packed"):
-        return f"{forced.source if kernels is None else f'--kernels {kernels}'} leaves no other way"
-    # Elsewhere kernels are measured when an engine is made, which says what came of it.
-    return native.reason() if platform == "cpu" else None
-
-
-def _decoded_by_xla(weight: QTensor) -> bool:
-    import jax
-
-    from pallas_kernels import dispatch
-    from pallas_kernels.matmul.api import dims_of
-    from pallas_kernels.matmul.implementations import QUANT_MATMUL
-
-    row = jax.ShapeDtypeStruct((1,) * (weight.ndim - 1) + (weight.width,), "float32")
-    try:
-        chosen = dispatch.choose(QUANT_MATMUL, None, dims_of(row, weight))
-    except ValueError:  # a kernel that is named and does not fit: the product itself says so
-        return False
-    return chosen.name == "xla_dequant"
 
 
 def check_output(path: Path) -> None:

@@ -52,8 +52,8 @@ def draft(decoder: Decoder, params: Params, state: DecodeState) -> tuple[Proposa
         )
         return choice._replace(grammar=grammar)
 
-    def keep_going(confidence: Array, made: Array | int) -> Array:
-        return (made < wanted) & is_sure(confidence, settings)
+    def keep_going(confidence: Array, made: Array | int, drafter: int = 0) -> Array:
+        return (made < wanted) & is_sure(confidence, settings) & settings.may_draft(drafter)
 
     proposal = drafter.propose(
         params,

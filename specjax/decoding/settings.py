@@ -124,9 +124,10 @@ class Settings:
         rule: how drafts are accepted, where the program leaves this to its rows.
         scored: whether log-probabilities are recorded, where the program records any.
         leaning: what is added to its logits.
+        drafters: the numbers, from 0 to 30, of those drafters of a list that may draft for it; None for all of them.
 
     Raises:
-        ValueError: the seed is out of its range, or a stop token is negative.
+        ValueError: the seed or the number of a drafter is out of its range, or a stop token is negative.
     """
 
     sampler: SamplerConfig = SamplerConfig()
@@ -137,12 +138,20 @@ class Settings:
     rule: DrawingRule = "rejection"
     scored: bool = True
     leaning: Leaning = NO_LEANING
+    drafters: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it must be from 0 to 2**32 - 1")
         if any(token < 0 for token in self.stop_tokens):
             raise ValueError(f"stop_tokens are {self.stop_tokens}; token ids are at least 0")
+        if self.drafters is not None and not set(self.drafters) <= set(range(31)):
+            raise ValueError(f"drafters are {self.drafters}; give numbers from 0 to 30, or None for all drafters")
+
+    @property
+    def drafter_bits(self) -> int:
+        """Bit n says whether the n-th drafter of a list may draft, from 0 on. A drafter that is one is the first."""
+        return -1 if self.drafters is None else sum(1 << number for number in set(self.drafters))
 
 
 @struct.dataclass
@@ -155,6 +164,7 @@ class RowSettings:
         seed: of random draws.
         n_drafts, n_min, p_min, skip_streak: see `DraftConfig`, whose `n_max` is called n_drafts here: 0 up to the
             program's K.
+        drafters: see `Settings.drafter_bits`.
         rule: the number of the rule in `RULES`; it counts where the program leaves this to its rows.
         scored: whether log-probabilities are recorded, where the program records any.
         stop_tokens: tokens that end the row, padded with `NO_STOP`.
@@ -170,6 +180,7 @@ class RowSettings:
     n_min: Int[Array, "B"]
     p_min: Float[Array, "B"]
     skip_streak: Int[Array, "B"]
+    drafters: Int[Array, "B"]
     rule: Int[Array, "B"]
     scored: Bool[Array, "B"]
     stop_tokens: Int[Array, "B M"]
@@ -205,6 +216,7 @@ class RowSettings:
             "n_min": (np.int32, [row.draft.n_min for row in rows]),
             "p_min": (np.float32, [row.draft.p_min for row in rows]),
             "skip_streak": (np.int32, [row.draft.skip_streak for row in rows]),
+            "drafters": (np.int32, [row.drafter_bits for row in rows]),
             "rule": (np.int32, [RULES.index(row.rule) for row in rows]),
             "scored": (np.bool_, [row.scored for row in rows]),
         }
@@ -216,6 +228,10 @@ class RowSettings:
     def draws(self) -> Bool[Array, "B *ones"]:
         """Which rows draw at random; the others are greedy. As many axes as `along` has given."""
         return self.temperature > 0
+
+    def may_draft(self, drafter: int) -> Bool[Array, "B *ones"]:
+        """For which rows the drafter of this number may draft."""
+        return (self.drafters >> drafter) & 1 == 1
 
     def along(self, x: Array) -> RowSettings:
         """With axes of length 1 behind the batch, so that every number broadcasts against `x` [B, ...]."""

@@ -11,6 +11,7 @@ from typing import Any
 from specjax.errors import PromptError
 from specjax.evaluation.prompts import BadPrompt, PromptLine
 from specjax.grammar.expression import GrammarError
+from specjax.runtime.draft_by import UnknownDrafterError
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions, options_of
 from specjax.runtime.prefixes import DEFAULT_PREFIX_BYTES, worth_sharing
@@ -165,7 +166,7 @@ def _request(model: Model, line: PromptLine, options: GenerateOptions) -> Reques
         tokens = model.encode(line.prompt)
         check_prompts(model.target, [tokens])
         return model.request(tokens, options, sequence=stream_of(line.id))
-    except (PromptError, GrammarError) as error:
+    except (PromptError, GrammarError, UnknownDrafterError) as error:
         raise PromptError(f"{line.place}: {error}") from error
 
 

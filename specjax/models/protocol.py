@@ -236,10 +236,10 @@ class ChooseDraft(Protocol):
 class KeepGoing(Protocol):
     """Says which rows have a use for a further draft."""
 
-    def __call__(self, confidence: Float[Array, "B"], made: Int[Array, ""] | int) -> Bool[Array, "B"]:
+    def __call__(self, confidence: Float[Array, "B"], made: Int[Array, ""] | int, drafter: int = 0) -> Bool[Array, "B"]:
         """Which rows go on after the `made`-th draft, which had this confidence.
 
-        0 drafts, with confidence 1, ask which rows want a draft at all.
+        0 drafts, with confidence 1, ask which rows want a draft at all. A list of drafters asks for each by its number.
         """
         ...
 

@@ -23,6 +23,7 @@ from specjax.models.drafters.first_of import FirstOf, united
 from specjax.models.drafters.ngram import NGram
 from specjax.models.drafters.trimmed import trimmed_paths
 from specjax.models.protocol import Drafter, FileDrafter, Params, Target
+from specjax.runtime.draft_by import told_apart
 from specjax.runtime.plan import plan_for
 from specjax.state import KVTypes, Part
 
@@ -59,6 +60,11 @@ class Candidate(Protocol):
     @property
     def drafter(self) -> Drafter:
         """What drafts, attached to the target."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests call it, see `Model.drafter_names`."""
         ...
 
     @property
@@ -112,7 +118,7 @@ def _open(source: DrafterSource, target_file: checkpoints.OpenedCheckpoint, ngra
     if not isinstance(source, str | Path):
         return _Value(source, target)
     if source == "ngram":
-        return _Value(ngram, target)
+        return _Value(ngram, target, "ngram")
     if source == "mtp":
         if head is None:
             raise SpecjaxError(f"{target_file.path} has no MTP head, which the drafter 'mtp' names; leave it out")
@@ -120,7 +126,7 @@ def _open(source: DrafterSource, target_file: checkpoints.OpenedCheckpoint, ngra
     opened = fitted(checkpoints.open_checkpoint(source, registry.FAMILIES))
     form = registry.from_file(opened.config)
     try:
-        return _File(opened, form, form.attach(target))
+        return _File(opened, form, form.attach(target), (Path(source).name or str(source),))
     except ValueError as error:
         raise SpecjaxError(f"{opened.path} cannot draft for {target_file.path}: {error}") from error
 
@@ -130,6 +136,10 @@ class _Own:
     """The heads that come in the target's file."""
 
     drafter: Drafter
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("mtp",)
 
     @property
     def paths(self) -> list[str]:
@@ -156,6 +166,10 @@ class _Several:
         return FirstOf(tuple(candidate.drafter for candidate in self.candidates))
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return told_apart([name for candidate in self.candidates for name in candidate.names])
+
+    @property
     def paths(self) -> list[str]:
         return [path for candidate in self.candidates for path in candidate.paths]
 
@@ -177,10 +191,11 @@ class _Several:
 
 
 class _Value:
-    """A drafter that is an object already."""
+    """A drafter that is an object already, with the name of its class unless it has another one."""
 
-    def __init__(self, drafter: Drafter, target: Target) -> None:
+    def __init__(self, drafter: Drafter, target: Target, name: str | None = None) -> None:
         check_drafter(drafter)
+        self.names = (" and ".join(drafter.class_names) if name is None else name,)
         try:
             self.drafter, self._params = drafter.attach(target), drafter.parameters(target)
         except ValueError as error:
@@ -217,6 +232,7 @@ class _File:
     opened: checkpoints.OpenedCheckpoint
     form: FileDrafter
     drafter: Drafter
+    names: tuple[str, ...]
 
     @property
     def paths(self) -> list[str]:

@@ -126,6 +126,7 @@ def load(
         drafter=chosen,
         path=checkpoint.path,
         digest=checkpoint.digest,
+        drafter_names=models.drafter_names,
     )
 
 
@@ -161,6 +162,11 @@ class Models(NamedTuple):
     target: Target
     drafter: Drafter | None
     other: Candidate | None
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """What requests call the drafters, see `Model`."""
+        return self.other.names if self.other is not None else ("mtp",) if self.drafter is not None else ()
 
 
 def open_models(

@@ -19,6 +19,7 @@ from specjax.errors import SpecjaxError
 from specjax.grammar.compile import regex_grammar, schema_grammar
 from specjax.models.protocol import Drafter, ModelConfig, Params, Target
 from specjax.runtime.building import Experience
+from specjax.runtime.draft_by import numbers_of
 from specjax.runtime.engine import Engine
 from specjax.runtime.features import TextFeatures, text_features
 from specjax.runtime.generation import Generation
@@ -57,6 +58,7 @@ class Model:
         params: {"target": ..., "mtp": ...}, and what other drafters need.
         tokenizer: None if the file has none; prompts must then be token ids.
         target, drafter: static descriptions; drafter is None when the file has none and none was given.
+        drafter_names: of the drafter, or of those of a list, for `draft_by`: "ngram", "mtp", of a file or of a class.
         path: where the weights came from.
         digest: tells the file's weights from those of others, see `checkpoints.mapping.digest`; None: from no file.
     """
@@ -68,6 +70,7 @@ class Model:
     drafter: Drafter | None = field(repr=False)
     path: Path
     digest: str | None = None
+    drafter_names: tuple[str, ...] = ()
     _experience: Experience = field(default_factory=Experience, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -106,8 +109,10 @@ class Model:
         """The static part of the decoding program for requests with these options, which run together.
 
         Raises:
-            SpecjaxError: drafts are asked for, but the model has no drafter; or stop strings, without a tokenizer.
+            SpecjaxError: drafts are asked for, but the model has no drafter, or none of a name.
         """
+        for each in options:
+            numbers_of(each.draft_by, self.drafter_names)
         drafts = max(self._draft(each).n_max for each in options)
         if drafts > 0 and self.drafter is None:
             raise SpecjaxError(
@@ -167,10 +172,11 @@ class Model:
         if grammar is not None:
             check_begun(grammar, begun)
         eos_ids = () if self.tokenizer is None else tuple(sorted(self.tokenizer.eos_ids))
+        drafters = numbers_of(options.draft_by, self.drafter_names)
         return Request(
             prompt=tuple(prompt),
             max_tokens=options.max_tokens,
-            settings=replace(options.settings(self._draft(options), eos_ids), grammar=grammar),
+            settings=replace(options.settings(self._draft(options), eos_ids), grammar=grammar, drafters=drafters),
             sequence=sequence,
             start=start,
             when_full=when_full,

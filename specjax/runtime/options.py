@@ -14,6 +14,7 @@ from specjax.decoding.acceptance import RULES, DrawingRule, Rule, Synthetic, dra
 from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.leaning import Leaning, pairs_of
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.runtime.draft_by import given_names
 from specjax.runtime.pace import DEFAULT_ROUNDS
 from specjax.state import KV_TYPES, KVTypes, RollbackStrategy
 
@@ -51,6 +52,8 @@ class GenerateOptions:
             number while decoding: from 0 to 8, what gives most tokens a second. A `specjax.Plan` gives the number that
             it recommends, and becomes that `DraftConfig`. None drafts 3 tokens, or as many as the drafter can make if
             that is fewer. Without a drafter, "auto" and None are plain decoding.
+        draft_by: of a model with several drafters the name of the one that drafts, or a list of names, see
+            `Model.drafter_names`. None lets all of them draft.
         temperature, top_k, top_p, min_p: how tokens are drawn, see `SamplerConfig`. Temperature 0 is greedy decoding.
         seed: the seed of all random draws. The same seed gives the same text, whatever the batch is.
         stop: strings that end the text; the text is cut before the first of them.
@@ -84,6 +87,7 @@ class GenerateOptions:
 
     max_tokens: int = 128
     draft: Draft = None
+    draft_by: str | Sequence[str] | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -109,6 +113,7 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "draft", getattr(self.draft, "draft", self.draft))  # of a `DraftChoice` its choice
         self._check_types()
+        object.__setattr__(self, "draft_by", given_names(self.draft_by))
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop is {self.stop!r}; give strings that are not empty")
@@ -171,7 +176,8 @@ class GenerateOptions:
 
     def plain(self) -> dict[str, Any]:
         """The fields as plain values, as JSON has them."""
-        return {**asdict(self), "stop": list(self.stop), "logit_bias": dict(self.logit_bias)}
+        draft_by = None if self.draft_by is None else list(self.draft_by)
+        return {**asdict(self), "draft_by": draft_by, "stop": list(self.stop), "logit_bias": dict(self.logit_bias)}
 
     @property
     def sampler(self) -> SamplerConfig:
@@ -259,7 +265,7 @@ _TYPES: dict[str, tuple[type, tuple[type, ...]]] = {
 """Of each checked field its type, and others that it may have. A bool is no int here."""
 
 PER_REQUEST = (
-    *("max_tokens", "draft", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos"),
+    *("max_tokens", "draft", "draft_by", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos"),
     *("logit_bias", "presence_penalty", "frequency_penalty", "json_schema", "regex", "grammar_after"),
 )
 """Fields that may differ between requests that run together."""
@@ -270,6 +276,7 @@ class OptionChanges(TypedDict, total=False):
 
     max_tokens: int
     draft: Draft
+    draft_by: str | Sequence[str] | None
     temperature: float
     top_k: int
     top_p: float
@@ -298,6 +305,7 @@ class BatchOptionChanges(TypedDict, total=False):
 
     max_tokens: int | Sequence[int]
     draft: Draft | Sequence[Draft]
+    draft_by: str | Sequence[str | Sequence[str] | None] | None
     temperature: float | Sequence[float]
     top_k: int | Sequence[int]
     top_p: float | Sequence[float]

@@ -69,4 +69,5 @@ def outline_of(
         target=models.target,
         drafter=drafter,
         path=models.opened.path,
+        drafter_names=models.drafter_names,
     )

@@ -48,6 +48,10 @@ def folder(tmp_path: Path) -> Path:
         ((*PROMPT, "--draft", -1), "n_max is -1"),
         ((*PROMPT, "--draft", 2, "--draft-n-min", 3), "every draft would be dropped"),
         ((*PROMPT, "--draft", 0, "--draft-p-min", 0.5), "--draft-p-min: of no use with --draft 0"),
+        (
+            (*PROMPT, "--draft-by", "mtp", "--draft-by", "ngram"),
+            "draft_by is 'ngram', but the model's drafters are 'mtp'",
+        ),
         ((*PROMPT, "--draft", 0, "--compare"), "nothing to compare"),
         ((*PROMPT, "--draft", 0, "--trace", "never.ndjson"), "plain decoding makes none"),
         ((*PROMPT, "--trace", "absent/t.ndjson"), "there is no folder absent"),

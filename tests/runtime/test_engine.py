@@ -186,6 +186,7 @@ def test_other_settings_compile_nothing() -> None:
                 DraftConfig(n_max=i % 4, p_min=i / 32, skip_streak=i % 3),
                 seed=i,
                 stop_tokens=tuple(range(i % 5)),
+                drafters=(i % 3,) if i % 2 else None,
             )
             for i in range(16)
         ]

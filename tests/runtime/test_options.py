@@ -51,6 +51,9 @@ def test_type_checkers_see_the_same_options() -> None:
         ({"ignore_eos": 1}, TypeError, "ignore_eos is 1; give True or False"),
         ({"max_token": 3}, TypeError, "there is no option 'max_token'; there are max_tokens, draft"),
         ({"stop": ["a", ""]}, ValueError, "give strings that are not empty"),
+        ({"draft_by": 1}, TypeError, "draft_by is 1; give the name of a drafter, or a list of names"),
+        ({"draft_by": ["mtp", 1]}, TypeError, "draft_by is"),
+        ({"draft_by": []}, ValueError, "draft_by names no drafter"),
         ({"logprobs": -1}, ValueError, "from 0 to 64"),
         ({"seed": 2**32}, ValueError, "it must be from 0 to"),
     ],
@@ -78,6 +81,8 @@ def test_lists_give_each_prompt_its_own_value() -> None:
     )
     assert first == GenerateOptions(temperature=0.0, seed=1, stop=("a",), draft=2)
     assert second == GenerateOptions(temperature=0.8, seed=2, stop=(), draft=2)
+    by = options_of_each(3, GenerateOptions(draft_by=["ngram", "mtp"]), {"draft_by": ["mtp", None, ["ngram", "mtp"]]})
+    assert [each.draft_by for each in by] == [("mtp",), None, ("ngram", "mtp")]
     both = options_of_each(2, None, {"stop": ["a", "b"]})
     assert [each.stop for each in both] == [("a", "b")] * 2, "strings in a list are stop strings of every prompt"
     assert options_of_each(2, [GenerateOptions(seed=1), GenerateOptions(seed=4)], {"draft": [0, DraftConfig(2)]})[

@@ -18,6 +18,7 @@ from specjax.analysis.lossless.texts import check_plain, check_texts, draw_texts
 from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
 from specjax.errors import SpecjaxError
+from specjax.runtime.draft_by import numbers_of
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prompts import Prompt, check_prompts
@@ -96,7 +97,8 @@ def check_lossless(
         raise ValueError("draft is 0, so that nothing is drafted; leave it out, or ask for drafts")
     ids = _prompts(model, prompts, options.seed)
     check_prompts(model.target, ids, new_tokens=options.max_tokens)
-    settings = replace(warm.settings(draft), grammar=model.grammar(warm))
+    drafters = numbers_of(warm.draft_by, model.drafter_names)
+    settings = replace(warm.settings(draft), grammar=model.grammar(warm), drafters=drafters)
     sampling = Sampling(settings, LENGTH, -(-samples // len(ids)))
     many = replace(sampling, count=ROUNDS * sampling.count)
     rng = np.random.default_rng(options.seed)

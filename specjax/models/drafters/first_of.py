@@ -1,7 +1,8 @@
 """Several drafters for one target: each row of a round is served by the first of them that has drafts for it.
 
-Which one serves a row depends on the committed text alone, never on what was drawn: so all acceptance rules stay exact.
-The states of all drafters are kept up in every round. One that serves no row is only fed: it drafts nothing.
+Which one serves a row depends on its settings and on the committed text, never on what was drawn: so all acceptance
+rules stay exact. The states of all drafters are kept up in every round. One that serves no row is only fed: it drafts
+nothing.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class FirstOfWindow:
 class FirstOf(BaseDrafter):
     """See `specjax.models.protocol.Drafter`.
 
-    A drafter has something for a row if it makes at least one draft, and is sure enough of the first one: `p_min` says
-    how sure. The last drafter serves all rows that are left.
+    A drafter has something for a row if it may draft for it (`RowSettings.drafters`), makes at least one draft, and is
+    sure enough of the first one: `p_min` says how sure. The last drafter serves all rows that are left and that it may
+    draft for. A list within the list counts as one drafter.
 
     Attributes:
         drafters: in the order in which they are asked.
@@ -182,12 +184,15 @@ class FirstOf(BaseDrafter):
         keep_going: KeepGoing,
     ) -> Proposal:
         """Ask one after the other; later ones draft for the rows that are left, and for no others."""
-        left = keep_going(jnp.ones(pending.shape, jnp.float32), 0)
+        left = jnp.ones(pending.shape, bool)
         proposals: list[Proposal] = []
-        for drafter, part in zip(self.drafters, state.drafter.parts, strict=True):
+        for number, (drafter, part) in enumerate(zip(self.drafters, state.drafter.parts, strict=True)):
 
-            def go_on(confidence: Array, made: Array | int, left: Array = left) -> Array:
-                return left & keep_going(confidence, made)
+            def go_on(
+                confidence: Array, made: Array | int, drafter: int = 0, *, left: Array = left, own: int = number
+            ) -> Array:
+                del drafter  # its number in a list within the list
+                return left & keep_going(confidence, made, own)
 
             count = min(num_drafts, num_drafts if drafter.max_drafts is None else drafter.max_drafts)
             if count < num_drafts:  # more rows may wait in it than rounds of its own would leave
@@ -197,7 +202,7 @@ class FirstOf(BaseDrafter):
             )
             made = jnp.full(pending.shape, count) if proposal.made is None else proposal.made
             made = jnp.where(go_on(proposal.confidence[:, 0], 0), made, 0)
-            source = jnp.full_like(pending, len(proposals))
+            source = jnp.full_like(pending, number)
             proposals.append(_with_columns(proposal._replace(made=made, source=source), num_drafts))
             left &= made == 0
         states = FirstOfState(tuple(proposal.state for proposal in proposals))
