@@ -246,10 +246,12 @@ def test_one_group_of_checks_can_be_asked_for(path: Path) -> None:
 
 
 def test_assert_lossless_names_what_a_broken_drafter_does(path: Path) -> None:
+    """Of a list, that of the drafter that is asked for."""
+    model = specjax.load(path, drafter=[Qwen35MTP(CONFIG), StopsAtOddDraws(CONFIG)])
+    honest, broken = (replace(WARM, draft_by=name) for name in ("Qwen35MTP", "StopsAtOddDraws"))
+    assert specjax.assert_lossless(model, PROMPTS[:1], honest, samples=128, only=["drafts"]).ok
     with pytest.raises(specjax.NotLosslessError, match="FAILED what is verified") as raised:
-        specjax.assert_lossless(
-            specjax.load(path, drafter=StopsAtOddDraws(CONFIG)), PROMPTS[:1], WARM, samples=128, only=["drafts"]
-        )
+        specjax.assert_lossless(model, PROMPTS[:1], broken, samples=128, only=["drafts"])
     assert isinstance(raised.value, AssertionError)
     assert [check.name for check in raised.value.report.failed] == ["what is verified"]
     assert "look at: Proposal.made" in str(raised.value)
@@ -264,6 +266,8 @@ def test_what_cannot_be_checked_is_refused(path: Path, tmp_path: Path) -> None:
         specjax.check_lossless(model, options=specjax.GenerateOptions(draft=0))
     with pytest.raises(ValueError, match="would bias"):
         specjax.check_lossless(model, options=specjax.GenerateOptions(draft=DraftConfig(3, n_min=2, p_min=0.5)))
+    with pytest.raises(ValueError, match="draft_by is 'eagle', but the model's drafters are 'mtp'"):
+        specjax.check_lossless(model, options=specjax.GenerateOptions(draft_by="eagle"))
     with pytest.raises(ValueError, match="samples is 0"):
         specjax.check_lossless(model, samples=0)
     for only in ("drafts", [], ["draws"]):

@@ -155,6 +155,8 @@ def usage_of(ends: Sequence[End], prompts: Sequence[int]) -> dict[str, Any]:
             "accepted": accepted,
             "drafted_by_position": _sums([each.drafted_by_position for each in stats]),
             "accepted_by_position": _sums([each.accepted_by_position for each in stats]),
+            "drafted_by_drafter": _sums([each.drafted_by_drafter for each in stats]),
+            "accepted_by_drafter": _sums([each.accepted_by_drafter for each in stats]),
         },
     }
 

@@ -27,7 +27,8 @@ from specjax.serving.tools.call import Call, CallFormat, Schemas, schemas_of
 from specjax.serving.tools.forcing import Callee
 from specjax.serving.tools.formats import format_of
 from specjax.serving.tools.responses import beside_calls
-from specjax.serving.tools.splitting import CallDecoder, Splitter
+from specjax.serving.tools.splitting import Splitter
+from specjax.serving.tools.watching import MOST_CALLS, CallWatch
 from specjax.serving.wishes import options_of
 
 THOUGHT = ("<think>", "</think>")
@@ -41,13 +42,13 @@ class Tools:
     Attributes:
         form: how the model writes calls.
         schemas: of the functions.
-        several: whether one answer may have several calls.
+        most: how many calls one answer may have.
         forced: the expression that the answer must match, if it must be calls.
     """
 
     form: CallFormat
     schemas: Schemas
-    several: bool
+    most: int
     forced: str | None = None
 
 
@@ -70,7 +71,7 @@ class ChatAnswer(Answering):
             if part.end is not None:
                 rest, calls = splitter.end()
                 text += rest
-                self._calls[index] = [_told(call) for call in calls[: None if self.prepared.told.several else 1]]
+                self._calls[index] = [_told(call) for call in calls[: self.prepared.told.most]]
         self._contents[index] += text
         delta: dict[str, Any] = {"content": text} if text or part.end is None else {}
         if self._calls[index]:
@@ -134,7 +135,8 @@ class Chat(Endpoint[ChatForm]):
         wanted = form.max_completion_tokens or form.max_tokens
         limit = service.settings.limits.tokens
         most = min(room, limit, service.settings.default_tokens or limit)
-        options = options_of(form, service.settings.defaults, service.most_drafts, wanted or most, limit)
+        drafting = service.most_drafts, service.model.drafter_names
+        options = options_of(form, service.settings.defaults, *drafting, wanted or most, limit)
         wishes = [
             service.wish(
                 prompt,
@@ -142,7 +144,9 @@ class Chat(Endpoint[ChatForm]):
                 sequence=sequence,
                 traced=bool(form.trace),
                 scored=bool(form.logprobs),
-                decoder=CallDecoder(service.tokenizer, tools.form) if tools else None,
+                watch=CallWatch(service.tokenizer, options.stop, tools.form, tools.schemas, tools.most)
+                if tools
+                else None,
                 turn=turn,
                 grammar=grammar,
             )
@@ -164,7 +168,8 @@ class Chat(Endpoint[ChatForm]):
             raise refused("the model's chat template knows no functions of a known form; leave tools out", "tools")
         tools = [tool.model_dump() for tool in form.tools]
         several = form.parallel_tool_calls is not False
-        return Tools(written, schemas_of(tools), several, _forced(form, written, tools, several))
+        forced = _forced(form, written, tools, several)
+        return Tools(written, schemas_of(tools), MOST_CALLS if several else 1, forced)
 
     def _grammar(self, tools: Tools | None, text: str) -> Grammar | None:
         """What a forced call holds the answer to. Where the prompt has begun a thought, this is free."""

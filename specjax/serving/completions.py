@@ -143,7 +143,8 @@ class Completions(Endpoint[CompletionForm]):
         encoded = [service.model.encode(prompt) for prompt in prompts]
         if turn is not None:
             encoded = [_further(service.model, turn, prompts)]
-        options = options_of(form, service.settings.defaults, service.most_drafts, max_tokens, limits.tokens)
+        drafting = service.most_drafts, service.model.drafter_names
+        options = options_of(form, service.settings.defaults, *drafting, max_tokens, limits.tokens)
         wishes = []
         for prompt in encoded:
             service.room(prompt)

@@ -42,8 +42,8 @@ class ResponseFormat(Form):
 class Wanted(Form):
     """The fields that both kinds of requests have.
 
-    What is not OpenAI's: top_k, min_p, ignore_eos, json_schema, regex, grammar_after, draft, accept, p_min, trace and
-    session. The last group has no effect here; clients send it.
+    What is not OpenAI's: top_k, min_p, ignore_eos, json_schema, regex, grammar_after, draft, draft_by, accept, p_min,
+    trace and session. The last group has no effect here; clients send it.
     """
 
     model: str | None = None
@@ -67,6 +67,7 @@ class Wanted(Form):
     regex: str | None = None
     grammar_after: str | None = None
     draft: int | Literal["auto"] | None = None
+    draft_by: str | list[str] | None = None
     accept: Literal["rejection", "block", "coupled"] | None = None
     p_min: float | None = None
     trace: bool | None = None

@@ -15,7 +15,7 @@ from specjax.runtime.building import Experience
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
 from specjax.runtime.prompts import check_prompts
-from specjax.runtime.stop_strings import Decoding, StopStrings
+from specjax.runtime.stop_strings import StopStrings
 from specjax.runtime.warm_engine import WarmEngine
 from specjax.serving.errors import ApiError, refused
 from specjax.serving.forms import Wanted
@@ -166,7 +166,7 @@ class Service:
         sequence: int,
         traced: bool = False,
         scored: bool = False,
-        decoder: Decoding | None = None,
+        watch: StopStrings | None = None,
         turn: Turn | None = None,
         grammar: Grammar | None = None,
     ) -> Wish:
@@ -178,7 +178,7 @@ class Service:
             sequence: its number among the texts of a prompt, which names its random stream.
             traced: whether it is wanted to know how each token was made.
             scored: whether log-probabilities are wanted.
-            decoder: turns tokens into text; by default one that leaves control tokens out.
+            watch: turns tokens into text, and says where it ends; by default one that leaves control tokens out.
             turn: of the session whose turn it is, if it is one.
             grammar: what the text is held to, if the options do not say it.
 
@@ -191,7 +191,7 @@ class Service:
         except RecursionError:
             raise refused("the schema is nested too deeply; write it with fewer levels") from None
         tokenizer = self.tokenizer
-        text = StopStrings(decoder or tokenizer.stream(special=False), options.stop, tokenizer.vocab_size)
+        text = watch or StopStrings(tokenizer.stream(special=False), options.stop, tokenizer.vocab_size)
         settings = replace(request.settings, scored=scored, grammar=grammar or request.settings.grammar)
         request = replace(request, watch=text, settings=settings)
         if turn is not None:

@@ -45,7 +45,6 @@ class Status:
 
     def _model(self) -> dict[str, Any]:
         service, model = self._service, self._service.model
-        drafter = None if model.drafter is None else list(model.drafter.keeper.class_names)
         return {
             "id": service.settings.name,
             "object": "model",
@@ -55,14 +54,14 @@ class Status:
             "context_length": service.settings.slots,
             "vocabulary": model.target.vocab_size,
             "chat_template": service.tokenizer.vocabulary.chat_template is not None,
-            "drafter": drafter,
+            "drafters": list(model.drafter_names),
             "most_drafts": service.most_drafts,
         }
 
     async def props(self, request: Request) -> Response:
         """GET /props: what requests get if they say nothing."""
         settings = self._service.settings
-        names = ("temperature", "top_k", "top_p", "min_p", "accept")
+        names = ("temperature", "top_k", "top_p", "min_p", "draft_by", "accept")
         defaults = {name: getattr(settings.defaults, name) for name in names}
         draft = settings.defaults.draft_config(self._service.most_drafts > 0, self._service.most_drafts)
         defaults["draft"] = "auto" if draft.auto else draft.n_max

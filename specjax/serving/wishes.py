@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from specjax.decoding.settings import DraftConfig
+from specjax.runtime.draft_by import numbers_of
 from specjax.runtime.options import GenerateOptions
 from specjax.serving.errors import refused
 from specjax.serving.forms import Wanted
 
 PASSED_ON = (
-    *("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "accept"),
+    *("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "draft_by", "accept"),
     *("presence_penalty", "frequency_penalty"),
 )
 """Fields that are options by the same name."""
@@ -21,7 +23,12 @@ MOST_PENALTY, MOST_BIAS = 2.0, 100.0
 
 
 def options_of(
-    form: Wanted, defaults: GenerateOptions, most_drafts: int, max_tokens: int, most_tokens: int
+    form: Wanted,
+    defaults: GenerateOptions,
+    most_drafts: int,
+    drafters: Sequence[str],
+    max_tokens: int,
+    most_tokens: int,
 ) -> GenerateOptions:
     """The options that a request asks for.
 
@@ -29,6 +36,7 @@ def options_of(
         form: the request.
         defaults: what holds where it says nothing.
         most_drafts: K of the server.
+        drafters: the names of those that it has.
         max_tokens: tokens to emit at most.
         most_tokens: tokens that the server allows.
 
@@ -48,7 +56,9 @@ def options_of(
         raise refused(f"max_tokens is {max_tokens}; this server allows at most {most_tokens}", param="max_tokens")
     changes["max_tokens"] = max(max_tokens, 1)
     try:
-        return replace(defaults, **changes)
+        options = replace(defaults, **changes)
+        numbers_of(options.draft_by, drafters)
+        return options
     except (ValueError, TypeError) as error:
         raise refused(str(error), param=next((name for name in changes if str(error).startswith(name)), None)) from None
 

@@ -23,7 +23,7 @@ from wants import alike
 from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.sampling import warp
-from specjax.decoding.settings import DraftConfig, SamplerConfig
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.drafters.first_of import FirstOf
 from specjax.models.parts.drafter import BaseDrafter
 from specjax.models.protocol import (
@@ -259,12 +259,23 @@ class Sometimes(BaseDrafter):
 
 @block_at_least
 def test_rows_of_several_drafters_have_the_probabilities_of_the_target(rule: Rule) -> None:
-    """Of those that draw and those that look up, in the same rounds, with a threshold of confidence."""
-    drafter = FirstOf((Sometimes(), TableDrafter()))
-    draft = DraftConfig(n_max=3, p_min=0.5)
-    for budget, sequences in by_budget(sample_sequences(drafter, rule, draft=draft)):
-        odds = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
-        assert p_value(sequences, odds) > 1e-3, budget
+    """Of those that draw and those that look up, in the same rounds, with a threshold of confidence.
+
+    Some rows may be drafted for by both, some by either of them.
+    """
+    decoder = Decoder(TableTarget(), FirstOf((Sometimes(), TableDrafter())), rule, 3)
+    sampler, draft = SamplerConfig(temperature=0.8), DraftConfig(n_max=3, p_min=0.5)
+    wants = [Settings(sampler, draft, seed=11, drafters=drafters) for drafters in (None, (0,), (1,))]
+    rows = [wants[row // len(BUDGETS) % 3] for row in range(BATCH)]
+    got = run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), rows=rows)
+    drafted = got.rounds.n_drafted > 0
+    for want in wants:
+        own = np.array([row is want for row in rows])
+        assert set(got.rounds.source[drafted & own].tolist()) == set(want.drafters or (0, 1))
+        for budget, sequences in by_budget(got.tokens):
+            of_want = [tokens for tokens, chosen in zip(sequences, own[:: len(BUDGETS)], strict=True) if chosen]
+            odds = enumerate_sequences(sampler, budget, None)
+            assert p_value(of_want, odds) > 1e-4, (want.drafters, budget)  # of twelve one is below 1e-3 now and then
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("sessions")
     settings = Settings("demo", options, seats=SEATS, slots=SLOTS, prefix_bytes=2**24, sessions=folder, limits=limits)
     access = Access(KEY, ("127.0.0.1",), ("https://page.example",))
-    with serving(specjax.load(need_tokenizer=True), settings, access, warm=True) as running:
+    with serving(specjax.load(drafter=["ngram", "mtp"], need_tokenizer=True), settings, access, warm=True) as running:
         yield running
 
 

@@ -22,6 +22,7 @@ from specjax.serving.tools.forcing import Callee, free_text
 from specjax.serving.tools.gemma_calls import GemmaCalls
 from specjax.serving.tools.json_calls import BareJson, MarkedJson
 from specjax.serving.tools.tagged_calls import TaggedFunctions, TaggedPairs
+from specjax.serving.tools.watching import CallWatch
 
 PARAMETERS = {
     "type": "object",
@@ -186,6 +187,36 @@ def test_a_forced_call_comes_whatever_the_model_would_say(
             assert json.loads(arguments)["letter"] in ("a", "bc")
         else:
             assert {name for name, _ in said[0]} <= {"pick", "now"}
+
+
+def test_an_answer_that_calls_again_and_again_is_ended(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a call the model would rather call again than end: the bias says so."""
+    tokenizer = running.service.tokenizer
+    monkeypatch.setattr(tokenizer, "vocabulary", replace(tokenizer.vocabulary, chat_template=TEMPLATES["json"]))
+    asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "x = 1"}], "tools": TOOLS[1:]}
+    endless = {str(token): -100 for token in tokenizer.eos_ids}
+    for most in (2, 3):
+        monkeypatch.setattr("specjax.serving.chat.MOST_CALLS", most)
+        for parallel in (True, False):
+            answer = running.openai().chat.completions.create(
+                **asked, tool_choice="required", parallel_tool_calls=parallel, logit_bias=endless, max_tokens=300
+            )
+            calls = answer.choices[0].message.tool_calls or []
+            assert [call.function.name for call in calls] == ["now"] * (most if parallel else 1)  # type: ignore[union-attr]
+            assert answer.choices[0].finish_reason == "tool_calls"
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens < 300
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
+def test_a_call_too_many_is_seen_in_every_form(form: CallFormat, running: Running) -> None:
+    tokenizer = running.service.tokenizer
+    one = Walks(form.forced(Callee.of(TOOLS[1]))).text(random.Random(2))
+    for most in (1, 3):
+        watch = CallWatch(tokenizer, (), form, schemas_of(TOOLS), most)
+        assert watch.push(tokenizer.encode(form.between.join([one] * most))) is None
+        ends = watch.push(tokens := tokenizer.encode(form.between + one))
+        assert ends == len(tokens)
 
 
 LETTERS = {"type": "object", "properties": {"letter": {"enum": ["a", "bc"]}}, "required": ["letter"]}

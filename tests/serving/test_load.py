@@ -52,7 +52,7 @@ def test_requests_compile_nothing(running: Running, client: httpx.Client) -> Non
     for index, accept in enumerate(("rejection", "block", "coupled")):
         settings = {"temperature": 0.3 * index, "top_p": 0.9, "top_k": 7 * index, "min_p": 0.01 * index, "seed": index}
         others = {"accept": accept, "p_min": 0.1 * index, "draft": index, "logprobs": 3 * index, "stop": ["q", "zz"]}
-        bodies.append({**settings, **others})
+        bodies.append({**settings, **others, "draft_by": ["mtp", "ngram", ["ngram", "mtp"]][index]})
     long = "def f(x):\n    return x + 1\n\n"
     with ThreadPoolExecutor(len(bodies)) as pool:
         for prompt in ("import os\n", long * 4, long * 12, [long * 2, "a", "b", "c", "d"]):

@@ -13,6 +13,7 @@ import pytest
 from running import Running
 
 LONG = "x = 1\n" * 400
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"prompt": "a", "temperature": -1}, "temperature"),
@@ -21,6 +22,9 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"prompt": "a", "top_k": -2}, "top_k"),
     ("completions", {"prompt": "a", "draft": 4}, "draft"),
     ("completions", {"prompt": "a", "draft": "much"}, "draft.int"),
+    ("completions", {"prompt": "a", "draft_by": "eagle"}, "draft_by"),
+    ("completions", {"prompt": "a", "draft_by": []}, "draft_by"),
+    ("completions", {"prompt": "a", "draft_by": 1}, "draft_by.str"),
     ("completions", {"prompt": "a", "accept": "all"}, "accept"),
     ("completions", {"prompt": "a", "p_min": 2}, "p_min"),
     ("completions", {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias"),
@@ -70,6 +74,12 @@ def test_wrong_bodies_are_refused_and_say_what_is_wrong(
         assert error["message"]
         if param is not None:
             assert error["param"] == param
+
+
+def test_an_unknown_drafter_is_answered_with_the_names_of_those_that_there_are(client: httpx.Client) -> None:
+    for path, more in (("completions", {"prompt": "a"}), ("chat/completions", CHAT)):
+        answer = client.post(f"/v1/{path}", json={**more, "draft_by": ["mtp", "eagle"]})
+        assert "draft_by is 'eagle', but the model's drafters are 'ngram', 'mtp'" in answer.json()["error"]["message"]
 
 
 def test_messages_show_no_path_of_the_machine(client: httpx.Client, running: Running) -> None:

@@ -163,6 +163,30 @@ def test_other_depths_and_automatic_ones_change_nothing(running: Running, client
     assert texts[0]["usage"]["drafting"]["tokens_per_round"] == 1
 
 
+def test_requests_choose_their_drafters(running: Running, client: httpx.Client) -> None:
+    assert client.get("/v1/models").json()["data"][0]["drafters"] == ["ngram", "mtp"]
+    assert client.get("/props").json()["defaults"]["draft_by"] is None
+    prompt = "def f(x):\n    return x + 1\n\n\ndef f(x):\n"
+
+    def ask(draft_by: Any) -> Any:
+        body = {"prompt": prompt, "max_tokens": 40, "temperature": 0, "draft_by": draft_by}
+        return client.post("/v1/completions", json=body).json()
+
+    asked = ["ngram", "mtp", ["mtp"], ["ngram", "mtp"], None]
+    with ThreadPoolExecutor() as pool:
+        answers = [*pool.map(ask, asked)]
+    text = running.model.generate(prompt, max_tokens=40, draft=0).text
+    assert [answer["choices"][0]["text"] for answer in answers] == [text] * len(asked)
+    for answer, draft_by in zip(answers, asked, strict=True):
+        own = running.model.generate(prompt, max_tokens=40, draft=DRAFTS, draft_by=draft_by).stats
+        drafting = answer["usage"]["drafting"]
+        assert drafting["drafted_by_drafter"] == own.drafted_by_drafter
+        assert drafting["accepted_by_drafter"] == own.accepted_by_drafter
+        assert [number for number, count in enumerate(own.drafted_by_drafter) if count] == [
+            number for number, name in enumerate(("ngram", "mtp")) if draft_by is None or name in draft_by
+        ]
+
+
 def test_a_schema_holds_the_text(client: httpx.Client, running: Running) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}

@@ -95,9 +95,9 @@ def check_lossless(
     draft = warm.draft_config(True, model.drafter.max_drafts)
     if draft.n_max == 0:
         raise ValueError("draft is 0, so that nothing is drafted; leave it out, or ask for drafts")
+    drafters = numbers_of(warm.draft_by, model.drafter_names)
     ids = _prompts(model, prompts, options.seed)
     check_prompts(model.target, ids, new_tokens=options.max_tokens)
-    drafters = numbers_of(warm.draft_by, model.drafter_names)
     settings = replace(warm.settings(draft), grammar=model.grammar(warm), drafters=drafters)
     sampling = Sampling(settings, LENGTH, -(-samples // len(ids)))
     many = replace(sampling, count=ROUNDS * sampling.count)

@@ -49,6 +49,14 @@ class NGramState(Part):
         """The part with only its first `slots` tokens."""
         return replace(self, tokens=self.tokens[:, :slots])
 
+    def kept(self) -> NGramState:
+        """How long the text is: the tokens before its end stay where they are."""
+        return replace(jax.tree.map(lambda _: (), self), length=jnp.copy(self.length))
+
+    def restored(self, now: NGramState) -> NGramState:
+        """The text of now up to where this one ended."""
+        return NGramState(jnp.copy(now.tokens), jnp.copy(self.length))
+
     def put(self, rows_state: NGramState, rows: Int[Array, "n"]) -> NGramState:
         """As many tokens as both have room for."""
         slots = min(self.tokens.shape[1], rows_state.tokens.shape[1])

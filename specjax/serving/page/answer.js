@@ -18,7 +18,7 @@ export class Answer {
   #first = 0; // tokens that came at once at the beginning
   #abort = new AbortController();
 
-  /** @param {{draft: number|string, accept: string}} lane how drafts are made and accepted */
+  /** @param {{draft: number|string, draft_by?: string[], accept: string}} lane how drafts are made and accepted */
   constructor(lane) {
     this.lane = lane;
   }

@@ -57,9 +57,10 @@ class App {
   }
 
   #introduce() {
-    const { id, architecture, context_length, drafter, most_drafts, chat_template } = this.#model;
+    const { id, architecture, context_length, drafters, most_drafts, chat_template } = this.#model;
     byId("model-name").textContent = id;
-    const drafts = drafter ? `drafted for by ${drafter.join(" and ")}, up to ${most_drafts} a round` : "without a drafter";
+    const by = drafters.join(" and ");
+    const drafts = by ? `drafted for by ${by}, up to ${most_drafts} a round` : "without a drafter";
     byId("model-facts").textContent = `${architecture} · ${context_length} tokens · ${drafts}`;
     byId("legend").replaceChildren(...legend(most_drafts));
     const hints = chat_template

@@ -9,17 +9,20 @@ const RULES_SAY = {
   rejection: "The model's distribution, draft by draft. More drafts are accepted; the text depends on the drafts.",
   block: "The model's distribution, a round's drafts judged together. The text depends on the drafts.",
 };
+/** The value that stands for all drafters; none has an empty name. */
+const ALL = "";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /** What a choice of drafts is called. */
-export function laneWords({ draft, accept }) {
+export function laneWords({ draft, draft_by, accept }) {
   if (draft === 0) return "no drafts";
   const drafts = draft === "auto" ? "drafts: auto" : draft === 1 ? "1 draft" : `${draft} drafts`;
-  return `${drafts} · ${accept}`;
+  return [drafts, ...(draft_by?.length === 1 ? draft_by : []), accept].join(" · ");
 }
 
 export class Settings {
   #form = byId("settings-form");
+  #drafters;
   #first;
 
   /**
@@ -28,11 +31,13 @@ export class Settings {
    */
   constructor(model, defaults) {
     const most = model.most_drafts;
+    this.#drafters = most ? model.drafters : [];
     this.#lane("a", most, "Speculation");
     this.#lane("b", most, "Speculation, second");
-    const { draft, accept: _, ...sampling } = defaults;
+    const { draft, draft_by, accept: _, ...sampling } = defaults;
+    const by = draft_by?.length === 1 ? draft_by[0] : ALL;
     const more = { max_tokens: Math.min(256, model.context_length), seed: 1, stop: "", system: "", order: "together" };
-    const lanes = { a_draft: draft, a_accept: "coupled", b_draft: 0, b_accept: "coupled" };
+    const lanes = { a_draft: draft, a_draft_by: by, a_accept: "coupled", b_draft: 0, b_draft_by: by, b_accept: "coupled" };
     this.#first = { ...sampling, ...more, ...lanes, compare: false, new_seed: true };
     this.#fill(this.#first);
     this.#fill(JSON.parse(localStorage.getItem(STORE) ?? "{}"));
@@ -65,7 +70,10 @@ export class Settings {
 
   #readLane(name) {
     const draft = this.#value(`${name}_draft`);
-    return { draft: draft === "auto" ? draft : Number(draft), accept: this.#value(`${name}_accept`) };
+    const lane = { draft: draft === "auto" ? draft : Number(draft), accept: this.#value(`${name}_accept`) };
+    if (this.#drafters.length < 2) return lane;
+    const by = this.#value(`${name}_draft_by`);
+    return { ...lane, draft_by: by === ALL ? this.#drafters : [by] };
   }
 
   #lane(name, most, title) {
@@ -76,10 +84,16 @@ export class Settings {
     const depths = Array.from({ length: most }, (_, index) => [index + 1, String(index + 1)]);
     const drafts = [[0, "Off"], ...depths, ...(most ? [["auto", "Auto"]] : [])];
     const group = (label, choices) => make("div", { class: "choices", role: "radiogroup", "aria-label": label }, ...choices);
+    const drafters = [[ALL, "All"], ...this.#drafters.map((each) => [each, each])];
+    const several = [
+      make("p", { class: "label" }, "Drafter"),
+      group("Drafter", drafters.map(([value, words]) => choice("draft_by", value, words))),
+    ];
     byId(`lane-${name}`).append(
       make("legend", {}, make("span", { class: `badge lane-${name}` }, name.toUpperCase()), ` ${title}`),
       make("p", { class: "label" }, most ? "Drafts a round" : "The server has no drafter."),
       group("Drafts a round", drafts.map(([value, words]) => choice("draft", value, words))),
+      ...(this.#drafters.length > 1 ? several : []),
       make("p", { class: "label" }, "Acceptance"),
       group("Acceptance", Object.entries(RULES).map(([value, words]) => choice("accept", value, words))),
       make("p", { class: "quiet rule", id: `${name}-rule` }),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from running import DRAFTS, Running
 
 pytest.importorskip("selenium", reason="the extra `browser` is not installed; make test-page installs it")
 
-from browsing import PROMPT, Browser, asked, events, shown, traced
+from browsing import PROMPT, Browser, asked, events, fronting, shown, traced
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 pytestmark = pytest.mark.browser
 
+REPEATED = "def f(x):\n    return x + 1\n\n\ndef f(x):\n"
+"""A text in which n-grams find something."""
 HINT = "With the rule coupled they would be the same."
 
 
@@ -90,6 +95,43 @@ def test_settings_of_drafts_take_effect(page: Browser, running: Running) -> None
     page.ask(PROMPT)
     assert page.figure("tokens-per-round") == "1.00"
     assert page.figure("acceptance") == "\N{EN DASH}"
+
+
+def test_the_drafter_can_be_chosen_in_both_columns(page: Browser, running: Running) -> None:
+    assert [each.text for each in page.all("#lane-a [aria-label=Drafter] span")] == ["All", "ngram", "mtp"]
+    page.set(compare=True, a_draft=DRAFTS, b_draft=DRAFTS, a_draft_by="ngram", b_draft_by="mtp", temperature=0)
+    page.ask(REPEATED)
+    assert [each.text for each in page.all(".answer h3")] == [
+        f"A {DRAFTS} drafts · ngram · coupled",
+        f"B {DRAFTS} drafts · mtp · coupled",
+    ]
+    own: dict[str, Any] = {"prompt": REPEATED, "max_tokens": 40, "draft": DRAFTS}
+    for lane, name in enumerate(("ngram", "mtp")):
+        generation = running.model.generate(**own, draft_by=name)
+        assert page.answer(lane) == generation.text
+        assert page.figure("tokens-per-round", lane) == f"{generation.stats.tokens_per_round:.2f}"
+    assert page.figure("tokens-per-round", 0) != page.figure("tokens-per-round", 1)
+    page.driver.refresh()
+    page.ready()
+    page.one("#new-conversation").click()
+    page.ask(REPEATED)
+    assert "ngram" in page.all(".answer h3")[0].text, "the choice is kept for the next visit"
+    page.set(compare=False, a_draft_by="")
+    page.ask("\n")
+    assert page.all(".turn:last-child h3")[0].text == f"A {DRAFTS} drafts · coupled"
+
+
+def test_a_server_with_one_drafter_offers_no_choice(chromium: Browser, running: Running) -> None:
+    alone = copy.copy(running.service)
+    alone.model = replace(alone.model, drafter_names=("mtp",))
+    with fronting(alone) as (url, _):
+        chromium.open(url)
+        chromium.ready()
+        assert not chromium.all("[aria-label=Drafter]")
+        assert "drafted for by mtp, up to" in chromium.text("#model-facts")
+        chromium.set(max_tokens=8)
+        chromium.ask(PROMPT)
+        assert chromium.answer()
 
 
 @pytest.mark.parametrize("order", ["together", "one after the other"])
