@@ -143,6 +143,10 @@ def test_kernels_know_jax_and_nothing_else() -> None:
             assert tops <= allowed, f"{name} imports {sorted(tops - allowed)}"
 
 
+DERIVED = {"specjax.evaluation.beam", "specjax.evaluation.lm_eval.harness"}
+"""Modules whose classes derive from one of an extra."""
+
+
 def test_modules_import_no_more_than_the_core_dependencies() -> None:
     """What an extra brings is imported inside the functions that need it, except by training, serving, and
     what derives from a class of it."""
@@ -151,7 +155,7 @@ def test_modules_import_no_more_than_the_core_dependencies() -> None:
     names = {"orbax-checkpoint": "orbax"}
     allowed = {names.get(name, name) for name in core} | set(PACKAGES) | sys.stdlib_module_names | {"ml_dtypes"}
     for name, tree in modules().items():
-        if below(name, {"specjax.training", "specjax.serving", "specjax.evaluation.beam"}):
+        if below(name, {"specjax.training", "specjax.serving", *DERIVED}):
             continue
         tops = {other.split(".")[0] for statement in tree.body for other in imported(statement)}
         assert tops <= allowed, f"{name} imports {sorted(tops - allowed)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from specjax.errors import PromptError
 from specjax.evaluation.lines import lines_of, object_of
 from specjax.runtime.options import PER_REQUEST, GenerateOptions, options_of
 
+OF_THE_RUN = tuple(each.name for each in fields(GenerateOptions) if each.name not in PER_REQUEST)
+"""Options that all prompts share."""
 KEYS = ("id", "prompt", "tokens", "samples", *PER_REQUEST)
 RESULT_KEYS = (
     *("index", "sample", "text", "finish_reason", "prompt_tokens", "rounds", "drafted", "accepted", "error"),
@@ -171,6 +173,7 @@ def prompt_of(entry: Mapping[str, Any], index: int, place: str) -> PromptLine:
     for key in others:
         meant = difflib.get_close_matches(key, KEYS, n=1, cutoff=_ALIKE)
         require(not meant, f"unknown key {key!r}; is {''.join(meant)!r} meant?")
+        require(key not in OF_THE_RUN, f"{key!r} holds for all prompts of a run; give it to the run, or rename the key")
         require(key not in RESULT_KEYS, f"a result has a {key!r} of its own; give that key another name")
     samples = entry.get("samples")
     require(samples is None or (type(samples) is int and samples > 0), f"samples is {samples!r}; give 1 or more")

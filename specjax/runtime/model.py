@@ -194,9 +194,7 @@ class Model:
         if options.json_schema is None and options.regex is None:
             return None
         if self.tokenizer is None:
-            raise SpecjaxError(
-                f"{self.path} has no usable tokenizer, and json_schema and regex need one; leave them out"
-            )
+            raise SpecjaxError(f"{self.path} has no tokenizer, which json_schema and regex need; leave them out")
         where = self.tokenizer, self.target.vocab_size, options.grammar_after
         if options.regex is not None:
             return regex_grammar(options.regex, *where)

@@ -114,9 +114,10 @@ class GenerateOptions:
         object.__setattr__(self, "draft", getattr(self.draft, "draft", self.draft))  # of a `DraftChoice` its choice
         self._check_types()
         object.__setattr__(self, "draft_by", given_names(self.draft_by))
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        if not all(isinstance(text, str) and text for text in self.stop):
+        stop = (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Iterable) else tuple(self.stop)
+        if not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop is {self.stop!r}; give strings that are not empty")
+        object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "logit_bias", pairs_of(self.logit_bias))
         self._check_grammar()
         if self.max_tokens < 1:

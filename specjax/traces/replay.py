@@ -132,10 +132,7 @@ def what_if(
 
 
 def _check(trace: Trace, k: int, p_min: float, n_min: int, accept: ToldRule | None) -> None:
-    """
-    Raises:
-        ValueError: see `Trace.what_if`.
-    """
+    """Raise ValueError where a setting is out of its range, or the trace does not tell; see `Trace.what_if`."""
     least = int(trace.depth.min()) if len(trace) else 0
     if not isinstance(k, Integral) or not 0 <= k <= least:
         raise ValueError(

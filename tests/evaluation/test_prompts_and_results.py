@@ -71,6 +71,8 @@ def test_a_line_that_is_no_prompt_takes_the_name_of_none() -> None:
         ('{"prompt": "a", "max_token": 1}', "unknown key 'max_token'; is 'max_tokens' meant?"),
         ('{"promt": "a"}', "unknown key 'promt'; is 'prompt' meant?"),
         ('{"prompt": "a", "text": "b"}', "a result has a 'text' of its own; give that key another name"),
+        ('{"prompt": "a", "accept": "block"}', "'accept' holds for all prompts of a run; give it to the run"),
+        ('{"prompt": "a", "stop": 3}', "stop is 3; give strings that are not empty"),
         ("[" * 100_000, "is not JSON: maximum recursion"),
         ('{"prompt": "a", "id": 1}\n{"prompt": "b"}', ":2: the id 1 occurs before, at"),
     ],

@@ -293,7 +293,7 @@ def test_wrong_wishes_are_errors(model: specjax.Model, want: Any, error: type[Ex
 
 
 def test_what_is_missing_is_named(model: specjax.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(specjax.SpecjaxError, match="no usable tokenizer"):
+    with pytest.raises(specjax.SpecjaxError, match="has no tokenizer, which json_schema"):
         replace(model, tokenizer=None).generate([1, 2], regex="a")
     assert model.tokenizer is not None
     monkeypatch.setattr(model.tokenizer, "eos_ids", frozenset())

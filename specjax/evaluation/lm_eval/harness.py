@@ -29,17 +29,17 @@ class SpecjaxLM(LM):
         self.answers = Answers(*from_arguments(arguments)) if answers is None else answers
 
     def loglikelihood(self, requests: Sequence[Asked], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """See `Answers.loglikelihood`."""
+        """Answer the harness by `Answers.loglikelihood`, with progress."""
         with self._known("loglikelihood", requests, disable_tqdm) as known:
             return self.answers.loglikelihood(requests, known)
 
     def loglikelihood_rolling(self, requests: Sequence[Asked], disable_tqdm: bool = False) -> list[float]:
-        """See `Answers.loglikelihood_rolling`."""
+        """Answer the harness by `Answers.loglikelihood_rolling`, with progress."""
         with self._known("loglikelihood_rolling", requests, disable_tqdm) as known:
             return self.answers.loglikelihood_rolling(requests, known)
 
     def generate_until(self, requests: Sequence[Asked], disable_tqdm: bool = False) -> list[str]:
-        """See `Answers.generate_until`."""
+        """Answer the harness by `Answers.generate_until`, with progress."""
         with self._known("generate_until", requests, disable_tqdm) as known:
             return self.answers.generate_until(requests, known)
 
@@ -63,5 +63,5 @@ class SpecjaxLM(LM):
         return self.answers.template if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Any], add_generation_prompt: bool = True) -> str:
-        """See `Answers.apply_chat_template`."""
+        """Write a conversation by the model's template, see `Answers.apply_chat_template`."""
         return self.answers.apply_chat_template(chat_history, add_generation_prompt=add_generation_prompt)
