@@ -141,6 +141,19 @@ def test_fused_operations_and_views_hold_nothing() -> None:
     assert live(lambda x: x.reshape(-1)[: SIDE * 2].reshape(2, SIDE) @ x, SQUARE) == 4 * 2 * SIDE
 
 
+def test_a_residual_stream_is_held_once_however_many_layers_add_to_it() -> None:
+    def layers(count: int) -> int:
+        def run(x: jax.Array, weight: jax.Array) -> jax.Array:
+            for _ in range(count):
+                scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True))
+                x = x + (x * scale) @ weight
+            return x
+
+        return live(run, SQUARE, SQUARE)
+
+    assert layers(12) == layers(3) <= 4 * ONE
+
+
 def test_a_loop_holds_what_one_turn_holds() -> None:
     def body(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
         return jnp.tanh(carry @ carry), None

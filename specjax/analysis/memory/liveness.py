@@ -1,14 +1,16 @@
 """How much temporary memory a program needs, estimated from its operations without a compiler.
 
 Operations are walked in order. What one has made is held until its last reader. Compilers fuse: an elementwise result
-is held only if something else reads it than elementwise operations and reductions, views hold nothing, and what is
-updated in place is the same memory. Loops and branches need as much as the most that they hold at one time. Compilers
-also reorder operations and copy between layouts, which is not seen here.
+is held only if something else reads it than elementwise operations and reductions, or if it has several readers and
+takes less than what it is made of. Views hold nothing, and what is updated in place is the same memory. Loops and
+branches need as much as the most that they hold at one time. Compilers also reorder operations and copy between
+layouts, which is not seen here.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,29 +36,39 @@ KERNELS = frozenset({"pallas_call"})
 def peak_bytes(jaxpr: core.Jaxpr) -> int:
     """The most bytes that a program holds at one time besides its arguments."""
     equations, last, read = jaxpr.eqns, dict[Any, int](), set()
+    readers = Counter[Any]()
     for index, equation in enumerate(equations):
-        for variable in _variables(equation.invars):
+        for variable in set(_variables(equation.invars)):
             last[variable] = index
+            readers[variable] += 1
             if equation.primitive.name not in FUSED_READERS:
                 read.add(variable)
     for variable in _variables(jaxpr.outvars):
         last[variable] = len(equations)
         read.add(variable)
-    for index in reversed(range(len(equations))):  # what is held by no memory of its own holds its arguments
-        equation = equations[index]
-        ends = max((last.get(variable, index) for variable in equation.outvars), default=index)
+    for equation in reversed(equations):
         if _is_view(equation) and any(variable in read for variable in equation.outvars):
             read.update(_variables(equation.invars))
-        if not _holds(equation, read):
-            for variable in _variables(equation.invars):
-                last[variable] = max(last[variable], ends)
+    held_by = dict[Any, frozenset[Any]]()  # the results in memory of which something is made that has none of its own
+    holding = set[int]()
+    for index, equation in enumerate(equations):
+        sources = frozenset[Any]().union(*(held_by.get(each, frozenset()) for each in _variables(equation.invars)))
+        shared = any(readers[variable] > 1 for variable in equation.outvars)
+        # Several readers of a sum, as layers are of the residual stream, would each need all that was added up.
+        cheaper = shared and sum(map(_size, sources)) > sum(map(_size, equation.outvars))
+        if _holds(equation, read) or (equation.primitive.name in ELEMENTWISE and not _is_view(equation) and cheaper):
+            holding.add(index)
+        for variable in equation.outvars:
+            held_by[variable] = frozenset({variable}) if index in holding else sources
+            for source in held_by[variable]:
+                last[source] = max(last.get(source, index), last.get(variable, index))
     ending: dict[int, list[Any]] = {}
     for variable, index in last.items():
         ending.setdefault(index, []).append(variable)
     held: dict[Any, int] = {}
     live = most = 0
     for index, equation in enumerate(equations):
-        made = sum(map(_size, equation.outvars)) if _holds(equation, read) else 0
+        made = sum(map(_size, equation.outvars)) if index in holding else 0
         inner = [peak_bytes(each) for each in _inner(equation)]
         # What a program hands through is held by whoever made it: it makes no more than it needs inside.
         own = min(made, max(inner)) if inner else made
