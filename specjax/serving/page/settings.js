@@ -9,8 +9,8 @@ const RULES_SAY = {
   rejection: "The model's distribution, draft by draft. More drafts are accepted; the text depends on the drafts.",
   block: "The model's distribution, a round's drafts judged together. The text depends on the drafts.",
 };
-/** The value that stands for all drafters; none has an empty name. */
-const ALL = "";
+/** The value that stands for all drafters. It is no file's name, and not empty: browsers choose no empty value. */
+const ALL = "/";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /** What a choice of drafts is called. */

@@ -116,7 +116,7 @@ def test_the_drafter_can_be_chosen_in_both_columns(page: Browser, running: Runni
     page.one("#new-conversation").click()
     page.ask(REPEATED)
     assert "ngram" in page.all(".answer h3")[0].text, "the choice is kept for the next visit"
-    page.set(compare=False, a_draft_by="")
+    page.set(compare=False, a_draft_by="/")
     page.ask("\n")
     assert page.all(".turn:last-child h3")[0].text == f"A {DRAFTS} drafts · coupled"
 
