@@ -31,7 +31,7 @@ class Backlog:
         self._most = np.zeros(rows, int)  # the most tokens that can wait in each row
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Whether any tokens wait for the drafter."""
         return bool(self._most.any())
 
     def add(self, unseen: Unseen, rounds: int) -> None:
