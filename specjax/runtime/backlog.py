@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import jax
 import numpy as np
 
@@ -34,13 +36,21 @@ class Backlog:
         """Whether any tokens wait for the drafter."""
         return bool(self._most.any())
 
-    def add(self, unseen: Unseen, rounds: int) -> None:
-        """Let what was not seen of a chunk of at most so many rounds wait. There must be room for it."""
+    def add(self, unseen: Unseen, rounds: int, rows: Collection[int]) -> None:
+        """Let what was not seen of a chunk wait. There must be room for it.
+
+        Args:
+            unseen: of the chunk.
+            rounds: that it has at most.
+            rows: those that decode. Where others have something waiting, the chunk may write behind it.
+        """
         if self._waiting is None:
             self._waiting = self._empty(unseen)
         self._waiting = joined(self._waiting, unseen, self._kept.copy())
         self._kept[:] = True
-        self._most += rounds
+        written = self._most > 0
+        written[list(rows)] = True
+        self._most[written] += rounds
 
     def _empty(self, unseen: Unseen) -> Waiting:
         rounds = len(unseen.tokens)

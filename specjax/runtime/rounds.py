@@ -126,7 +126,7 @@ class Rounds:
         else:
             state, record = self._run(program, params, state, rounds)
         if record.unseen is not None:
-            self._backlog.add(record.unseen, rounds)
+            self._backlog.add(record.unseen, rounds, jobs)
             record = replace(record, unseen=None)  # the host does not read it
         return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new)
 

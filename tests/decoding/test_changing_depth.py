@@ -123,7 +123,7 @@ def decode(
         state, record = decode_chunk(decoder.at_most(depth), params, state, 11, np.int32(rounds))
         chunk += 1
         if record.unseen is not None:
-            backlog.add(record.unseen, rounds)
+            backlog.add(record.unseen, rounds, range(len(LENGTHS)))
         done = cut(jax.device_get(record))
         for index, (row, said) in product(range(int(record.n_rounds)), enumerate(tokens)):
             if count := int(done.n_emitted[index, row]):

@@ -74,7 +74,7 @@ def test_all_that_waits_is_given_and_nothing_that_was_forgotten() -> None:
     rounds, backlog, blocks = Rounds(), Backlog(ROWS, SLOTS), set()
     for _ in range(12):
         for size in rounds.rng.integers(1, MOST + 1, 4):
-            backlog.add(rounds.chunk(int(size)), int(size))
+            backlog.add(rounds.chunk(int(size)), int(size), range(ROWS))
             if rounds.rng.random() < 0.5:
                 row = int(rounds.rng.integers(ROWS))
                 rounds.replace(row)
@@ -94,10 +94,27 @@ def test_a_backlog_says_when_it_is_full() -> None:
     rounds, backlog = Rounds(), Backlog(ROWS, slots=100)
     assert backlog.has_room(MOST), "nothing waits yet"
     for _ in range(3):
-        backlog.add(rounds.chunk(MOST), MOST)
+        backlog.add(rounds.chunk(MOST), MOST, range(ROWS))
     assert backlog.has_room(8)
     assert not backlog.has_room(9), "the buffer has 128 columns, and is written in blocks of 8"
     for row in range(ROWS):
         backlog.forget(row)
     assert not backlog
     assert backlog.has_room(MOST)
+
+
+def test_rows_in_which_nobody_decodes_do_not_fill_it() -> None:
+    """But a text that has ended keeps what waits of it: chunks that go on write behind it, and need room there."""
+    rounds, backlog = Rounds(), Backlog(ROWS, slots=100)
+    for _ in range(10):
+        backlog.add(rounds.chunk(MOST), MOST, [0])
+        backlog.forget(0)
+        rounds.replace(0)
+    assert not backlog
+    assert backlog.has_room(MOST)
+    backlog.add(rounds.chunk(MOST), MOST, [0, 1])
+    for _ in range(2):
+        assert backlog.has_room(MOST)
+        backlog.add(rounds.chunk(MOST), MOST, [0])
+        backlog.forget(0)
+    assert not backlog.has_room(MOST), "row 1 has ended, and its tokens must not be overwritten"

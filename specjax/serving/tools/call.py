@@ -32,7 +32,7 @@ class CallFormat(Protocol):
 
     @property
     def openers(self) -> Sequence[str]:
-        """A text that has one of these may call from there on."""
+        """A text that has one of these may call from there on. Every call has one of its own."""
         ...
 
     @property

@@ -36,6 +36,8 @@ class CallWatch(StopStrings):
         return len(tokens) if end is None and self._over() else end
 
     def _over(self) -> bool:
-        begins = [at for opener in self._form.openers if (at := self._text.find(opener)) >= 0]
-        calls = self._form.calls(self._text[min(begins) :], self._schemas) if begins else None
+        if sum(map(self._text.count, self._form.openers)) <= self._most:
+            return False  # long arguments of few calls are not read again and again
+        first = min(at for opener in self._form.openers if (at := self._text.find(opener)) >= 0)
+        calls = self._form.calls(self._text[first:], self._schemas)
         return calls is not None and len(calls) > self._most
