@@ -77,7 +77,7 @@ test-gpu: .venv-gpu-triton/.dev
 	  -k 'triton or gpu_compiler' tests/kernels
 
 test-eval: .venv-eval/.dev
-	.venv-eval/bin/python -m pip install --quiet transformers # by which the harness reads tokenizers where it asks a server
+	.venv-eval/bin/python -m pip install --quiet "lm_eval[api]" transformers # by which the harness asks a server
 	.venv-eval/bin/python -m pytest -m harness tests/evaluation
 
 test-ray: .venv-ray/.dev
