@@ -4,7 +4,7 @@ Whether a draft is accepted is drawn by lot (see `specjax bench --synthetic-acce
 another one in each phase. All numbers of drafts and "auto" go through the same phases, each on an engine of its own
 that goes on where it stood. In a phase they take turns in short slices, because the speed of machines drifts, and in an
 order drawn anew each time, because a machine is slower for a while after hard work. Requests follow each other in the
-seats. Columns are tokens of a phase over those of plain decoding in the same phase and turn, medians of the turns; the
+seats. Their lengths differ, so that seats become free one by one with any number of drafts. Columns are tokens of a phase over those of plain decoding in the same phase and turn, medians of the turns; the
 last one is that of all phases together, each number emitting as many tokens in every phase.
 
     python benchmarks/depth.py --batch 1 4 16
@@ -37,6 +37,7 @@ from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.slots import slots_for
 
 PROMPT_TOKENS, MAX_TOKENS = 32, 448
+LEAST_TOKENS = MAX_TOKENS // 2
 SLICE = 1.0
 """Seconds that a number runs before the next one has its turn."""
 
@@ -74,7 +75,9 @@ class Contender:
         while self.running < self.batch:
             self.running += 1
             prompt = random_prompt(self.model.target.vocab_size, PROMPT_TOKENS, self.requests)
-            self.engine.submit(self.model.request(prompt, self.options, sequence=self.requests))
+            limit = random.Random(self.requests).randint(LEAST_TOKENS, MAX_TOKENS)
+            options = replace(self.options, max_tokens=limit)
+            self.engine.submit(self.model.request(prompt, options, sequence=self.requests))
             self.requests += 1
         for update in self.engine.step(rounds):
             if update.record is not None:
