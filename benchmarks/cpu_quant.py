@@ -1,8 +1,10 @@
-"""Products with quantized matrices on this machine's CPU, as fractions of the rate at which memory can be read.
+"""Products with quantized matrices on this machine's CPU, as fractions of what its memory and its arithmetic allow.
 
-A chain of matrices, larger together than the caches, is multiplied with a few rows. The limit is how fast these bytes
-could be read; it is taken in the same run, in turns with the products, as the best rate at which sums over floats are
-formed. The last columns give how many times longer the same chain takes with float32 weights in XLA.
+A chain of matrices, larger together than the caches, is multiplied with some rows. Few rows are limited by how fast
+these bytes can be read, many by how fast bytes can be multiplied (known for AVX-512 VNNI): activations of 8 bits need
+one such product for each product, those of 16 bits two. Both limits are taken in the same run, in turns with the
+products, as the best rates at which sums over floats are formed and at which a loop of nothing but byte products runs.
+The last columns give how many times longer the same chain takes with float32 weights in XLA.
 
     python benchmarks/cpu_quant.py
 """
@@ -18,11 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from machine import description, read_rate
+from vnni_rate import vnni_loop, vnni_rate
 
 from pallas_kernels import native
 from pallas_kernels.matmul import FORMATS, QTensor, explain, float_matmul, from_blocks, prepare, quant_matmul
 
-ROWS = (1, 2, 4, 8, 16)
+ROWS = (1, 2, 4, 8, 16, 64)
 LIMIT_BYTES = 1 << 28
 
 
@@ -63,16 +66,23 @@ def chain_times(
 
 
 class Limit:
-    """The best rate of reads so far, in bytes per second."""
+    """The best rates so far: of reads, in bytes per second, and of products of bytes, infinite where not known."""
 
     def __init__(self) -> None:
         floats = jnp.ones((LIMIT_BYTES // 4 // 4096, 4096), jnp.float32)
         self.pieces = jnp.array_split(floats, os.cpu_count() or 1)
-        self.rate = 0.0
+        self.loop = vnni_loop() if native.instruction_set() == "avx512vnni" else None
+        self.reads, self.products = 0.0, 0.0 if self.loop else np.inf
 
     def measure(self) -> None:
         """Look again."""
-        self.rate = max(self.rate, read_rate(self.pieces))
+        self.reads = max(self.reads, read_rate(self.pieces))
+        if self.loop:
+            self.products = max(self.products, vnni_rate(self.loop))
+
+    def seconds(self, read: int, products: int) -> float:
+        """The least time of so many bytes and products of bytes."""
+        return max(read / self.reads, products / self.products)
 
 
 def main() -> None:
@@ -98,15 +108,17 @@ def main() -> None:
             times = chain_times(
                 lambda x, weight, act=act: quant_matmul(x, weight, act=act), chain, args.size, args.repetitions, limit
             )
-            results.append((f"{name} {act}", size, times))
+            byte_products = args.size**2 * args.matrices * (2 if act == "a16" else 1)
+            results.append((f"{name} {act}", size, byte_products, times))
     print(explain(jnp.ones((1, args.size)), chain[0]))
 
-    print(f"\nread limit {limit.rate / 1e9:.1f} GB/s")
+    print(f"\nlimits: {limit.reads / 1e9:.1f} GB/s, {limit.products / 1e9:.0f} billion products of bytes a second")
     header = " ".join(f"{rows:>6}" for rows in ROWS)
-    print(f"{'':<12} fraction of it at rows {'':>12} over XLA float32 at rows")
+    print(f"{'':<12} fraction of the limit at rows {'':>11} over XLA float32 at rows")
     print(f"{'':<12} {header}   {header}")
-    for name, size, times in results:
-        fractions = " ".join(f"{size / times[rows] / limit.rate:>6.2f}" for rows in ROWS)
+    for name, size, products, times in results:
+        least = {rows: limit.seconds(size, rows * products) for rows in ROWS}
+        fractions = " ".join(f"{least[rows] / times[rows]:>6.2f}" for rows in ROWS)
         ratios = " ".join(f"{xla[rows] / times[rows]:>6.1f}" for rows in ROWS)
         print(f"{name:<12} {fractions}   {ratios}")
 

@@ -4,8 +4,9 @@ Whether a draft is accepted is drawn by lot (see `specjax bench --synthetic-acce
 another one in each phase. All numbers of drafts and "auto" go through the same phases, each on an engine of its own
 that goes on where it stood. In a phase they take turns in short slices, because the speed of machines drifts, and in an
 order drawn anew each time, because a machine is slower for a while after hard work. Requests follow each other in the
-seats. Their lengths differ, so that seats become free one by one with any number of drafts. Columns are tokens of a phase over those of plain decoding in the same phase and turn, medians of the turns; the
-last one is that of all phases together, each number emitting as many tokens in every phase.
+seats. Their lengths differ, so that seats become free one by one with any number of drafts. Columns are tokens of a
+phase over those of plain decoding in the same phase and turn, medians of the turns; the last one is that of all phases
+together, each number emitting as many tokens in every phase.
 
     python benchmarks/depth.py --batch 1 4 16
 """
