@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Int
 
 from specjax.decoding.unseen import BLOCKS, Unseen, Waiting, give_unseen, joined, nothing_waits, room_for
 from specjax.models.protocol import Drafter, Params
@@ -13,6 +15,20 @@ from specjax.state import SequenceState
 
 MOST_BYTES = 2**26
 """The most memory that waiting tokens take, unless a single chunk takes more."""
+
+
+class Added(NamedTuple):
+    """A chunk whose tokens wait.
+
+    Attributes:
+        rounds: that it may have had.
+        rows: those that decoded.
+        epochs: of all rows at that time, see `Backlog`.
+    """
+
+    rounds: int
+    rows: Bool[np.ndarray, "B"]
+    epochs: Int[np.ndarray, "B"]
 
 
 class Backlog:
@@ -31,26 +47,32 @@ class Backlog:
         self._waiting: Waiting | None = None
         self._kept = np.ones(rows, bool)  # rows whose text is still the one whose tokens wait
         self._most = np.zeros(rows, int)  # the most tokens that can wait in each row
+        self._epochs = np.zeros(rows, int)  # how often all that waited in a row was given or forgotten
 
     def __bool__(self) -> bool:
         """Whether any tokens wait for the drafter."""
         return bool(self._most.any())
 
-    def add(self, unseen: Unseen, rounds: int, rows: Collection[int]) -> None:
-        """Let what was not seen of a chunk wait. There must be room for it.
+    def add(self, unseen: Unseen, rounds: int, rows: Collection[int]) -> Added:
+        """Let what was not seen of a chunk wait. There must be room for it. See `ran`.
 
         Args:
             unseen: of the chunk.
             rounds: that it has at most.
-            rows: those that decode. Where others have something waiting, the chunk may write behind it.
+            rows: those that decode.
         """
         if self._waiting is None:
             self._waiting = self._empty(unseen)
         self._waiting = joined(self._waiting, unseen, self._kept.copy())
         self._kept[:] = True
-        written = self._most > 0
-        written[list(rows)] = True
-        self._most[written] += rounds
+        decode = np.isin(np.arange(len(self._most)), list(rows))
+        self._most[decode] += rounds
+        return Added(rounds, decode, self._epochs.copy())
+
+    def ran(self, added: Added, rounds: int) -> None:
+        """The chunk has had only so many rounds, which is known when it has been read."""
+        same = added.rows & (added.epochs == self._epochs)
+        self._most[same] -= added.rounds - rounds
 
     def _empty(self, unseen: Unseen) -> Waiting:
         rounds = len(unseen.tokens)
@@ -61,9 +83,13 @@ class Backlog:
     def forget(self, row: int) -> None:
         """Another text has the row."""
         self._kept[row], self._most[row] = False, 0
+        self._epochs[row] += 1
 
     def has_room(self, rounds: int) -> bool:
-        """Whether the tokens of another chunk of so many rounds can wait as well."""
+        """Whether the tokens of another chunk of so many rounds can wait as well.
+
+        It writes behind what waits in all rows, also in those that do not decode.
+        """
         whole = -(-rounds // BLOCKS[0]) * BLOCKS[0]
         return self._waiting is None or self._most.max() + whole <= self._waiting.tokens.shape[1]
 
@@ -72,6 +98,7 @@ class Backlog:
         if self._waiting is not None and self:
             state = give_unseen(drafter, params, state, self._waiting, self._kept.copy())
             self._kept[:], self._most[:] = False, 0
+            self._epochs += 1
         return state
 
     def build(self, drafter: Drafter, params: Params, state: SequenceState, unseen: Unseen) -> SequenceState:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from specjax.decoding.loop import ChunkRecord
+from specjax.runtime.backlog import Added
 from specjax.runtime.depth.control import Choice
 from specjax.runtime.request import Job, TokenLogprobs, Update
 
@@ -25,6 +26,7 @@ class Reading:
         choice: what was chosen for the rounds; None for first tokens, which prompts bring and rounds do not.
         built: whether their program was built when they were started.
         alone: whether the time since the reading before is that of these rounds.
+        added: what waits of it for the drafter, if anything does.
     """
 
     record: ChunkRecord
@@ -32,6 +34,7 @@ class Reading:
     choice: Choice | None = None
     built: bool = False
     alone: bool = False
+    added: Added | None = None
 
     @property
     def first(self) -> bool:

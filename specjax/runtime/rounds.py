@@ -125,10 +125,11 @@ class Rounds:
             state, record = self._build(decoder, params, state, jobs, choice.depth)
         else:
             state, record = self._run(program, params, state, rounds)
+        added = None
         if record.unseen is not None:
-            self._backlog.add(record.unseen, rounds, jobs)
+            added = self._backlog.add(record.unseen, rounds, jobs)
             record = replace(record, unseen=None)  # the host does not read it
-        return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new)
+        return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new, added=added)
 
     def build(self, decoder: Decoder, params: Params, state: DecodeState, depth: int, *, key: tuple) -> DecodeState:
         """Build the program of rounds of this depth, if there is none yet; see `start` for the arguments."""
@@ -185,6 +186,8 @@ class Rounds:
             jobs: who sits in each row now; what others accepted does not count.
         """
         rounds = reading.n_rounds
+        if reading.added:
+            self._backlog.ran(reading.added, rounds)
         depth = reading.choice.depth if reading.choice else 0
         seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds, depth)
         alone = reading.alone and self._pause < max(PAUSE, PAUSE_SHARE * seconds)

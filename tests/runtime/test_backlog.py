@@ -103,18 +103,44 @@ def test_a_backlog_says_when_it_is_full() -> None:
     assert backlog.has_room(MOST)
 
 
-def test_rows_in_which_nobody_decodes_do_not_fill_it() -> None:
-    """But a text that has ended keeps what waits of it: chunks that go on write behind it, and need room there."""
+def test_only_rounds_that_were_run_fill_it() -> None:
+    """A chunk may end early. How many rounds it has had is known later, when others may have been added."""
     rounds, backlog = Rounds(), Backlog(ROWS, slots=100)
-    for _ in range(10):
-        backlog.add(rounds.chunk(MOST), MOST, [0])
-        backlog.forget(0)
-        rounds.replace(0)
-    assert not backlog
-    assert backlog.has_room(MOST)
-    backlog.add(rounds.chunk(MOST), MOST, [0, 1])
+    for _ in range(18):
+        first = backlog.add(rounds.chunk(2), 10, range(ROWS))
+        second = backlog.add(rounds.chunk(3), 10, range(ROWS))
+        assert backlog.has_room(10)
+        backlog.ran(first, 2)
+        backlog.ran(second, 3)
+    assert not backlog.has_room(MOST)
+    said, _ = backlog.given(Scribe(), {}, blank()).drafter
+    assert [{i: int(token) for i, token in enumerate(row) if token != NOTHING} for row in said] == rounds.owed
+
+
+def test_a_chunk_that_is_read_after_its_text_has_left_says_nothing_of_the_next_one() -> None:
+    rounds, backlog = Rounds(), Backlog(ROWS, slots=100)
+    early = [backlog.add(rounds.chunk(1), MOST, [0]) for _ in range(2)]
+    backlog.forget(0)
+    rounds.replace(0)
+    backlog.add(rounds.chunk(MOST), MOST, [0])
+    backlog.ran(early[0], 1)
     for _ in range(2):
         assert backlog.has_room(MOST)
         backlog.add(rounds.chunk(MOST), MOST, [0])
+    backlog.ran(early[1], 1)
+    assert not backlog.has_room(MOST)
+
+
+def test_rows_in_which_nobody_decodes_do_not_fill_it() -> None:
+    """But a text that has ended keeps what waits of it: chunks that go on write behind it, and need room there."""
+    rounds, backlog = Rounds(), Backlog(ROWS, slots=100)
+    backlog.add(rounds.chunk(MOST), MOST, [1])
+    for _ in range(10):
+        assert backlog.has_room(2 * MOST)
+        assert not backlog.has_room(2 * MOST + 9), "row 1 has ended, and its tokens must not be overwritten"
+        backlog.add(rounds.chunk(MOST), MOST, [0])
         backlog.forget(0)
-    assert not backlog.has_room(MOST), "row 1 has ended, and its tokens must not be overwritten"
+        rounds.replace(0)
+    backlog.forget(1)
+    assert not backlog
+    assert backlog.has_room(128)
