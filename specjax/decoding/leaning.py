@@ -20,6 +20,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.arrays import to_device
 from specjax.mesh.columns import own_columns, values_at
 
 MOST_BIASES = 300
@@ -107,7 +108,7 @@ class LeaningRows:
             for place, pair in enumerate(leaning.bias):
                 tokens[row, place], values[row, place] = pair
         penalties = (np.array([getattr(row, name) for row in rows], np.float32) for name in ("presence", "frequency"))
-        return cls(*map(jnp.asarray, (tokens, values, *penalties)))
+        return cls(*to_device((tokens, values, *penalties)))
 
     def offsets(self, counts: Int[Array, "B *T Va"]) -> Float[Array, "B *T V"]:
         """What is added to logits after texts that have each token so often. A part of a split model has its tokens."""

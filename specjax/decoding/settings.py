@@ -12,6 +12,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from specjax.decoding.arrays import to_device
 from specjax.decoding.grammar import Grammar
 from specjax.decoding.leaning import NO_LEANING, Leaning, LeaningRows
 
@@ -220,9 +221,9 @@ class RowSettings:
             "rule": (np.int32, [RULES.index(row.rule) for row in rows]),
             "scored": (np.bool_, [row.scored for row in rows]),
         }
-        arrays = {name: jnp.asarray(np.array(values, dtype)) for name, (dtype, values) in numbers.items()}
+        arrays = {name: np.array(values, dtype) for name, (dtype, values) in numbers.items()}
         leaning = LeaningRows.of([row.leaning for row in rows]) if leans else None
-        return cls(**arrays, stop_tokens=jnp.asarray(stops), leaning=leaning)
+        return cls(**to_device({**arrays, "stop_tokens": stops}), leaning=leaning)
 
     @property
     def draws(self) -> Bool[Array, "B *ones"]:

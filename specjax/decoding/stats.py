@@ -51,21 +51,22 @@ class DecodeStats:
             emitted = emitted[:n_rounds]
         drafted = np.asarray(record.rounds.n_drafted)[:n_rounds, columns]
         accepted = np.asarray(record.rounds.n_accepted)[:n_rounds, columns]
-        self.rounds += int((emitted > 0).sum())
+        self.rounds += int(np.count_nonzero(emitted))
         self.tokens += int(emitted.sum())
-        self.drafted += int(drafted.sum())
-        self.accepted += int(accepted.sum())
         self.rounds_by_drafts = _added(self.rounds_by_drafts, np.bincount(drafted[emitted > 0]))
-        source = np.asarray(record.rounds.source)[:n_rounds, columns].ravel()
-        self.drafted_by_drafter = _added(self.drafted_by_drafter, np.bincount(source, drafted.ravel()))
-        self.accepted_by_drafter = _added(self.accepted_by_drafter, np.bincount(source, accepted.ravel()))
         positions = record.rounds.drafts.shape[-1]
         missing = positions - len(self.drafted_by_position)
         self.drafted_by_position += [0] * missing
         self.accepted_by_position += [0] * missing
-        for position in range(positions):
-            self.drafted_by_position[position] += int((drafted > position).sum())
-            self.accepted_by_position[position] += int((accepted > position).sum())
+        if not drafted.any():
+            return
+        self.drafted += int(drafted.sum())
+        self.accepted += int(accepted.sum())
+        source = np.asarray(record.rounds.source)[:n_rounds, columns].ravel()
+        self.drafted_by_drafter = _added(self.drafted_by_drafter, np.bincount(source, drafted.ravel()))
+        self.accepted_by_drafter = _added(self.accepted_by_drafter, np.bincount(source, accepted.ravel()))
+        self.drafted_by_position = _added(self.drafted_by_position, _by_position(drafted, positions))
+        self.accepted_by_position = _added(self.accepted_by_position, _by_position(accepted, positions))
 
     @property
     def tokens_per_round(self) -> float:
@@ -94,3 +95,9 @@ class DecodeStats:
 def _added(counts: list[int], more: np.ndarray) -> list[int]:
     """The sums of two lists of counts; one may be longer than the other."""
     return [int(a + b) for a, b in zip_longest(counts, more, fillvalue=0)]
+
+
+def _by_position(counts: np.ndarray, positions: int) -> np.ndarray:
+    """In how many rounds each position is below the count."""
+    rounds = np.bincount(counts.ravel(), minlength=positions + 1)
+    return np.cumsum(rounds[::-1])[::-1][1:]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 
+from specjax.decoding.arrays import to_device
 from specjax.decoding.decoder import DecodeState
 from specjax.decoding.grammar import Constraint, Grammar, GrammarRows, GrammarTables, places_for
 from specjax.decoding.new_state import with_constraint
@@ -68,4 +68,4 @@ class GrammarShelf:
             if (grammar := settings.grammar) is not None:
                 which[column] = self._places.index(grammar) + 1
                 state[column] = grammar.offset(grammar.after(job.request.begun))
-        return GrammarRows(jnp.asarray(which), jnp.asarray(state), jnp.asarray(masks))
+        return GrammarRows(*to_device((which, state, masks)))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.decoding.arrays import to_device
 from specjax.decoding.grammar import GrammarRows
 from specjax.decoding.seats import Newcomers
 from specjax.decoding.settings import DraftConfig, RowSettings, Settings
@@ -43,7 +44,7 @@ def newcomers(
         before = 0 if request.start is None else request.start.dropped
         numbers[:, column] = row, request.sequence, min(job.limit, job.room) - 1, before
         settings[column] = request.settings
-    rows, sequence, budget, dropped = map(jnp.asarray, numbers)
+    rows, sequence, budget, dropped = to_device(tuple(numbers))
     return Newcomers(rows, arrays_of(settings), sequence, budget, dropped, grammars, _counts(complete, width, counted))
 
 
