@@ -54,6 +54,13 @@ def release_programs() -> None:
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what is freed in small pieces
 
 
+@pytest.fixture
+def programs_of_its_own() -> Iterator[None]:
+    """What the test compiles no other needs: for tests of one module that together would have too many programs."""
+    yield
+    release_programs()
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for compiled programs. Pages and notebooks of all workers share it: they have many in common."""

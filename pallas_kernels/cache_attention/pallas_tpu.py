@@ -131,7 +131,7 @@ class _Step:
 
     def weigh(self, q_ref: Any, k_ref: Mapping[str, Any], head: int, seen: Array, some: Array) -> Array:
         """[R, tile]: scores of a head; anything where a row does not see a slot."""
-        planes = self.keys.decode(k_ref["codes"][:, head, :])
+        planes = self.keys.decode(_codes(k_ref, head))
         scales = _scales(k_ref, head, some)
         scores = jnp.zeros((self.rows, self.tile), jnp.float32)
         for chunk in self.keys.chunks:
@@ -151,7 +151,7 @@ class _Step:
     def add(self, sums_ref: Any, v_ref: Mapping[str, Any], head: int, weights: Array, fade: Array, seen: Array,
             some: Array) -> None:  # fmt: skip
         """Add weighted values to what was there, after it has faded."""
-        planes = self.values.decode(v_ref["codes"][:, head, :])
+        planes = self.values.decode(_codes(v_ref, head))
         scales = _scales(v_ref, head, some)
         if scales is None:  # what is not seen may be anything, and zero times anything is not always zero
             planes = [jnp.where(seen, plane, 0) for plane in planes]
@@ -171,6 +171,12 @@ class _Step:
                 part = products[index * self.rows : (index + 1) * self.rows]
                 added = jnp.where(lane >= run.first, part, added)
             sums_ref[at] = sums_ref[at] * fade + added
+
+
+def _codes(ref: Mapping[str, Any], head: int) -> Array:
+    """[tile, lanes] of a head."""
+    codes = ref["codes"]
+    return codes[:, head, :] if len(codes.shape) == 3 else codes[...]
 
 
 def _scales(ref: Mapping[str, Any], head: int, some: Array) -> Array | None:
@@ -254,7 +260,7 @@ def attend(call: Call, *, config: Config | None = None, interpret: bool = False)
 
     def codes_at(b, t, read_ref):
         at = read_ref[b * tiles + t]
-        return lax.div(at, tiles * blocks), lax.rem(at, tiles), 0, 0
+        return lax.div(at, tiles * blocks), lax.rem(at, tiles), *(0,) * (1 if kv_heads == 1 else 2)
 
     def scales_at(b, t, read_ref):
         at = read_ref[b * tiles + t]
@@ -262,6 +268,8 @@ def attend(call: Call, *, config: Config | None = None, interpret: bool = False)
 
     def of_store(store: KVStore) -> tuple[dict[str, Array], dict[str, pl.BlockSpec]]:
         codes = store.parts["codes"]
+        # XLA lays a cache of a single head out without that axis, and would copy all of it to one that has the axis.
+        codes = codes[:, :, 0] if kv_heads == 1 else codes
         arrays = {"codes": _bits(codes) if codes.dtype == jnp.float16 else codes}
         specs = {"codes": pl.BlockSpec((None, tile, *codes.shape[2:]), codes_at)}
         if "scales" in store.parts:

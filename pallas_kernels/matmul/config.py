@@ -48,6 +48,7 @@ def tpu_candidates(dims: Dims) -> list[TpuConfig]:
     return [
         config
         for rows in ([8 if dims["M"] <= 8 else 16] if few else [32, 64, 128, 256])
+        if rows <= 32 or rows < 2 * dims["M"]  # what is more would be zeros only
         for columns in (128, 256, 512, 1024)
         if columns <= max(lanes, LANES)
         for count in range(1, chunks + 1)

@@ -283,7 +283,7 @@ def _cost(model: Model, options: GenerateOptions, batch: int, context: int, k: i
     decoder = model.decoder(replace(options, draft=k, trace=False))
     settings = decoder.settings([Settings(options.sampler, DraftConfig(n_max=k))] * batch)
     state = new_state(decoder, model.params, settings, slots_for(context + 2 * decoder.rows))
-    length = jnp.full((batch,), context, jnp.int32)
+    length = jnp.full_like(state.sequences.length, context)
     return round_cost(decoder, model.params, replace(state, sequences=replace(state.sequences, length=length)))
 
 

@@ -18,8 +18,8 @@ context that do. Only the header of the file is read, and the devices need not b
 
 Parameters and states are exact: they are what loading and decoding allocate. Temporary memory is an estimate, from the
 operations of the programs for this batch and context: what one makes is held until its last reader, and elementwise
-operations are taken to be fused. It says nothing of copies that a compiler adds. The largest batch and context take it
-to grow with them.
+operations are taken to be fused. On TPUs a third is added for copies that the compiler makes; elsewhere it says nothing
+of these. The largest batch and context take it to grow with them.
 """
 
 EPILOG = """\

@@ -10,9 +10,13 @@ import pytest
 
 from benchmarks.programs import KERNEL_CALLS, Outlined, custom_calls, kernels_in, operations, tpu_mesh
 from benchmarks.released_models import GEMMA4_31B, QWEN36_35B_A3B, opened, shape_of_27b
+from pallas_kernels import using
+from specjax.analysis.memory.liveness import peak_bytes
+from specjax.analysis.memory.plan import COPIES
 from specjax.mesh.plan import without_devices
 from specjax.models.gemma4 import interleaved_layer_types
 from specjax.models.qwen3_5 import MoEConfig, hybrid_layer_types
+from specjax.runtime.programs import Programs
 from specjax.state import KVTypes
 
 WIDTHS = {"vocab_size": 8192}
@@ -78,3 +82,18 @@ def test_the_tpu_compiler_accepts_rounds_on_a_mesh(
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tpu_compiler_accepts_prompts_on_a_mesh(name: str, columns: int) -> None:
     model_on(tpu_mesh("v5e", 2, 2), name, "tpu").feeding(BATCH, SLOTS, columns=columns).compile()
+
+
+@pytest.mark.tpu_compiler
+@pytest.mark.parametrize(("name", "columns"), [("hybrid", 0), ("hybrid", 16), ("experts", 0), ("experts", 4)])
+def test_the_estimate_of_temporaries_is_not_below_what_the_tpu_compiler_takes(name: str, columns: int) -> None:
+    """Of rounds (0 columns) and of pieces of prompts. Caches are so large that a copy of one would be seen."""
+    batch, slots = 16, 16384
+    model = model_on(tpu_mesh("v5e", 1, 4), name, "tpu")
+    with using(model.kernels, platform="tpu"):
+        programs = Programs(model.decoder, model.params, model.mesh)
+        state = programs.state(batch, slots)
+        traced = programs.feeding(state, batch, columns=columns) if columns else programs.rounds(state)
+        estimate = COPIES["tpu"] * peak_bytes(traced.jaxpr.jaxpr)
+        taken = traced.lower(lowering_platforms=("tpu",)).compile().memory_analysis().temp_size_in_bytes
+    assert estimate / 6 < taken < estimate

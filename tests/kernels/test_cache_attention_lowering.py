@@ -27,6 +27,7 @@ QWEN3_6_27B = {"heads": 24, "kv_heads": 4, "width": 256, "slots": 4096}
 WINDOWED = {"heads": 16, "kv_heads": 8, "width": 256, "slots": 1040, "window": 1024}
 GLOBAL = {"heads": 16, "kv_heads": 2, "width": 512, "slots": 2048}
 SMALL = {"heads": 6, "kv_heads": 3, "width": 24, "slots": 40, "window": 30}
+PART = {"heads": 6, "kv_heads": 1, "width": 256, "slots": 4096}  # of Qwen3.6-27B on four devices
 ONE_GROUP = {"heads": 2, "kv_heads": 1, "width": 128, "slots": 64}
 
 
@@ -65,6 +66,7 @@ def test_the_tpu_kernel_lowers(kinds: tuple[str, str], rows: int, shape: dict[st
     ("name", "rows", "shape"),
     [(name, 4, QWEN3_6_27B) for name in FORMATS]
     + [(name, 3, SMALL) for name in FORMATS]
+    + [(name, 4, PART) for name in ("bf16", "turbo3")]
     + [("bf16", 16, QWEN3_6_27B), ("turbo3", 4, WINDOWED), ("q8_0", 4, GLOBAL)],
 )
 def test_the_tpu_compiler_accepts_the_kernel_and_copies_no_codes(

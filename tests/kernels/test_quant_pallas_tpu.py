@@ -101,3 +101,9 @@ def test_there_are_block_sizes_for_all_shapes_of_models(name: str) -> None:
         for n, k in ((17408, 5120), (5120, 17408), (2048, 11008), (151936, 2560), (40, 256)):
             dims = {"M": rows, "N": n, "K": k, "format": name}
             assert tpu_heuristic(dims) in tpu_candidates(dims)
+
+
+@pytest.mark.parametrize(("rows", "block"), [(17, 32), (32, 32), (33, 64), (100, 128), (4096, 256)])
+def test_blocks_have_no_more_rows_than_there_are(rows: int, block: int) -> None:
+    """An expert is given 32 rows at a time: blocks of 256 would be zeros for the most part."""
+    assert tpu_heuristic({"M": rows, "N": 2048, "K": 512, "format": "Q8_0"}).rows == block

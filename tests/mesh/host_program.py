@@ -1,5 +1,6 @@
-"""What each process of a job does in tests: MODEL MESH FOLDER, or MODEL MESH - to load it only; then the options that
-say how to meet the others. Process 0 prints what came out as JSON.
+"""What each process of a job does in tests: MODEL MESH FOLDER, then the options that say how to meet the others.
+
+Process 0 prints what came out as JSON.
 """
 
 from __future__ import annotations
@@ -15,10 +16,6 @@ from specjax.mesh import hosts
 PROMPTS = [[7, 8, 9, 10, 11], [20, 21, 22], [5] * 9]
 LATER = [30, 31, 32]
 LENGTH: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
-
-
-def bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def everything(model: specjax.Model, folder: Path) -> dict[str, Any]:
@@ -42,11 +39,6 @@ def everything(model: specjax.Model, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     path, mesh, folder, _, coordinator, _, processes, _, process = sys.argv[1:]
     hosts.join(coordinator, int(processes), int(process))
-    specjax.NGram()  # what is imported late is read before bytes are counted
-    before = bytes_read()
-    model = specjax.load(path, mesh=mesh)
-    count = bytes_read() - before
-    found = {} if folder == "-" else everything(model, Path(folder))
-    counts = hosts.of_all(str(count))
+    found = everything(specjax.load(path, mesh=mesh), Path(folder))
     if hosts.is_first():
-        print(json.dumps(found | {"bytes": [int(each) for each in counts]}))
+        print(json.dumps(found))

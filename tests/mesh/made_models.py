@@ -151,7 +151,7 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "exact moe": lambda wide: hybrid(True, vocab_size=512, moe=qwen3_5.MoEConfig(8, 2, 256, 1024)),
     "exact gemma4": lambda wide: large_gemma(full_value_is_key=True),
     "exact gemma4 moe": lambda wide: large_gemma(moe=gemma4.MoEConfig(8, 2, 256)),
-    "big": lambda wide: plain("qwen3", width=512, mlp_width=2048, vocab_size=1024, head_width=64),
+    "big": lambda wide: plain("qwen3", width=1024, mlp_width=4096, vocab_size=1024, head_width=64),
     "hybrid tied": lambda wide: hybrid(wide, tied_embeddings=True),
 }
 

@@ -64,6 +64,7 @@ def test_drafters_with_files_of_their_own_draft_the_same(load: Load, drafter: st
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("programs_of_its_own")
 @pytest.mark.parametrize("mesh", ["1x2", "1x4", "2x2"])
 @pytest.mark.parametrize("name", FILES)
 def test_released_kinds_of_drafters_draft_the_same(name: str, mesh: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from one_head import load
 from parameter_count import count
 
-from specjax.models.glm4_moe import Glm4MoeConfig, parameter_shapes
+from specjax.models.glm4_moe import FAMILY, Glm4MoeConfig, parameter_shapes
 from specjax.models.parts.moe import MoEConfig
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "glm4_moe"
@@ -82,12 +82,22 @@ def test_shapes_are_those_of_initialised_parameters() -> None:
         ({"dense_layers": 47}, "dense_layers is 47; there are 46 layers"),
         ({"rope_width": 130}, "rope_width"),
         ({"num_kv_heads": 7}, "must be a multiple"),
-        ({"moe": MoEConfig(128, 8, 1408, 1000)}, "shared expert's width"),
     ],
 )
 def test_contradicting_numbers_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=f"Glm4MoeConfig: .*{message}"):
         replace(GLM_45_AIR, **change)
+
+
+def test_a_shared_expert_that_files_cannot_name_is_refused_where_one_is_written() -> None:
+    config = replace(GLM_45_AIR, moe=MoEConfig(128, 8, 1408, 1000))
+    for kind in (FAMILY.gguf, FAMILY.hf):
+        with pytest.raises(ValueError, match="Glm4MoeConfig: the shared expert's width"):
+            kind.write_config(config)
+
+
+def test_the_released_model_can_be_split() -> None:
+    assert GLM_45_AIR.shard(8).moe.shared_expert_width == 1408 // 8
 
 
 @pytest.mark.parametrize(("groups", "used"), [(3, 1), (8, 1), (4, 5), (4, 0)])

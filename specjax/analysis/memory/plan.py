@@ -28,6 +28,11 @@ from specjax.runtime.pieces import PIECE_SIZES, width_of
 from specjax.runtime.programs import Programs
 from specjax.runtime.slots import slots_for
 
+COPIES = {"tpu": 4 / 3}
+"""By platform, by how much programs need more than is counted. On TPUs arrays lie in tiles of 8 rows, and XLA copies an
+array whose rows a reshape joins if they are no multiple of 8. The inputs of an MTP head are such: a piece of 256 tokens
+has 259 rows of them. Three arrays of that size are then held, of which two are counted, and others beside them."""
+
 
 def bytes_on_device(tree: Any) -> int:
     """Bytes that one device holds of arrays or of shapes that say how they lie."""
@@ -161,7 +166,7 @@ def plan_memory(
         most = decoder.target.context_length
         batch, slots = seats_on_rows(sizes[0], batch), min(slots_for(context), slots_for(most))
         state = programs.state(batch, slots)
-        estimates = _temporaries(programs, state, batch) if temporaries else {}
+        estimates = _temporaries(programs, state, batch, COPIES.get(kind.platform, 1.0)) if temporaries else {}
     return MemoryPlan(
         path=model.path,
         mesh=sizes,
@@ -184,17 +189,17 @@ def _state_bytes(programs: Programs, batch: int, slots: int) -> int:
     return bytes_on_device(programs.state(rows, slots)) * (batch // rows)
 
 
-def _temporaries(programs: Programs, state: DecodeState, batch: int) -> dict[str, int]:
+def _temporaries(programs: Programs, state: DecodeState, batch: int, copies: float) -> dict[str, int]:
     """What the programs of a running state need besides their arguments."""
-    found = {"a round": _peak(programs.rounds(state))}
+
+    def needed(traced: jax.stages.Traced) -> int:
+        return int(copies * peak_bytes(traced.jaxpr.jaxpr))
+
+    found = {"a round": needed(programs.rounds(state))}
     for columns in dict.fromkeys((width_of(max(1, batch // 4), batch), batch)):
         name = f"{PIECE_SIZES[-1]} tokens of {columns} prompt{'s' * (columns > 1)}"
-        found[name] = _peak(programs.feeding(state, batch, columns=columns))
+        found[name] = needed(programs.feeding(state, batch, columns=columns))
     return found
-
-
-def _peak(traced: jax.stages.Traced) -> int:
-    return peak_bytes(traced.jaxpr.jaxpr)
 
 
 def _by_keeper(state: DecodeState) -> dict[str, int]:

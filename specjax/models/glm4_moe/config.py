@@ -20,7 +20,7 @@ class Glm4MoeConfig(Divisible):
         width, mlp_width: D, and F of the dense MLPs.
         num_heads, num_kv_heads, head_width: H, G, N.
         rope_width, rope_theta: how many of the N dimensions rotate (even), and the base of their frequencies.
-        moe: the experts. The shared one is as wide as a whole number of the others.
+        moe: the experts.
         qk_norm: whether q and k are RMS-normed per head.
         attention_bias: whether q, k and v have biases.
         norm_eps: epsilon of every RMSNorm.
@@ -61,12 +61,6 @@ class Glm4MoeConfig(Divisible):
         require(self, 0 <= self.dense_layers <= self.num_layers, layers)
         require_groups(self, self.num_heads, self.num_kv_heads)
         require_pairs(self, self.rope_width, self.head_width)
-        require(
-            self,
-            self.moe.shared_expert_width % self.moe.expert_width == 0,
-            f"the shared expert's width ({self.moe.shared_expert_width}) must be a multiple of that of the others"
-            f" ({self.moe.expert_width})",
-        )
         require_one_head(self, self.mtp_layers)
 
     def shard(self, parts: int) -> Self:
@@ -76,6 +70,18 @@ class Glm4MoeConfig(Divisible):
     @property
     def architecture(self) -> str:
         return "glm4moe"
+
+    @property
+    def shared_experts(self) -> int:
+        """As how many experts the shared one is wide, by which files say its width. A part of a model has no number.
+
+        Raises:
+            ValueError: the width is no multiple.
+        """
+        number, rest = divmod(self.moe.shared_expert_width, self.moe.expert_width)
+        wrong = f"the shared expert's width ({self.moe.shared_expert_width}) must be a multiple of that of the others"
+        require(self, rest == 0, f"{wrong} ({self.moe.expert_width})")
+        return number
 
     @property
     def layer_kinds(self) -> tuple[bool, ...]:

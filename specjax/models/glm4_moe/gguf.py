@@ -78,7 +78,7 @@ def config_to_gguf(config: Glm4MoeConfig) -> dict[str, Any]:
         "block_count": config.num_layers + config.mtp_layers,
         **gguf.uniform_keys(config, _FIELDS),
         **gguf.expert_keys(config.moe, _EXPERTS),
-        _SHARED: config.moe.shared_expert_width // config.moe.expert_width,
+        _SHARED: config.shared_experts,
         gguf.HEAD_COUNT: config.mtp_layers,
     }
     return gguf.metadata_of(config, keys)

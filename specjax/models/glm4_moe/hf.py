@@ -106,7 +106,7 @@ def config_to_hf(config: Glm4MoeConfig) -> dict[str, Any]:
         "rope_scaling": None,
         "rope_theta": config.rope_theta,
         **_EXPERTS.write(config.moe),
-        _SHARED: config.moe.shared_expert_width // config.moe.expert_width,
+        _SHARED: config.shared_experts,
         _HEAD_COUNT: config.mtp_layers,
     }
 
