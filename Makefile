@@ -8,7 +8,7 @@ WORKERS ?= 2
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray test-beam test-page gpu tpu lint format docs bench notebook clean
+.PHONY: help demo test test-slow test-mesh test-tpu test-gpu test-eval test-ray test-beam test-page test-neon neon-python gpu tpu lint format docs bench notebook clean
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-ray   run an evaluation on two workers of Ray, and resume it after kill -9"
 	@echo "make test-beam  run an evaluation in a pipeline of Apache Beam on two workers"
 	@echo "make test-page  run the server's page in Chromium; needs chromium and chromedriver"
+	@echo "make test-neon  run the NEON kernels in qemu; needs qemu-user-static and g++-aarch64-linux-gnu (Debian on x86-64)"
 	@echo "make gpu        measure kernels and models on this machine's GPU: about an hour, in slices that can be resumed"
 	@echo "make tpu        the same on this machine's TPU; DAY=FOLDER is where results go (default: device-day)"
 	@echo "make lint       ruff and mypy"
@@ -51,7 +52,7 @@ test: $(VENV)/.dev
 	$(ON_MESH) -m 'mesh and not slow' tests/mesh
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not beam and not mesh and not browser'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not beam and not mesh and not browser and not neon'
 	$(ON_MESH) -m mesh tests/mesh
 
 # In a process of their own: how many devices a CPU is can be said only before JAX starts.
@@ -88,6 +89,21 @@ test-beam: .venv-beam/.dev
 
 test-page: .venv-browser/.dev
 	.venv-browser/bin/python -m pytest -m browser tests/serving/page
+
+# Python for ARM in qemu. The packages are installed there: beside the tests lie the kernels of this machine.
+NEON := .venv-neon
+NATIVE := quant_native quant_fused cache_attention_native gated_delta_native rms_norm softmax_totals causal_conv1d
+ON_NEON = PYTHONSAFEPATH=1 TOKENS_ELSEWHERE=$(abspath $(NEON)/tokens.json) \
+  $(NEON)/bin/python -m pytest -p no:cacheprovider -o pythonpath=tests
+
+neon-python:
+	@tests/neon/environment.sh $(NEON)
+
+test-neon: neon-python $(VENV)/.dev
+	$(BIN)/python -m pip --python $(NEON)/bin/python install --quiet --no-compile . pytest
+	$(BIN)/python tests/neon/tokens.py > $(NEON)/tokens.json
+	$(ON_NEON) -m neon tests/neon
+	$(ON_NEON) -k 'neon or cpu_native' $(NATIVE:%=tests/kernels/test_%.py)
 
 # The day with a device. Torch and flash-linear-attention are timed too where somebody has installed them there.
 DAY ?= device-day

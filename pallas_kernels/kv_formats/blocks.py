@@ -41,7 +41,9 @@ class Q8(BlockFormat):
     def encode(self, x: Float[Array, "... N"]) -> Parts:
         """Codes int8 [..., stored], scales [..., stored / 32]."""
         blocks = self._blocks(x)
-        scale = jnp.max(jnp.abs(blocks), axis=-1) / 127
+        largest = jnp.max(jnp.abs(blocks), axis=-1)
+        broken = jnp.any(jnp.isnan(blocks), axis=-1)  # on CPUs XLA's maximum of many passes NaN over
+        scale = jnp.where(broken, jnp.nan, largest) / 127
         scaled = blocks * _inverse(scale)[..., None]
         codes = jnp.sign(scaled) * jnp.floor(jnp.abs(scaled) + 0.5)  # halves away from zero
         return {"codes": codes.astype(jnp.int8).reshape(*x.shape[:-1], -1), "scales": to_half(scale)}

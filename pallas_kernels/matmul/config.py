@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, multiple_of, one_of
-from pallas_kernels.matmul.formats import BlockFormat
-from pallas_kernels.matmul.planes import CHUNK, GROUP, LANES, PLANE_FORMATS
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.planes import CHUNK, GROUP, LANES
 from pallas_kernels.table import Dims
 
 FEW_ROWS = 16
@@ -42,7 +42,7 @@ def tpu_heuristic(dims: Dims) -> TpuConfig:
 
 def tpu_candidates(dims: Dims) -> list[TpuConfig]:
     """Configs that fit into VMEM and have blocks of whole tiles."""
-    kind, chunks = PLANE_FORMATS[dims["format"]], -(-dims["K"] // CHUNK)
+    kind, chunks = FORMATS[dims["format"]], -(-dims["K"] // CHUNK)
     lanes = -(-dims["N"] // LANES) * LANES
     few = dims["M"] <= FEW_ROWS
     return [

@@ -79,9 +79,14 @@ class BlockFormat:
         return self.scales in ("affine", "super_affine")
 
     @property
+    def rotated(self) -> bool:
+        """Whether scaled codes are values that `tq_rotation` has to turn; the codes stand for any floats."""
+        return self.scales == "halves"
+
+    @property
     def halves(self) -> int:
         """How many float16 numbers a block has."""
-        return 2 if self.affine or self.scales == "halves" else 1
+        return 2 if self.affine or self.rotated else 1
 
     @property
     def per_scale(self) -> int:
@@ -125,10 +130,8 @@ class BlockFormat:
         else:
             values = jnp.take(jnp.array(self.table, jnp.float32), codes.astype(jnp.int32), axis=0, mode="clip")
         groups = values.reshape(*halves.shape[:-1], -1, self.per_scale)
-        if self.scales == "halves":
-            return jnp.matmul(
-                (groups * halves[..., None]).reshape(values.shape), jnp.asarray(tq_rotation()), precision="highest"
-            )
+        if self.rotated:
+            return turned((groups * halves[..., None]).reshape(values.shape), tq_rotation())
         factors = [halves[..., i : i + 1] for i in range(self.halves)]
         if byte_scales:
             factors = [half * scale.astype(jnp.float32) for half, scale in zip(factors, byte_scales, strict=True)]
@@ -157,6 +160,12 @@ class BlockFormat:
 def tq_rotation() -> np.ndarray:
     """[32, 32], orthogonal: `rotated @ tq_rotation()` are the values of a block of a TQ format."""
     return matrix(32) * np.array(TQ_SIGNS, np.float32) / np.float32(np.sqrt(32))
+
+
+def turned(x: Float[Array, "... K"], rotation: np.ndarray) -> Float[Array, "... K"]:
+    """Each block of 32 columns times the rotation, in float32."""
+    blocks = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, len(rotation))
+    return jnp.matmul(blocks, jnp.asarray(rotation), precision="highest").reshape(x.shape)
 
 
 _K_SCALES = Integers(8, (Bits(4, 6, 4, count=4), Bits(12, 4, 4, first=4), Bits(4, 2, 4, to=4, first=4, shift=6)))

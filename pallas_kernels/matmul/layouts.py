@@ -91,14 +91,14 @@ def _check_matrix(name: str, tensor: QTensor) -> None:
 def prepare(tensor: QTensor) -> QTensor:
     """The tensor in the layout that is fastest on the default device; made once, when a model is loaded.
 
-    On a CPU with native kernels that is "panels16", on a TPU or GPU "planes" for the formats that have it. Otherwise
-    the tensor stays as it is. `using(platform=...)` asks for the layout of another platform.
+    On a CPU with native kernels that is "panels16", on a TPU or GPU "planes". Otherwise the tensor
+    stays as it is. `using(platform=...)` asks for the layout of another platform.
     """
     backend = override.current_platform()
     if tensor.layout != BLOCKS:
         return tensor
     if backend == "cpu" and native.available():
         return panels.pack(tensor)
-    if backend in ("gpu", "tpu") and tensor.format in planes.PLANE_FORMATS:
+    if backend in ("gpu", "tpu"):
         return planes.pack(tensor)
     return tensor

@@ -11,8 +11,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from pallas_kernels.matmul.formats import FORMATS, BlockFormat
-from pallas_kernels.matmul.planes import CHUNK, PLANE_FORMATS, PLANES, pack
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat, tq_rotation, turned
+from pallas_kernels.matmul.planes import CHUNK, PLANES, pack
 from pallas_kernels.matmul.qtensor import QTensor, from_blocks
 from pallas_kernels.table import Dims
 
@@ -36,7 +36,7 @@ class Operands:
 
     Attributes:
         kind: the format of the matrices.
-        blocks: rows with the padded width of the matrices.
+        blocks: rows with the padded width of the matrices; rotated where the matrices are.
         numbers: of the matrix that each block is multiplied with; below zero for blocks that nobody reads.
         parts: of a stack of matrices in planes.
         shape: of the result.
@@ -51,7 +51,8 @@ class Operands:
     @classmethod
     def of(cls, x: Array, weight: QTensor, index: Int[Array, " B"] | None, dtype: DTypeLike) -> Operands:
         """x [..., K], in a type, and the weight: a matrix, or with an index a stack."""
-        kind = PLANE_FORMATS[weight.format]
+        kind = FORMATS[weight.format]
+        x = turned(x, tq_rotation().T) if kind.rotated else x
         parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}
         n_matrices, plane_rows, _ = parts["plane0"].shape
         blocks = (x.reshape(1, -1, weight.width) if index is None else x).astype(dtype)

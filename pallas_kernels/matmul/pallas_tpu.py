@@ -6,7 +6,8 @@ matrix is decoded at a time. Few rows and many take two forms, both of which rou
 - Few rows: codes are integers that bfloat16 holds, so they enter the MXU as they are, once. What meets them is x in
   three bfloat16 parts that add up to it, and each group of columns that share a scale has rows of its own, zero
   elsewhere: 128 columns by 3 * 4 * M rows (3 * 8 * M where scales are for 16), which the MXU takes while it would
-  otherwise wait for the codes. Scales multiply the products, not the codes.
+  otherwise wait for the codes. Scales multiply the products, not the codes. Codes of rotated formats stand for floats,
+  which enter in three parts as well.
 - Many rows: the decoded values, float32, by x at the highest precision.
 
 Sums run over chunks in order, in float32: what is computed for a row depends neither on the rows beside it nor on the
@@ -65,14 +66,17 @@ def _parts_of(x: Array) -> tuple[Array, Array, Array]:
     return high, middle, x - high - middle
 
 
-def _few_rows(x: Array, values: Array, scale: Array) -> Array:
-    """[M, 128] by integers [128, tile], of which each group has a scale [groups, tile]."""
+def _few_rows(x: Array, values: Array, scale: Array, kind: BlockFormat) -> Array:
+    """[M, 128] by what codes stand for [128, tile], of which each group has a scale [groups, tile]."""
     groups = len(scale)
     # Mosaic's // wants to know the chip.
     group = lax.div(lax.broadcasted_iota(jnp.int32, x.shape, 1), LANES // groups)
     rows = [jnp.where(group == i, part, 0) for part in _parts_of(x) for i in range(groups)]
     stacked = jnp.concatenate(rows, axis=0).astype(jnp.bfloat16)
-    products = jnp.dot(stacked, values.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+    factors = reversed(_parts_of(values)) if kind.rotated else (values,)
+    products = functools.reduce(
+        jnp.add, [jnp.dot(stacked, each.astype(jnp.bfloat16), preferred_element_type=jnp.float32) for each in factors]
+    )
     high, middle, low = products.reshape(3, groups, len(x), -1)
     scaled = (low + middle + high) * scale[:, None]
     return functools.reduce(jnp.add, [scaled[i] for i in range(groups)])
@@ -118,8 +122,8 @@ def _body(index_ref, x_ref, *refs: Any, kind: BlockFormat, few: bool, names: Seq
             weights = values.reshape(CHUNK, -1)
             return total + jnp.dot(x, weights, precision="highest", preferred_element_type=jnp.float32)
         half = len(scale) // 2
-        total += _few_rows(x[:, :LANES], values[:LANES], scale[:half])
-        total += _few_rows(x[:, LANES:], values[LANES:], scale[half:])
+        total += _few_rows(x[:, :LANES], values[:LANES], scale[:half], kind)
+        total += _few_rows(x[:, LANES:], values[LANES:], scale[half:], kind)
         if bias is None:
             return total
         sums = parts["sums"][chunk]

@@ -15,8 +15,11 @@ as in files, except that the 6-bit scales of Q4_K, Q5_K and IQ4_XS take bytes: o
 | super_affine | super_scales, super_minima u16 [K'/256], scales, minima u8 [K'/32] | d * scale * c - m * minimum |
 | super_signed | super_scales u16 [K'/256], scales i8 [K'/32] | d * scale * c |
 | super_signed_halves | super_scales u16 [K'/256], scales i8 [K'/16] | d * scale * c |
+| halves | scales u16 [K'/16] | scale * c; then rotated |
 
-d and m are the super scale and the super minimum. Products of scales and codes are exact in float32 in every format.
+d and m are the super scale and the super minimum. Products of scales and codes are exact in float32, but for rotated
+formats, whose codes stand for any floats. Kernels multiply these as they lie: rotating the activations instead of the
+matrix gives the same products.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -29,7 +32,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int, Shaped, UInt8
 
 from pallas_kernels.elementwise import look_up
-from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.formats import FORMATS, BlockFormat, tq_rotation, turned
 from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
 
 PLANES = "planes"
@@ -38,8 +41,6 @@ CHUNK = 256
 LANES = 128
 GROUP = 32
 """Columns that share a minimum, and mostly a scale."""
-PLANE_FORMATS = {name: kind for name, kind in FORMATS.items() if kind.scales != "halves"}
-"""The formats that have this layout: all except those of rotated values."""
 
 
 def plane_names(kind: BlockFormat) -> tuple[str, ...]:
@@ -48,13 +49,7 @@ def plane_names(kind: BlockFormat) -> tuple[str, ...]:
 
 
 def pack(tensor: QTensor) -> QTensor:
-    """A tensor in the layout "blocks" in planes; made on the default device, one matrix of a stack at a time.
-
-    Raises:
-        ValueError: the format has no planes.
-    """
-    if tensor.format not in PLANE_FORMATS:
-        raise ValueError(f"format {tensor.format} cannot be arranged in planes; accepted: {', '.join(PLANE_FORMATS)}")
+    """A tensor in the layout "blocks" in planes; made on the default device, one matrix of a stack at a time."""
     blocks = jnp.asarray(tensor.parts[BLOCKS])
     return replace(tensor, parts=_pack(blocks, tensor.format), layout=PLANES)
 
@@ -67,7 +62,7 @@ def _pack(blocks: Array, format: str) -> dict[str, Array]:
 
 
 def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Array]:
-    kind = PLANE_FORMATS[format]
+    kind = FORMATS[format]
     blocks = blocks.reshape(blocks.shape[0], -1, kind.num_bytes)
     width = blocks.shape[1] * kind.values
 
@@ -84,6 +79,8 @@ def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Arra
         parts[name] = plane.reshape(-1, plane.shape[-1])
         shift += bits
     halves = kind.half_bits(blocks)
+    if kind.rotated:
+        return parts | {"scales": part(halves, kind.per_scale)}
     for i, name in enumerate(("scales", "minima")[: kind.halves]):
         parts[f"super_{name}" if kind.byte_scales else name] = part(halves[..., i], kind.values)
         if kind.byte_scales:
@@ -93,7 +90,7 @@ def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Arra
 
 def decode(tensor: QTensor) -> Array:
     """All values [..., N, K], float32."""
-    kind, parts = PLANE_FORMATS[tensor.format], tensor.parts
+    kind, parts = FORMATS[tensor.format], tensor.parts
     planes = [parts[name] for name in plane_names(kind)]
     *lead, _, lanes = planes[0].shape
     chunks = [plane.reshape(*lead, -1, 32 * bits, lanes) for plane, bits in zip(planes, kind.planes, strict=True)]
@@ -107,7 +104,8 @@ def decode(tensor: QTensor) -> Array:
     groups = values.reshape(*scale.shape[:-1], kind.per_scale, lanes) * scale[..., None, :]
     if bias is not None:
         groups = groups + bias[..., None, :]
-    return jnp.swapaxes(groups.reshape(*lead, -1, lanes), -1, -2)[..., : tensor.rows, : tensor.width]
+    whole = jnp.swapaxes(groups.reshape(*lead, -1, lanes), -1, -2)[..., : tensor.rows, : tensor.width]
+    return turned(whole, tq_rotation()) if kind.rotated else whole
 
 
 def take(tensor: QTensor, rows: Array) -> Array:
@@ -176,7 +174,7 @@ def chunk_codes(kind: BlockFormat, planes: Sequence[Shaped[Array, "... bytes N"]
 
 
 def code_values(kind: BlockFormat, codes: Int[Array, "..."]) -> Float[Array, "..."]:
-    """The integers that codes stand for before they are scaled, as float32. bfloat16 can hold all of them too."""
+    """What codes stand for before they are scaled, as float32: integers that bfloat16 can hold too, if not rotated."""
     if kind.table is None:
         return codes.astype(jnp.float32) - kind.codes.offset
     return look_up(kind.table, codes)

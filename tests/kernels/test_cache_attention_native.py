@@ -39,6 +39,13 @@ def test_what_is_broken_and_seen_reaches_the_result_and_nothing_else(broken: flo
     np.testing.assert_array_equal(got[:, 0], whole[:, 0])
     np.testing.assert_array_equal(got[:, 1, :2], whole[:, 1, :2])
 
+    v_broken = v.copy()
+    v_broken[0, 280, 1] = broken
+    got = np.asarray(run(q, KVStore.of(k, "f32"), KVStore.of(v_broken, "f32"), positions))
+    assert not np.isfinite(got[0, 1, 2:]).any()
+    np.testing.assert_array_equal(got[:, 0], whole[:, 0])
+    np.testing.assert_array_equal(got[:, 1, :2], whole[:, 1, :2])
+
     q_broken = q.copy()
     q_broken[0, 0, 3, 5] = np.nan
     got = np.asarray(run(q_broken, KVStore.of(k, "f32"), KVStore.of(v, "f32"), positions))
@@ -59,6 +66,25 @@ def test_a_row_does_not_depend_on_the_others(name: str) -> None:
         np.testing.assert_array_equal(attend(case.q[:, one], *case.caches, case.rows[:, one])[:, 0], whole[:, t])
     stores = [store.map(lambda part: part[1:2]) for store in case.caches]
     np.testing.assert_array_equal(attend(case.q[1:2, 1:3], *stores, case.rows[1:2, 1:3]), whole[1:2, 1:3])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("slots", "window"), [(150, None), (40, 24)])
+def test_a_slot_of_nan_breaks_the_rows_that_see_it_alone(name: str, slots: int, window: int | None) -> None:
+    """In a ring that has gone round as well, where earlier rows see the slot with what stood there before."""
+    q, k, v = draw(1, 33, 4, 64), draw(1, slots, 2, 64), draw(1, slots, 2, 64)
+    positions, bad = np.arange(68, 101), 90
+    broken = np.arange(slots)[None, :, None, None] == bad % slots
+    stores, spoilt = ([KVStore.of(np.where(b, np.nan, x), name) for x in (k, v)] for b in (False, broken))
+    attend = jax.jit(partial(run, window=window))
+    want = np.asarray(attend(q, *stores, positions[None]))[0]
+    sees = (positions - bad) % slots <= np.minimum(positions, (window or slots) - 1)
+    assert 0 < sees.sum() < len(sees)
+    for given in ((spoilt[0], stores[1]), (stores[0], spoilt[1])):
+        got = np.asarray(attend(q, *given, positions[None]))[0]
+        np.testing.assert_array_equal(got[~sees], want[~sees])
+        assert np.isnan(got[sees]).all()
 
 
 @pytest.mark.parametrize(("rows", "length", "window"), [(40, 300, None), (40, 300, 24), (256, 4096, None)])

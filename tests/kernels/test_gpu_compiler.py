@@ -26,7 +26,7 @@ import test_quant_pallas_lowering as matmul
 from gpu_compiler import compiled_for_gpu, without_mosaic_gpu_compiler
 
 from pallas_kernels.kv_formats import FORMATS
-from pallas_kernels.matmul.planes import PLANE_FORMATS
+from pallas_kernels.matmul.formats import FORMATS as BLOCK_FORMATS
 from pallas_kernels.mosaic_gpu import SHARED_MEMORY
 
 pytestmark = [
@@ -72,7 +72,7 @@ for kind in ("bf16", "f16", "q8_0"):
     PROGRAMS[f"cache_attention_prefill {kind}"] = prompt(kind, of_prompts.QWEN3_6_27B)
 PROGRAMS["cache_attention_prefill windowed"] = prompt("bf16", of_prompts.WINDOWED)
 PROGRAMS["cache_attention_prefill global"] = prompt("bf16", of_prompts.GLOBAL)
-for name in PLANE_FORMATS:
+for name in BLOCK_FORMATS:
     for rows in (4, 512):
         PROGRAMS[f"quant_matmul {name}, {rows} rows"] = product(name, matmul.WIDE, rows)
 PROGRAMS["quant_matmul experts"] = product("Q6_K", matmul.EXPERTS, 2)

@@ -74,6 +74,15 @@ def test_extreme_values_stay_finite(format: str) -> None:
     assert np.isfinite(np.asarray(stored(scaled, format).values())).all()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_value_that_is_nan_is_not_hidden(format: str) -> None:
+    x = gaussian(150, 128)
+    x[90, 70] = np.nan
+    read = np.asarray(stored(x, format).values())
+    assert np.isnan(read[90, 70])
+    assert np.isfinite(np.delete(read, 90, axis=0)).all()
+
+
 @pytest.mark.parametrize("format", ["q8_0", "q4_0"])
 def test_blocks_are_those_of_ggml(format: str) -> None:
     x = gaussian(48, 128) * np.exp2(np.arange(48) - 32)[:, None].astype(np.float32)

@@ -20,7 +20,6 @@ from pallas_kernels.matmul import (
     triton_planes,
 )
 from pallas_kernels.matmul.config import GpuConfig
-from pallas_kernels.matmul.planes import PLANE_FORMATS
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""
@@ -29,6 +28,7 @@ KERNELS = {
     "triton": partial(triton_planes.quant_matmul, config=triton_planes.Config(128, 2, 4, 1), interpret=True),
 }
 """In their interpreters, with two splits."""
+QUICK = ("Q4_K", "TQ3_1S")
 IMPLEMENTATIONS = ["pallas_gpu", pytest.param("triton", marks=needs_triton)]
 
 
@@ -50,8 +50,9 @@ def off_by(got: Any, x: Any, values: Any) -> float:
     ("name", "impl"),
     [
         pytest.param(name, impl, marks=marks)
-        for name in PLANE_FORMATS
-        for impl, marks in (("pallas_gpu", () if name == "Q4_K" else pytest.mark.slow), ("triton", needs_triton))
+        for name, kind in FORMATS.items()
+        for impl, marks in (("pallas_gpu", () if name in QUICK else pytest.mark.slow), ("triton", needs_triton))
+        if not (kind.rotated and impl == "triton")
     ],
 )
 def test_rows_are_multiplied_with_the_values_and_do_not_see_each_other(name: str, impl: str) -> None:
@@ -98,6 +99,8 @@ def test_what_does_not_fit_is_an_error() -> None:
     weight, x = pack(matrix("Q8_0")), activations(2, 512)
     with pytest.raises(ValueError, match="'triton' does not fit: M=17 is over 16"):
         quant_matmul(activations(17, 512), weight, impl="triton")
+    with pytest.raises(ValueError, match="'triton' does not fit: codes of TQ3_1S stand for floats"):
+        quant_matmul(x, pack(matrix("TQ3_1S")), impl="triton")
     with pytest.raises(ValueError, match="'triton' does not fit: reads the layout 'planes'"):
         quant_matmul(x, matrix("Q8_0"), impl="triton")
     with pytest.raises(ValueError, match="accepted: splits that divide 2, at most 256 columns"):

@@ -10,15 +10,14 @@ import pytest
 from compiled import dequantize, pack
 from test_quant_planes import matrix
 
-from pallas_kernels.matmul import explain, from_blocks, quant_matmul
+from pallas_kernels.matmul import FORMATS, explain, from_blocks, quant_matmul
 from pallas_kernels.matmul.config import TpuConfig, tpu_candidates, tpu_heuristic
 from pallas_kernels.matmul.pallas_tpu import quant_matmul as kernel
-from pallas_kernels.matmul.planes import PLANE_FORMATS
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""
 IMPL = "pallas_tpu_interpret"
-QUICK = ("Q4_K", "Q5_1", "Q6_K")
+QUICK = ("Q4_K", "Q5_1", "Q6_K", "TQ3_1S")
 """Formats that have every kind of scale and plane between them, but for those that are tested with `slow`."""
 
 
@@ -39,7 +38,7 @@ def off_by(got: jax.Array, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("rows", [3, 20])
-@pytest.mark.parametrize("name", [name if name in QUICK else slow(name) for name in PLANE_FORMATS])
+@pytest.mark.parametrize("name", [name if name in QUICK else slow(name) for name in FORMATS])
 def test_few_rows_and_many_are_multiplied_with_the_values(name: str, rows: int) -> None:
     blocks = matrix(name)
     x = activations(rows, blocks.width)
@@ -95,7 +94,7 @@ def test_what_does_not_fit_is_an_error() -> None:
     assert re.search("pallas_tpu +passed over: by name only", explain(x, pack(blocks)))
 
 
-@pytest.mark.parametrize("name", PLANE_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_there_are_block_sizes_for_all_shapes_of_models(name: str) -> None:
     for rows in (1, 16, 17, 4096):
         for n, k in ((17408, 5120), (5120, 17408), (2048, 11008), (151936, 2560), (40, 256)):

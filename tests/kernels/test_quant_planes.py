@@ -10,12 +10,12 @@ from test_quant_formats import random_blocks
 from pallas_kernels import using
 from pallas_kernels.elementwise import float_of_half
 from pallas_kernels.matmul import FORMATS, QTensor, from_blocks, layouts, quant_matmul
-from pallas_kernels.matmul.planes import PLANE_FORMATS, take_from_tiles
+from pallas_kernels.matmul.planes import take_from_tiles
 
 N = 37
 BITS = {
     "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0,
-    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125,
+    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "TQ3_1S": 4.0, "TQ4_1S": 5.0,
 }  # fmt: skip
 """Per value, scales included."""
 
@@ -25,7 +25,7 @@ def matrix(name: str, rows: int = N, seed: int = 0) -> QTensor:
     return from_blocks(jnp.asarray(random_blocks(name, rows, -(-672 // FORMATS[name].values), seed)), name)
 
 
-@pytest.mark.parametrize("name", PLANE_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_planes_hold_the_values_of_blocks(name: str) -> None:
     stack = from_blocks(jnp.stack([matrix(name, N, seed).parts["blocks"] for seed in range(2)]), name)
     packed, expected = pack(stack), dequantize(stack)
@@ -48,23 +48,17 @@ def test_columns_are_taken_from_tiles(dtype: jnp.dtype) -> None:
 
 
 def test_planes_take_as_many_bits_as_files_or_slightly_more() -> None:
-    assert set(BITS) == set(PLANE_FORMATS)
+    assert set(BITS) == set(FORMATS)
     for name, bits in BITS.items():
         blocks = jax.ShapeDtypeStruct((128, FORMATS[name].row_bytes(512)), jnp.uint8)
         parts = jax.eval_shape(lambda blocks, name=name: pack(from_blocks(blocks, name)).parts, blocks)
         assert 8 * sum(part.size * part.dtype.itemsize for part in parts.values()) == bits * 128 * 512
 
 
-def test_formats_of_rotated_values_have_no_planes() -> None:
-    with pytest.raises(ValueError, match="TQ3_1S cannot be arranged in planes; accepted: Q8_0"):
-        pack(from_blocks(jnp.zeros((4, 32), jnp.uint8), "TQ3_1S"))
-
-
 @pytest.mark.parametrize("backend", ["tpu", "gpu"])
 def test_accelerators_get_planes(backend: str) -> None:
     with using(platform=backend):
         assert layouts.prepare(matrix("Q8_0")).layout == "planes"
-        assert layouts.prepare(from_blocks(jnp.zeros((4, 32), jnp.uint8), "TQ3_1S")).layout == "blocks"
 
 
 def test_xla_multiplies_planes_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:

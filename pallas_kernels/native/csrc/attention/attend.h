@@ -1,5 +1,5 @@
-// Attention of a few query rows over one chunk of slots. What is computed for a row does not depend on the other rows:
-// slots that only others see have a weight of zero in its sums.
+// Attention of a few query rows over one chunk of slots. What is computed for a row does not depend on the other rows, or
+// on slots that only these see, even if NaN is there.
 #ifndef SPECJAX_ATTENTION_ATTEND_H_
 #define SPECJAX_ATTENTION_ATTEND_H_
 
@@ -20,15 +20,19 @@ inline void Fill(float* begin, float* end, float value) {
   for (; begin < end; ++begin) *begin = value;
 }
 
-// Whether a row of any token sees a slot in [begin, end), or with `all`, every one of them.
-inline bool SeenBySome(const ChunkTask& task, int64_t begin, int64_t end, bool all) {
-  for (int64_t t = 0; t < task.tokens; ++t) {
-    for (int i = 0; i < 2; ++i) {
-      const int64_t from = task.seen[t].begin[i], to = task.seen[t].end[i];
-      if (all ? from <= begin && end <= to : std::max(begin, from) < std::min(end, to)) return true;
-    }
+// Whether a slot in [begin, end) is among those that a row sees, or with `all`, every one of them.
+inline bool Sees(const Seen& seen, int64_t begin, int64_t end, bool all) {
+  for (int i = 0; i < 2; ++i) {
+    const int64_t from = seen.begin[i], to = seen.end[i];
+    if (all ? from <= begin && end <= to : std::max(begin, from) < std::min(end, to)) return true;
   }
   return false;
+}
+
+// The same of the rows of any token.
+inline bool SeenBySome(const ChunkTask& task, int64_t begin, int64_t end, bool all) {
+  return std::any_of(task.seen, task.seen + task.tokens,
+                     [&](const Seen& seen) { return Sees(seen, begin, end, all); });
 }
 
 // Pointers to the vectors of a tile; slots that no row sees are not read, and have zeros.
@@ -112,6 +116,27 @@ inline void AddRows(const float* const* values, const float* weights, int64_t wi
   }
 }
 
+// Adds the values of a tile to the sums of `rows` rows from row m on.
+template <typename Isa>
+void AddTile(const ChunkTask& task, const float* const* values, int64_t m, int64_t rows, const float* weights) {
+  const int64_t end = m + rows, width = task.v_width;
+  for (; m + 4 <= end; m += 4) AddRows<Isa, 4>(values, weights + m * kChunk, width, task.sums + m * width);
+  for (; m < end; ++m) AddRows<Isa, 1>(values, weights + m * kChunk, width, task.sums + m * width);
+}
+
+// The same where tokens see different slots of the tile: a slot that a row does not see is one of zeros to it, because
+// a weight of zero does not hide NaN.
+template <typename Isa>
+void AddWhatEachSees(const ChunkTask& task, const float* const* values, int64_t slot, const float* zeros,
+                     const float* weights) {
+  for (int64_t t = 0; t < task.tokens; ++t) {
+    const float* own[kTile];
+    for (int64_t i = 0; i < kTile; ++i)
+      own[i] = Sees(task.seen[t], slot + i, slot + i + 1, false) ? values[i] : zeros;
+    AddTile<Isa>(task, own, t * task.per_token, task.per_token, weights);
+  }
+}
+
 // Scores of a row, of which those of the slots that it does not see become `value`.
 inline void Hide(const ChunkTask& task, const Seen& seen, float value, float* scores) {
   int64_t at = task.begin;
@@ -167,10 +192,10 @@ void AttendChunk(const ChunkTask& task) {
   for (int64_t m = 0; m < rows; ++m) Softmax<Isa>(task, m, scores + m * kChunk);
   for_tiles([&](int64_t slot, int64_t at) {
     DecodeTile<Isa>(task, task.v, task.v_width, slot, zeros, vectors);
-    int64_t m = 0;
-    for (; m + 4 <= rows; m += 4)
-      AddRows<Isa, 4>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
-    for (; m < rows; ++m) AddRows<Isa, 1>(vectors, scores + m * kChunk + at, task.v_width, task.sums + m * task.v_width);
+    const bool alike = std::all_of(task.seen, task.seen + task.tokens,
+                                   [&](const Seen& seen) { return Sees(seen, slot, slot + kTile, true); });
+    if (alike) AddTile<Isa>(task, vectors, 0, rows, scores + at);
+    else AddWhatEachSees<Isa>(task, vectors, slot, zeros, scores + at);
   });
 }
 
