@@ -15,6 +15,7 @@ from tiny_models import relative_rms
 from pallas_kernels import native
 from pallas_kernels.cache_attention import attend
 from pallas_kernels.kv_formats import FORMATS, KVStore
+from pallas_kernels.native import library
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
 B, T, H, G, N, S = 1, 2, 4, 2, 32, 300
@@ -75,6 +76,14 @@ def test_a_prompt_gives_the_bits_of_its_rows_alone(rows: int, length: int, windo
         np.testing.assert_array_equal(attend(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
 
 
+@pytest.fixture
+def multiplies_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test with this runs with the instruction set whose products are of codes."""
+    if "avx512vnni" not in native.instruction_sets():
+        pytest.skip("others compute in floats")
+    monkeypatch.setenv(library.ISA_VARIABLE, "avx512vnni")
+
+
 def with_scales(store: KVStore, slot: int, head: int, value: float) -> KVStore:
     """The store, in which the scales of a vector are something else."""
     return replace(store, parts={**store.parts, "scales": store.parts["scales"].at[0, slot, head].set(value)})
@@ -98,7 +107,7 @@ def test_a_broken_scale_reaches_the_rows_that_see_it(name: str, broken: float) -
             np.testing.assert_array_equal(got[:, :, :2], whole[:, :, :2])
 
 
-@pytest.mark.skipif("avx512vnni" not in native.instruction_sets(), reason="others compute in floats")
+@pytest.mark.usefixtures("multiplies_codes")
 def test_products_of_codes_hide_what_only_another_row_sees() -> None:
     q = draw(B, T, H, N)
     stores = [KVStore.of(draw(B, S, G, N), "q8_0") for _ in range(2)]
@@ -109,6 +118,15 @@ def test_products_of_codes_hide_what_only_another_row_sees() -> None:
     np.testing.assert_array_equal(got[:, 0], whole[:, 0])
     np.testing.assert_array_equal(got[:, 1, :2], whole[:, 1, :2])
     assert np.isnan(got[:, 1, 2:]).all()
+
+
+@pytest.mark.usefixtures("multiplies_codes")
+def test_a_negative_scale_of_values_which_no_encoder_makes_is_not_taken_for_zero() -> None:
+    stores = [KVStore.of(draw(B, S, G, N), "q8_0") for _ in range(2)]
+    spoilt = with_scales(stores[1], 250, 1, -0.01)
+    got = np.asarray(jax.jit(partial(run))(draw(B, T, H, N), stores[0], spoilt, jnp.asarray([[270, 290]])))
+    assert np.isnan(got[:, :, 2:]).all()
+    assert np.isfinite(got[:, :, :2]).all()
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,11 @@ inline __attribute__((always_inline)) void RoundWeights(const ByteChunk& chunk, 
       largest[r] = _mm512_max_epu32(largest[r], _mm512_castps_si512(_mm512_maskz_mul_ps(
           seen[r][t], _mm512_loadu_ps(weights + r * kChunk + t * kTile), scales[t])));
   }
-  const __m128 top = _mm_castsi128_ps(LargestOfEach(largest));
+  // As integers, what is not finite is the largest, and so would be negative numbers, which no encoder's scales give.
+  const __m128i bits = LargestOfEach(largest);
+  const __m128 top = _mm_castsi128_ps(bits);
   const __mmask8 some = _mm_cmp_ps_mask(top, _mm_set1_ps(kLeast), _CMP_GT_OQ);
-  const __mmask8 finite = _mm_cmp_ps_mask(top, _mm_set1_ps(std::numeric_limits<float>::infinity()), _CMP_LT_OQ);
+  const __mmask8 finite = _mm_cmplt_epu32_mask(bits, _mm_set1_epi32(0x7f800000));
   alignas(16) float inverse[4];
   _mm_store_ps(inverse, _mm_maskz_div_ps(some & finite, _mm_set1_ps(kTop), top));
   _mm_storeu_ps(out->scale, _mm_mask_blend_ps(finite, _mm_set1_ps(std::numeric_limits<float>::quiet_NaN()),
