@@ -11,6 +11,7 @@ namespace specjax {
 namespace {
 
 struct Avx2 : Avx2Floats {
+  static constexpr bool kMultipliesBytes = false;
   using Ints = __m256i;
   struct Table {
     __m256 low, high;

@@ -10,6 +10,7 @@ namespace specjax {
 namespace {
 
 struct Portable : PortableFloats {
+  static constexpr bool kMultipliesBytes = false;
   struct Ints {
     int32_t lane[kLanes];
   };
