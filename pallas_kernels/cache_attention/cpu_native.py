@@ -1,8 +1,5 @@
 """Attention by the native CPU kernels, from caches of any type, in float32.
 
-With AVX-512 VNNI codes of q8_0 are multiplied as integers. What meets them is rounded to 16 bits: queries for each
-group of 32 values, and weights times scales for each group and 64 slots.
-
 What is computed for one row does not depend on the other rows, on how many there are, or on the number of threads:
 slots are added up in chunks of fixed places, which are merged in order. Only slots that a row sees are read.
 

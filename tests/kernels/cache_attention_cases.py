@@ -118,10 +118,6 @@ class Case:
         sinks = None if self.sinks is None else np.array(self.sinks, np.float32)
         return {"window": self.window, "soft_cap": self.soft_cap, "sinks": sinks}
 
-    def in_integers(self, instruction_set: str) -> bool:
-        """Whether native kernels multiply codes with queries and weights that they round to 16 bits."""
-        return instruction_set == "avx512vnni" and "q8_0" in (self.k_type, self.v_type)
-
     @property
     def dims(self) -> dict[str, object]:
         """What implementations are chosen by."""

@@ -22,8 +22,8 @@ from pallas_kernels.cache_attention.visibility import visible_tiles
 from pallas_kernels.kv_formats import KVStore
 
 EXACT, SPLIT, ROUNDED = 5e-6, 1e-4, {"bfloat16": 2**-8, "float16": 2**-11}
-"""Relative RMS errors: of products in float32; of products whose operands are two numbers of bfloat16, or integers of
-16 bits; of weights that are rounded, each by half of that at most, while values cancel in the sum.
+"""Relative RMS errors: of products in float32; of products whose operands are two numbers of bfloat16; of weights that
+are rounded, each by half of that at most, while values cancel in the sum.
 
 Queries, keys and values that an implementation rounds are rounded for the law as well: what that does to a score grows
 with the score, and no constant bounds it. In "wide", whose scores are three times as large as a model's, it is 2e-2 of
@@ -34,7 +34,7 @@ READS_ALL = [each.name for each in CACHE_ATTENTION.implementations if each.reads
 
 
 def bound(impl: str, case: Case, exact: float = EXACT) -> float:
-    if impl == "triton_interpret" or (impl == "cpu_native" and case.in_integers(native.instruction_set())):
+    if impl == "triton_interpret":
         return SPLIT
     weights = rounded_weights(impl, case.v_type)
     return exact if weights is None else ROUNDED[weights]

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "attention/decode.h"
-#include "attention/slots.h"
 #include "floats/exp.h"
 
 namespace specjax {
@@ -21,12 +20,32 @@ inline void Fill(float* begin, float* end, float value) {
   for (; begin < end; ++begin) *begin = value;
 }
 
+// Whether a slot in [begin, end) is among those that a row sees, or with `all`, every one of them.
+inline bool Sees(const Seen& seen, int64_t begin, int64_t end, bool all) {
+  for (int i = 0; i < 2; ++i) {
+    const int64_t from = seen.begin[i], to = seen.end[i];
+    if (all ? from <= begin && end <= to : std::max(begin, from) < std::min(end, to)) return true;
+  }
+  return false;
+}
+
+// The same of the rows of any token.
+inline bool SeenBySome(const ChunkTask& task, int64_t begin, int64_t end, bool all) {
+  return std::any_of(task.seen, task.seen + task.tokens,
+                     [&](const Seen& seen) { return Sees(seen, begin, end, all); });
+}
+
 // Pointers to the vectors of a tile; slots that no row sees are not read, and have zeros.
 template <typename Isa>
 void DecodeTile(const ChunkTask& task, const KvArray& array, int64_t padded, int64_t slot, const float* zeros,
                 const float** vectors) {
   const bool all = SeenBySome(task, slot, slot + kTile, true);
-  Prefetch(task, array, slot + kTile);
+  const int64_t stride = task.heads * array.code_bytes;
+  const uint8_t* ahead = array.codes + (slot + kTile) * stride + task.head * array.code_bytes;
+  if (slot + 2 * kTile <= task.end) {
+    for (int64_t i = 0; i < kTile; ++i)
+      for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(ahead + i * stride + at, 0, 2);
+  }
   for (int64_t i = 0; i < kTile; ++i) {
     vectors[i] = all || SeenBySome(task, slot + i, slot + i + 1, false)
                      ? Decode<Isa>(array, (slot + i) * task.heads + task.head, task.memory + i * padded)
@@ -118,6 +137,18 @@ void AddWhatEachSees(const ChunkTask& task, const float* const* values, int64_t 
   }
 }
 
+// Scores of a row, of which those of the slots that it does not see become `value`.
+inline void Hide(const ChunkTask& task, const Seen& seen, float value, float* scores) {
+  int64_t at = task.begin;
+  const int64_t last = task.begin + kChunk;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t begin = std::max(at, std::min(seen.begin[i], last));
+    Fill(scores + (at - task.begin), scores + (begin - task.begin), value);
+    at = std::max(begin, std::min(seen.end[i], last));
+  }
+  Fill(scores + (at - task.begin), scores + kChunk, value);
+}
+
 // Scores to weights, of which the largest is 1. Where a score that is seen is NaN, so is the sum.
 template <typename Isa>
 void Softmax(const ChunkTask& task, int64_t m, float* scores) {
@@ -142,49 +173,30 @@ void Softmax(const ChunkTask& task, int64_t m, float* scores) {
   task.total[m] = sum;
 }
 
-// Decodes the vectors of all tiles of which some row sees something, one tile after the other.
-template <typename Isa, typename Body>
-inline void ForTiles(const ChunkTask& task, const KvArray& array, int64_t padded, const Body& body) {
-  const float* vectors[kTile];
-  float* const zeros = task.memory + kTile * padded;
-  Fill(task.memory, zeros + padded, 0.0f);  // also what decoding leaves between a width and the padded one
-  for (int64_t slot = task.begin; slot < task.end; slot += kTile) {
-    if (!SeenBySome(task, slot, slot + kTile, false)) continue;
-    DecodeTile<Isa>(task, array, padded, slot, zeros, vectors);
-    body(vectors, slot - task.begin);
-  }
-}
-
-template <typename Isa>
-void Score(const ChunkTask& task, float* scores) {
-  if constexpr (Isa::kMultipliesBytes)
-    if (task.k.type->kind == KvKind::kBytes) return Isa::ScoreBytes(task, scores);
-  ForTiles<Isa>(task, task.k, task.k_width, [&](const float* const* keys, int64_t at) {
-    ScoreTile<Isa>(task, keys, scores + at);
-  });
-}
-
-template <typename Isa>
-void AddValues(const ChunkTask& task, const float* weights) {
-  if constexpr (Isa::kMultipliesBytes)
-    if (task.v.type->kind == KvKind::kBytes) return Isa::AddBytes(task, weights);
-  ForTiles<Isa>(task, task.v, task.v_width, [&](const float* const* values, int64_t at) {
-    const int64_t slot = task.begin + at;
-    const bool alike = std::all_of(task.seen, task.seen + task.tokens,
-                                   [&](const Seen& seen) { return Sees(seen, slot, slot + kTile, true); });
-    if (alike) AddTile<Isa>(task, values, 0, task.rows(), weights + at);
-    else AddWhatEachSees<Isa>(task, values, slot, task.memory + kTile * task.v_width, weights + at);
-  });
-}
-
 template <typename Isa>
 void AttendChunk(const ChunkTask& task) {
-  const int64_t rows = task.rows();
-  float* const scores = task.memory + MemoryFloats(rows, task.k_width, task.v_width) - rows * kChunk;
-  Score<Isa>(task, scores);
-  for (int64_t m = 0; m < rows; ++m) Softmax<Isa>(task, m, scores + m * kChunk);
+  const int64_t rows = task.rows(), widest = std::max(task.k_width, task.v_width);
+  const float* const zeros = task.memory + kTile * widest;
+  float* const scores = task.memory + (kTile + 1) * widest;
+  const float* vectors[kTile];
+  const auto for_tiles = [&](const auto& body) __attribute__((always_inline)) {
+    Fill(task.memory, scores, 0.0f);  // what decoding leaves between a width and the padded one
+    for (int64_t slot = task.begin; slot < task.end; slot += kTile)
+      if (SeenBySome(task, slot, slot + kTile, false)) body(slot, slot - task.begin);
+  };
   Fill(task.sums, task.sums + rows * task.v_width, 0.0f);
-  AddValues<Isa>(task, scores);
+  for_tiles([&](int64_t slot, int64_t at) {
+    DecodeTile<Isa>(task, task.k, task.k_width, slot, zeros, vectors);
+    ScoreTile<Isa>(task, vectors, scores + at);
+  });
+  for (int64_t m = 0; m < rows; ++m) Softmax<Isa>(task, m, scores + m * kChunk);
+  for_tiles([&](int64_t slot, int64_t at) {
+    DecodeTile<Isa>(task, task.v, task.v_width, slot, zeros, vectors);
+    const bool alike = std::all_of(task.seen, task.seen + task.tokens,
+                                   [&](const Seen& seen) { return Sees(seen, slot, slot + kTile, true); });
+    if (alike) AddTile<Isa>(task, vectors, 0, rows, scores + at);
+    else AddWhatEachSees<Isa>(task, vectors, slot, zeros, scores + at);
+  });
 }
 
 template <typename Isa>

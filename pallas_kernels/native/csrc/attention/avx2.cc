@@ -11,7 +11,6 @@ namespace specjax {
 namespace {
 
 struct Avx2 : Avx2Floats {
-  static constexpr bool kMultipliesBytes = false;
   using Ints = __m256i;
   struct Table {
     __m256 low, high;

@@ -5,18 +5,12 @@
 #include <cstdint>
 
 #include "attention/attend.h"
-#include "attention/byte_keys.h"
-#include "attention/byte_values.h"
 #include "floats/avx512.h"
 
 namespace specjax {
 namespace {
 
 struct Avx512 : Avx512Floats {
-  static constexpr bool kMultipliesBytes = true;
-  static void ScoreBytes(const ChunkTask& task, float* scores) { specjax::ScoreBytes(task, scores); }
-  static void AddBytes(const ChunkTask& task, const float* weights) { specjax::AddBytes(task, weights); }
-
   using Ints = __m512i;
   using Table = __m512;
 

@@ -20,6 +20,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
+constexpr int64_t kTokens = 16;                    // of a block, which decodes a vector of a cache once for all of them
 constexpr int64_t kMostFloats = int64_t{1} << 22;  // that wait to be merged, unless one block has more
 
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
@@ -128,7 +129,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       task.k_width = k_width;
       task.v_width = v_width;
       task.scale = scale;
-      task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, k_width, v_width));
+      task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, std::max(k_width, v_width)));
       task.highest = highest + i * group;
       task.total = total + i * group;
       task.sums = sums + i * group * v_width;

@@ -10,7 +10,6 @@ namespace specjax {
 
 inline constexpr int64_t kChunk = 256;  // slots that are added up before they are merged with others
 inline constexpr int64_t kTile = 16;    // slots decoded at a time
-inline constexpr int64_t kTokens = 16;  // of a task, which reads a vector of a cache once for all of them
 inline constexpr int64_t kPad = 16;     // widths of queries and sums are multiples of it
 
 // The slots that a row sees: [begin[0], end[0]) and [begin[1], end[1]), the second after the first.
@@ -38,10 +37,8 @@ struct ChunkTask {
   int64_t rows() const { return tokens * per_token; }
 };
 
-// Room for a tile of vectors and a vector of zeros, for rounded queries, and for the scores of all rows, which are last.
-constexpr int64_t MemoryFloats(int64_t rows, int64_t k_width, int64_t v_width) {
-  return (kTile + 1) * (k_width > v_width ? k_width : v_width) + rows * (k_width + kChunk);
-}
+// A tile of vectors, a vector of zeros, and the scores of all rows.
+constexpr int64_t MemoryFloats(int64_t rows, int64_t widest) { return (kTile + 1) * widest + rows * kChunk; }
 
 struct AttentionKernels {
   void (*chunk)(const ChunkTask& task);

@@ -11,7 +11,6 @@ namespace specjax {
 namespace {
 
 struct Neon : NeonFloats {
-  static constexpr bool kMultipliesBytes = false;
   using Ints = int32x4_t;
   using Table = const float*;
 

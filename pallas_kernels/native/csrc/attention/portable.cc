@@ -10,7 +10,6 @@ namespace specjax {
 namespace {
 
 struct Portable : PortableFloats {
-  static constexpr bool kMultipliesBytes = false;
   struct Ints {
     int32_t lane[kLanes];
   };

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "for_each.h"
 #include "quant_matmul/panels.h"
 
 namespace specjax {
@@ -39,6 +38,16 @@ inline __attribute__((always_inline)) Part Field(Part packed) {
   if constexpr (from > to) shifted = shifted >> (from - to);
   if constexpr (from < to) shifted = shifted << (to - from);
   return reinterpret_cast<Part>(shifted & kMask);
+}
+
+// Calls each(j) for j = begin .. end - 1, as constants: compilers keep arrays in registers only where every index is one
+// early on.
+template <int begin, int end, typename Each>
+inline __attribute__((always_inline)) void ForEach(const Each& each) {
+  if constexpr (begin < end) {
+    each(std::integral_constant<int, begin>{});
+    ForEach<begin + 1, end>(each);
+  }
 }
 
 struct Tables {
