@@ -221,7 +221,7 @@ class RowSettings:
             "rule": (np.int32, [RULES.index(row.rule) for row in rows]),
             "scored": (np.bool_, [row.scored for row in rows]),
         }
-        arrays = {name: np.array(values, dtype) for name, (dtype, values) in numbers.items()}
+        arrays: dict[str, np.ndarray] = {name: np.array(values, dtype) for name, (dtype, values) in numbers.items()}
         leaning = LeaningRows.of([row.leaning for row in rows]) if leans else None
         return cls(**to_device({**arrays, "stop_tokens": stops}), leaning=leaning)
 
