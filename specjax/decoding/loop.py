@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
-from specjax.decoding.unseen import Unseen
+from specjax.decoding.unseen import Waiting, room_for
 from specjax.mesh.rows import Sharing, anywhere
 from specjax.mesh.shards import REPLICATED, ROWS, lying, on_shards
 from specjax.models.protocol import Features, Params
@@ -25,15 +25,15 @@ class ChunkRecord:
 
     Attributes:
         n_rounds, rounds: see there.
-        unseen: what the drafter has not seen; None if it has seen all, or there is none.
+        waiting: what the drafter has not been given; None if it was given all, or there is none.
     """
 
     n_rounds: Int[Array, ""]
     rounds: RoundRecord
-    unseen: Unseen | None = None
+    waiting: Waiting | None = None
 
 
-@partial(jax.jit, static_argnames=("decoder", "rounds"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("decoder", "rounds"), donate_argnames=("state", "waiting"))
 def decode_chunk(
     decoder: Decoder,
     params: Params,
@@ -41,26 +41,27 @@ def decode_chunk(
     rounds: int,
     limit: Int[Array, ""] | int | None = None,
     patience: Int[Array, ""] | int | None = None,
+    waiting: Waiting | None = None,
 ) -> tuple[DecodeState, ChunkRecord]:
     """Run rounds until `rounds` of them are done or every row is finished. One program, no host in between.
 
     A `limit` below `rounds` ends the chunk earlier. After `patience` rounds it also ends as soon as a row has finished
     in it, so that a request that comes meanwhile can have the row. Both are data: other numbers compile nothing.
 
-    Rounds without drafts leave the drafter's part of the state alone. What it has not seen is in the record, and must
-    be given to it before anything is drafted from this state: see `give_unseen`.
+    Rounds without drafts leave the drafter's part of the state alone. What it has not been given is in the record,
+    behind what was `waiting` of earlier chunks. It must be given before anything is drafted from this state: see
+    `give_unseen`.
     """
     sharing = Sharing.of(state)
-    rows = ROWS if sharing.split else None
-    own, every = lying(rows), lying(None, rows)
-    unseen = Unseen(REPLICATED, own, every, every, every) if _leaves_behind(decoder, state) else None
+    waits = lying(ROWS if sharing.split else None) if leaves_behind(decoder, state) else None
     return on_shards(
         partial(_chunk, decoder, rounds, sharing),
         params,
         state,
         limit,
         patience,
-        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, REPLICATED, unseen)),
+        waiting,
+        out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, REPLICATED, waits)),
     )
 
 
@@ -73,49 +74,51 @@ def _chunk(
     state: DecodeState,
     limit: Int[Array, ""] | int | None,
     patience: Int[Array, ""] | int | None,
+    waiting: Waiting | None,
 ) -> tuple[DecodeState, ChunkRecord]:
     """`decode_chunk` on one of so many parts of the model."""
     decoder = decoder.shard(parts)
     most = rounds if limit is None else jnp.minimum(limit, rounds)
-    before, behind = state, _leaves_behind(decoder, state)
+    before, behind = state, leaves_behind(decoder, state)
     if behind:
         state = _with_drafter(state, None)
+        waiting = waiting or Waiting.none(decoder, len(state.pending), room_for(rounds))
     elif decoder.drafter and decoder.drafts:
         sequences = state.sequences
         own = decoder.drafter.narrowed(params, sequences.drafter, sequences.length, decoder.rows)
         state = _with_drafter(state, own)
 
     @partial(jax.jit, inline=True)  # so that it is traced once, for shapes and loop
-    def run_round(params: Params, state: DecodeState) -> tuple[DecodeState, tuple[RoundRecord, Features | None]]:
-        after, record, features = decode_round(decoder, params, state)
-        return after, (record, features if behind else None)
+    def run_round(params: Params, state: DecodeState) -> tuple[DecodeState, RoundRecord, Features]:
+        return decode_round(decoder, params, state)
 
-    _, shapes = jax.eval_shape(run_round, params, state)
-    outputs = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
+    _, shapes, _ = jax.eval_shape(run_round, params, state)
+    records = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
 
     def unfinished(carry: tuple) -> Array:
-        index, state, _ = carry
+        index, state, *_ = carry
         go_on = (index < most) & anywhere(state.active)
         if patience is None:
             return go_on
         return go_on & ((index < patience) | ~anywhere(before.active & ~state.active))
 
     def one_round(carry: tuple) -> tuple:
-        index, state, outputs = carry
-        state, output = run_round(params, state)
-        outputs = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), outputs, output)
-        return index + 1, state, outputs
+        index, state, waiting, records = carry
+        after, record, features = run_round(params, state)
+        if waiting is not None:
+            waiting = waiting.with_round(state.pending, state.active, features)
+        records = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), records, record)
+        return index + 1, after, waiting, records
 
-    n_rounds, state, (records, features) = jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state, outputs))
-    whole = jax.tree.map(partial(sharing.whole, axis=1), records)
-    if features is None:
-        return state, ChunkRecord(n_rounds, whole)
-    fed = jnp.concatenate([before.pending[None], records.tokens[:-1, :, 0]])  # what the round before has chosen
-    unseen = Unseen(n_rounds, before.sequences.length, fed, records.n_emitted, features)
-    return _with_drafter(state, before.sequences.drafter), ChunkRecord(n_rounds, whole, unseen)
+    n_rounds, state, waiting, records = jax.lax.while_loop(
+        unfinished, one_round, (jnp.int32(0), state, waiting, records)
+    )
+    if behind:
+        state = _with_drafter(state, before.sequences.drafter)
+    return state, ChunkRecord(n_rounds, jax.tree.map(partial(sharing.whole, axis=1), records), waiting)
 
 
-def _leaves_behind(decoder: Decoder, state: DecodeState) -> bool:
+def leaves_behind(decoder: Decoder, state: DecodeState) -> bool:
     """Whether there is a drafter that rounds do not ask, but that has a state."""
     return not decoder.drafts and state.sequences.drafter is not None
 

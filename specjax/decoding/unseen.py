@@ -1,15 +1,14 @@
 """What a drafter has not been given of rounds that drafted nothing, and giving it.
 
 Such rounds leave the drafter's part of the state behind the others. To bring it up is for nothing if the row's text
-ends before anything is drafted again. So a chunk returns what its drafter has not seen. It waits beside what waits of
-earlier chunks, and whoever wants drafts, or the whole state, gives all of it at once.
+ends before anything is drafted again. So rounds write what their drafter has not seen into a buffer, and whoever wants
+drafts, or the whole state, gives all of it at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +16,9 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from specjax.decoding.decoder import Decoder
 from specjax.mesh.rows import Sharing, anywhere
-from specjax.mesh.shards import ROWS, lying, on_shards
+from specjax.mesh.shards import on_shards
 from specjax.models.protocol import Drafter, Features, Params
 from specjax.state import SequenceState
 
@@ -28,132 +28,114 @@ longer than the chunks that states are made for, see `Decoder.init_state`."""
 
 
 @struct.dataclass
-class Unseen:
-    """The tokens of a chunk of up to N rounds without drafts.
-
-    Attributes:
-        n_rounds: how many rounds were run.
-        length: committed tokens of each row before the chunk.
-        tokens: what each round has fed.
-        n_fed: 1, or 0 in a row that had finished.
-        features: the target's features of these tokens, [N, B, 1, ...]: those that the drafter asks for.
-    """
-
-    n_rounds: Int[Array, ""]
-    length: Int[Array, "B"]
-    tokens: Int[Array, "N B"]
-    n_fed: Int[Array, "N B"]
-    features: Features
-
-
-@struct.dataclass
 class Waiting:
-    """What waits to be given to a drafter, with room for C tokens of each row.
+    """The tokens of the last C rounds without drafts, of each row. Round after round takes a column, the last one is
+    followed by the first.
 
     Attributes:
-        length: committed tokens of each row before the first one that waits.
-        count: how many wait.
-        tokens: those that wait come first.
-        features: the target's features of them, [B, C, ...].
+        next: the column of the next round, the same in all rows.
+        fed: whether the row has fed a token in the round of this column, and it waits.
+        tokens: those that were fed.
+        features: the target's features of them, [B, C, ...]: those that the drafter asks for.
     """
 
-    length: Int[Array, "B"]
-    count: Int[Array, "B"]
+    next: Int[Array, "B"]
+    fed: Bool[Array, "B C"]
     tokens: Int[Array, "B C"]
     features: Features
 
+    @classmethod
+    def none(cls, decoder: Decoder, rows: int, room: int) -> Waiting:
+        """Nothing waits in any of B rows.
 
-def room_for(tokens: int) -> int:
-    """C, where so many tokens of each row are to have room: whole blocks."""
-    return -(-tokens // BLOCKS[-1]) * BLOCKS[-1]
+        Args:
+            decoder: with the drafter that will be given what waits.
+            rows: B.
+            room: C, whole blocks of the longest kind; see `room_for`.
+        """
+        shape, request = (rows, room), decoder.request
+        feature = jnp.zeros((*shape, decoder.target.width), jnp.float32)  # as all residual streams are
+        features = Features(feature if request.final_hidden else None, (feature,) * len(request.layer_inputs))
+        features = jax.tree.map(jnp.copy, features)  # no two share memory, so that they can be consumed
+        return cls(jnp.zeros((rows,), jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), features)
+
+    @property
+    def room(self) -> int:
+        """C, the most rounds whose tokens can wait."""
+        return self.fed.shape[1]
+
+    @property
+    def count(self) -> Int[Array, "B"]:
+        """How many tokens wait in each row."""
+        return jnp.sum(self.fed, axis=1, dtype=jnp.int32)
+
+    def with_round(self, tokens: Int[Array, "B"], fed: Bool[Array, "B"], features: Features) -> Waiting:
+        """The same and another round. Nothing may wait in its column any more.
+
+        Args:
+            tokens: what each row has fed.
+            fed: whether it has.
+            features: those of the tokens, [B, 1, ...].
+        """
+        column = self.next[0]
+
+        def write(all_rounds: Array, new: Array) -> Array:
+            return lax.dynamic_update_slice_in_dim(all_rounds, new, column, axis=1)
+
+        rounds = jax.tree.map(write, (self.fed, self.tokens, self.features), (fed[:, None], tokens[:, None], features))
+        return Waiting((self.next + 1) % self.room, *rounds)
+
+    def columns(self) -> Int[Array, "B C"]:
+        """The columns of the tokens that wait, in the order in which they were fed; others come after them."""
+        columns = (self.next[0] + jnp.arange(self.room)) % self.room
+        return columns[jnp.argsort(~self.fed[:, columns], axis=1, stable=True)]
 
 
-@partial(jax.jit, static_argnames="room")
-def nothing_waits(unseen: Unseen, room: int) -> Waiting:
-    """Room for so many tokens of each row, for chunks like this one. See `room_for`."""
-
-    def run(parts: int, unseen: Unseen) -> Waiting:
-        del parts
-
-        def empty(x: Array, *shape: int) -> Array:
-            return jnp.zeros((x.shape[1], room, *shape), x.dtype)
-
-        features = jax.tree.map(lambda x: empty(x, *x.shape[3:]), unseen.features)
-        nothing = jnp.zeros_like(unseen.length)
-        return Waiting(nothing, nothing, empty(unseen.tokens), features)
-
-    rows = lying(ROWS) if Sharing.of(unseen.length).split else lying()
-    return on_shards(run, unseen, out=lambda _: rows)
+def room_for(rounds: int) -> int:
+    """C, where the tokens of so many rounds are to have room: whole blocks."""
+    return -(-rounds // BLOCKS[-1]) * BLOCKS[-1]
 
 
 @partial(jax.jit, donate_argnames="waiting")
-def joined(waiting: Waiting, unseen: Unseen, kept: Bool[Array, "B"]) -> Waiting:
-    """What waits, and behind it what was not seen of a chunk.
-
-    Args:
-        waiting: has room for the rounds of the chunk in every row, rounded up to whole blocks of the shortest kind.
-        unseen: of the chunk.
-        kept: the rows in which what waits is still wanted; in others it is forgotten.
-    """
+def forgotten(waiting: Waiting, rows: Bool[Array, "B"]) -> Waiting:
+    """What still waits when nobody wants that of some rows any more."""
     sharing = Sharing.of(waiting)
 
-    def run(parts: int, waiting: Waiting, unseen: Unseen, kept: Array) -> Waiting:
+    def run(parts: int, waiting: Waiting, rows: Array) -> Waiting:
         del parts
-        size, batch = BLOCKS[0], len(waiting.count)
-        count = jnp.where(sharing.own(kept, batch), waiting.count, 0)
-        blocks = (unseen.n_rounds + size - 1) // size
+        return replace(waiting, fed=waiting.fed & ~sharing.own(rows, len(waiting.fed))[:, None])
 
-        def write(index: Array, all_rows: tuple[Array, Any]) -> tuple[Array, Any]:
-            row, first = index // blocks, index % blocks * size
-
-            def with_block(own: Array, new: Array) -> Array:
-                ends = (0,) * (own.ndim - 2)
-                block = lax.dynamic_slice(new, (first, row, *ends), (size, 1, *own.shape[2:]))
-                return lax.dynamic_update_slice(own, block.swapaxes(0, 1), (row, count[row] + first, *ends))
-
-            return jax.tree.map(with_block, all_rows, chunk)
-
-        features = jax.tree.map(lambda x: x[:, :, 0], unseen.features)
-        chunk = jax.tree.map(
-            lambda x: jnp.pad(x, ((0, -len(x) % size), *((0, 0),) * (x.ndim - 1))), (unseen.tokens, features)
-        )
-        tokens, features = lax.fori_loop(0, batch * blocks, write, (waiting.tokens, waiting.features))
-        return Waiting(
-            length=jnp.where(count > 0, waiting.length, unseen.length),
-            count=count + jnp.sum(unseen.n_fed, axis=0),  # the rounds of a row that is done come last
-            tokens=tokens,
-            features=features,
-        )
-
-    return on_shards(run, waiting, unseen, kept, out=lambda waiting, *_: waiting)
+    return on_shards(run, waiting, rows, out=lambda waiting, _: waiting)
 
 
-@partial(jax.jit, static_argnames="drafter", donate_argnames="state")
+@partial(jax.jit, static_argnames="drafter", donate_argnames=("state", "waiting"))
 def give_unseen(
-    drafter: Drafter, params: Params, state: SequenceState, waiting: Waiting, rows: Bool[Array, "B"]
-) -> SequenceState:
-    """The state after its drafter has been given what waits, in these rows.
+    drafter: Drafter, params: Params, state: SequenceState, waiting: Waiting
+) -> tuple[SequenceState, Waiting]:
+    """The state after its drafter has been given what waits, and the buffer without it.
 
     Only as many blocks are looked at as hold something, so that few tokens cost little.
     """
-    sharing = Sharing.of(state)
 
-    def run(parts: int, params: Params, state: SequenceState, waiting: Waiting, rows: Array) -> SequenceState:
-        count = jnp.where(sharing.own(rows, len(state.length)), waiting.count, 0)
-        own = _given(drafter.shard(parts), params, state.drafter, replace(waiting, count=count))
-        return replace(state, drafter=own)
+    def run(parts: int, params: Params, state: SequenceState, waiting: Waiting) -> tuple[SequenceState, Waiting]:
+        own = _given(drafter.shard(parts), params, state, waiting)
+        return replace(state, drafter=own), replace(waiting, fed=jnp.zeros_like(waiting.fed))
 
-    return on_shards(run, params, state, waiting, rows, out=lambda params, state, *_: state)
+    return on_shards(run, params, state, waiting, out=lambda params, state, waiting: (state, waiting))
 
 
-def _given(drafter: Drafter, params: Params, own: object, waiting: Waiting) -> object:
+def _given(drafter: Drafter, params: Params, state: SequenceState, waiting: Waiting) -> object:
     """The drafter's part of the state after it has been given everything, on one of the parts of the model."""
-    length, count = waiting.length, waiting.count
+    count, columns = waiting.count, waiting.columns()
+    length = state.length - count  # before the first one that waits
 
     def give(size: int, start: Array, own: object) -> tuple:
-        tokens, features = jax.tree.map(
-            lambda x: lax.dynamic_slice_in_dim(x, start, size, axis=1), (waiting.tokens, waiting.features)
-        )
+        block = lax.dynamic_slice_in_dim(columns, start, size, axis=1)
+
+        def taken(x: Array) -> Array:
+            return jnp.take_along_axis(x, block.reshape(*block.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+        tokens, features = jax.tree.map(taken, (waiting.tokens, waiting.features))
         n_valid = jnp.clip(count - start, 0, size)
         own = drafter.extend(params, tokens, features, n_valid, own, length + jnp.minimum(start, count))
         return start + size, own
@@ -163,4 +145,4 @@ def _given(drafter: Drafter, params: Params, own: object, waiting: Waiting) -> o
         smallest = sum(anywhere(count - start > size).astype(jnp.int32) for size in BLOCKS[:-1])
         return lax.switch(smallest, [partial(give, size) for size in BLOCKS], start, own)
 
-    return lax.while_loop(lambda carry: anywhere(carry[0] < count), give_next, (jnp.int32(0), own))[1]
+    return lax.while_loop(lambda carry: anywhere(carry[0] < count), give_next, (jnp.int32(0), state.drafter))[1]

@@ -6,10 +6,13 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from specjax.decoding.unseen import BLOCKS, Unseen, Waiting, give_unseen, joined, nothing_waits, room_for
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.new_state import beside
+from specjax.decoding.unseen import Waiting, forgotten, give_unseen, room_for
 from specjax.models.protocol import Drafter, Params
 from specjax.state import SequenceState
 
@@ -22,7 +25,7 @@ class Added(NamedTuple):
 
     Attributes:
         rounds: that it may have had.
-        rows: those that decoded.
+        rows: those in which tokens wait.
         epochs: of all rows at that time, see `Backlog`.
     """
 
@@ -45,64 +48,80 @@ class Backlog:
         """
         self._slots = slots
         self._waiting: Waiting | None = None
-        self._kept = np.ones(rows, bool)  # rows whose text is still the one whose tokens wait
-        self._most = np.zeros(rows, int)  # the most tokens that can wait in each row
+        self._left = np.zeros(rows, bool)  # rows whose text is no longer the one whose tokens wait
+        self._most = np.zeros(rows, int)  # the most rounds since the first one whose token waits, by row
         self._epochs = np.zeros(rows, int)  # how often all that waited in a row was given or forgotten
 
     def __bool__(self) -> bool:
         """Whether any tokens wait for the drafter."""
         return bool(self._most.any())
 
-    def add(self, unseen: Unseen, rounds: int, rows: Collection[int]) -> Added:
-        """Let what was not seen of a chunk wait. There must be room for it. See `ran`.
+    def taken(self, decoder: Decoder, params: Params, most: int) -> Waiting:
+        """What waits, for a chunk, which consumes it and must return it to `put`.
 
         Args:
-            unseen: of the chunk.
+            decoder, params: those of the chunk.
+            most: the most rounds that chunks of the decoder have.
+        """
+        waiting = self._without_left() if self._waiting is not None else self._empty(decoder, params, most)
+        self._waiting = None
+        return waiting
+
+    def put(self, waiting: Waiting, rounds: int, rows: Collection[int]) -> Added:
+        """What waits after a chunk. There must have been room for it. See `ran`.
+
+        Args:
+            waiting: as the chunk returned it.
             rounds: that it has at most.
             rows: those that decode.
         """
-        if self._waiting is None:
-            self._waiting = self._empty(unseen)
-        self._waiting = joined(self._waiting, unseen, self._kept.copy())
-        self._kept[:] = True
-        decode = np.isin(np.arange(len(self._most)), list(rows))
-        self._most[decode] += rounds
-        return Added(rounds, decode, self._epochs.copy())
+        self._waiting = waiting
+        grows = np.isin(np.arange(len(self._most)), list(rows)) | (self._most > 0)
+        self._most[grows] += rounds
+        return Added(rounds, grows, self._epochs.copy())
 
     def ran(self, added: Added, rounds: int) -> None:
         """The chunk has had only so many rounds, which is known when it has been read."""
         same = added.rows & (added.epochs == self._epochs)
         self._most[same] -= added.rounds - rounds
 
-    def _empty(self, unseen: Unseen) -> Waiting:
-        rounds = len(unseen.tokens)
-        columns = jax.tree.leaves((unseen.tokens, unseen.features))
-        in_memory = MOST_BYTES // (sum(leaf.nbytes for leaf in columns) // rounds)
-        return nothing_waits(unseen, room_for(max(rounds, min(self._slots, in_memory))))
-
     def forget(self, row: int) -> None:
         """Another text has the row."""
-        self._kept[row], self._most[row] = False, 0
+        self._left[row], self._most[row] = True, 0
         self._epochs[row] += 1
 
     def has_room(self, rounds: int) -> bool:
         """Whether the tokens of another chunk of so many rounds can wait as well.
 
-        It writes behind what waits in all rows, also in those that do not decode.
+        A round writes to all rows, also to those that do not decode.
         """
-        whole = -(-rounds // BLOCKS[0]) * BLOCKS[0]
-        return self._waiting is None or self._most.max() + whole <= self._waiting.tokens.shape[1]
+        return self._waiting is None or int(self._most.max()) + rounds <= self._waiting.room
 
     def given(self, drafter: Drafter, params: Params, state: SequenceState) -> SequenceState:
         """The state, which is consumed, after its drafter has been given everything."""
         if self._waiting is not None and self:
-            state = give_unseen(drafter, params, state, self._waiting, self._kept.copy())
-            self._kept[:], self._most[:] = False, 0
+            state, self._waiting = give_unseen(drafter, params, state, self._without_left())
+            self._most[:] = 0
             self._epochs += 1
         return state
 
-    def build(self, drafter: Drafter, params: Params, state: SequenceState, unseen: Unseen) -> SequenceState:
-        """Build the programs for chunks like this one: they will be needed without warning. The state is consumed."""
-        nobody = np.zeros(len(self._kept), bool)
-        waiting = joined(self._empty(unseen), unseen, nobody)
-        return give_unseen(drafter, params, state, waiting, nobody)
+    def build(self, decoder: Decoder, params: Params, state: SequenceState) -> SequenceState:
+        """Build the programs for what waits: they will be needed without warning. The state is consumed."""
+        assert self._waiting is not None
+        assert decoder.drafter is not None
+        nothing = jax.tree.map(jnp.zeros_like, self._waiting)
+        nobody = np.zeros(len(self._left), bool)
+        return give_unseen(decoder.drafter, params, state, forgotten(nothing, nobody))[0]
+
+    def _empty(self, decoder: Decoder, params: Params, most: int) -> Waiting:
+        rows = len(self._left)
+        of_round = jax.eval_shape(lambda: Waiting.none(decoder, rows, 1))
+        in_memory = MOST_BYTES // sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(of_round))
+        return beside(params, Waiting.none(decoder, rows, room_for(max(most, min(self._slots, in_memory)))))
+
+    def _without_left(self) -> Waiting:
+        assert self._waiting is not None
+        if not self._left.any():
+            return self._waiting
+        left, self._left = self._left, np.zeros_like(self._left)
+        return forgotten(self._waiting, left)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from specjax.decoding.decoder import Decoder, DecodeState
-from specjax.decoding.loop import ChunkRecord, decode_chunk
+from specjax.decoding.loop import ChunkRecord, decode_chunk, leaves_behind
 from specjax.mesh.hosts import agreed, is_first
 from specjax.models.protocol import Params
-from specjax.runtime.backlog import MOST_BYTES, Backlog
+from specjax.runtime.backlog import MOST_BYTES, Added, Backlog
 from specjax.runtime.building import Building, Experience
 from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import Choice, DepthControl
@@ -23,6 +23,7 @@ from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
 
 T = TypeVar("T")
+_Started = tuple[DecodeState, ChunkRecord, Added | None]
 
 PAUSE, PAUSE_SHARE = 0.01, 0.2
 """A pause of the caller that is longer than so many seconds, and than this share of a chunk's time, makes that time
@@ -122,13 +123,9 @@ class Rounds:
         if choice.depth or not self._backlog.has_room(rounds):
             state = self.caught_up(decoder, params, state)
         if new:
-            state, record = self._build(decoder, params, state, jobs, choice.depth)
+            state, record, added = self._build(decoder, params, state, jobs, choice.depth)
         else:
-            state, record = self._run(program, params, state, rounds)
-        added = None
-        if record.unseen is not None:
-            added = self._backlog.add(record.unseen, rounds, jobs)
-            record = replace(record, unseen=None)  # the host does not read it
+            state, record, added = self._run(program, params, state, rounds, jobs)
         return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new, added=added)
 
     def build(self, decoder: Decoder, params: Params, state: DecodeState, depth: int, *, key: tuple) -> DecodeState:
@@ -155,7 +152,7 @@ class Rounds:
 
     def _build(
         self, decoder: Decoder, params: Params, state: DecodeState, jobs: Mapping[int, Job], depth: int
-    ) -> tuple[DecodeState, ChunkRecord]:
+    ) -> _Started:
         """Build the program of rounds of this depth, by running one of them; its time is not charged to decoding.
 
         `jax.jit` compiles at the first call, and XLA's CPU backend sets up kernels when a loop body first runs.
@@ -163,20 +160,25 @@ class Rounds:
         jax.block_until_ready(state)
         before = self._building.seconds
         with self._building.at_first(f"rounds of {depth} drafts", jobs.values(), *self._program(depth)):
-            state, record = self._run(decoder.at_most(depth), params, state, 1)
-            if record.unseen is not None:
-                assert decoder.drafter is not None
-                sequences = self._backlog.build(decoder.drafter, params, state.sequences, record.unseen)
-                state = replace(state, sequences=sequences)
+            state, record, added = self._run(decoder.at_most(depth), params, state, 1, jobs)
+            if added is not None:
+                state = replace(state, sequences=self._backlog.build(decoder, params, state.sequences))
             jax.block_until_ready((state, record))
         self._experience.effort.building += self._of_first(self._building.seconds - before)
         self._ready.add(depth)
-        return state, record
+        return state, record, added
 
     def _run(
-        self, program: Decoder, params: Params, state: DecodeState, rounds: int
-    ) -> tuple[DecodeState, ChunkRecord]:
-        return decode_chunk(program, params, state, self._most(program), np.int32(rounds), np.int32(USUAL))
+        self, program: Decoder, params: Params, state: DecodeState, rounds: int, rows: Collection[int]
+    ) -> _Started:
+        most, waiting = self._most(program), None
+        if leaves_behind(program, state):
+            waiting = self._backlog.taken(program, params, most)
+        state, record = decode_chunk(program, params, state, most, np.int32(rounds), np.int32(USUAL), waiting)
+        if record.waiting is None:
+            return state, record, None
+        added = self._backlog.put(record.waiting, rounds, rows)
+        return state, replace(record, waiting=None), added  # the host does not read it
 
     def learn(self, reading: Reading, jobs: Sequence[Job | None]) -> None:
         """Take in what was accepted and how long it took.

@@ -21,7 +21,7 @@ from tiny_models import DENSE, make_params
 import checkpoints
 import specjax
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.loop import decode_chunk
+from specjax.decoding.loop import decode_chunk, leaves_behind
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.drafters.draft_model import DraftModel
 from specjax.models.drafters.first_of import FirstOf
@@ -120,10 +120,12 @@ def decode(
         depth, rounds = changes[chunk % len(changes)]
         if depth and decoder.drafter:
             state = replace(state, sequences=backlog.given(decoder.drafter, params, state.sequences))
-        state, record = decode_chunk(decoder.at_most(depth), params, state, 11, np.int32(rounds))
+        program = decoder.at_most(depth)
+        waiting = backlog.taken(program, params, 11) if leaves_behind(program, state) else None
+        state, record = decode_chunk(program, params, state, 11, np.int32(rounds), waiting=waiting)
         chunk += 1
-        if record.unseen is not None:
-            backlog.add(record.unseen, rounds, range(len(LENGTHS)))
+        if record.waiting is not None:
+            backlog.put(record.waiting, rounds, range(len(LENGTHS)))
         done = cut(jax.device_get(record))
         for index, (row, said) in product(range(int(record.n_rounds)), enumerate(tokens)):
             if count := int(done.n_emitted[index, row]):
