@@ -76,7 +76,8 @@ class Backlog:
             rows: those that decode.
         """
         self._waiting = waiting
-        grows = np.isin(np.arange(len(self._most)), list(rows)) | (self._most > 0)
+        grows = self._most > 0
+        grows[list(rows)] = True
         self._most[grows] += rounds
         return Added(rounds, grows, self._epochs.copy())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -105,6 +105,7 @@ class DepthControl:
         self._probes = 0  # since the last measurement
         self._dear = 1.0  # how many times as dear the present visit is
         self._turns = list(self.depths)  # the one that was measured last comes last
+        self._expected: tuple[Any, Mapping[int, DraftConfig], dict[int, float]] = None, {}, {}  # see `_tokens`
 
     def seat(self, row: int) -> None:
         """A new request has the row."""
@@ -226,9 +227,14 @@ class DepthControl:
         return self._measuring(least)
 
     def _tokens(self, wants: Mapping[int, DraftConfig]) -> dict[int, float]:
-        """Expected tokens of a round of each depth, of all rows."""
-        reached = np.cumprod(self.rates.believed()[list(wants)], axis=1)
+        """Expected tokens of a round of each depth, of all rows; those of the last time if nothing is new since."""
+        believed, (before, of_rows, tokens) = self.rates.believed(), self._expected
+        if believed is before and wants == of_rows:
+            return tokens
+        reached = np.cumprod(believed[list(wants)], axis=1)
         most = np.array([want.n_max for want in wants.values()])
         place = np.arange(reached.shape[1])
         columns = np.concatenate([[0.0], np.cumsum(np.where(place < most[:, None], reached, 0).sum(axis=0))])
-        return {depth: len(wants) + float(columns[depth]) for depth in self.depths}
+        tokens = {depth: len(wants) + float(columns[depth]) for depth in self.depths}
+        self._expected = believed, dict(wants), tokens
+        return tokens

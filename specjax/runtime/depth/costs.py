@@ -33,6 +33,7 @@ class Costs:
             known: costs that were measured before, by depth.
         """
         self._samples = {depth: deque([cost] * SETTLED, KEPT) for depth, cost in (known or {}).items()}
+        self._medians = dict(known or {})
         self._scale: float | None = None  # seconds of the unit, at the present speed
         self._usual: int | None = None
         self._since = 0
@@ -50,7 +51,9 @@ class Costs:
         if not visit and depth != self._usual:
             self._usual, self._since = depth, 0
         if visit or self._since < SETTLED:
-            self._samples.setdefault(depth, deque(maxlen=KEPT)).append(seconds / self._scale)
+            samples = self._samples.setdefault(depth, deque(maxlen=KEPT))
+            samples.append(seconds / self._scale)
+            self._medians[depth] = statistics.median(samples)
         else:
             change = seconds / (self._scale * self.of(depth))
             self._scale *= min(max(change, 0.5), 2.0) ** DRIFT
@@ -79,9 +82,9 @@ class Costs:
 
     def of(self, depth: int) -> float:
         """The cost of a round, as measured or as others suggest. One that nothing suggests is infinite."""
-        if depth in self._samples:
-            return statistics.median(self._samples[depth])
-        known = sorted(self._samples)
+        if depth in self._medians:
+            return self._medians[depth]
+        known = sorted(self._medians)
         if len(known) < 2:
             return HOPE * self.of(known[0]) * (depth + 1) / (known[0] + 1) if known else float("inf")
         above = next((index for index, each in enumerate(known) if each > depth), len(known) - 1)

@@ -45,9 +45,11 @@ class Rates:
         self.hits, self.trials = np.zeros((rows, most)), np.zeros((rows, most))
         self.common_hits, self.common_trials = BELIEF * PRIOR_TRIALS, PRIOR_TRIALS
         self._excess, self._variance = np.zeros((rows, most)), np.zeros((rows, most))
+        self._believed: Float[np.ndarray, "B K"] | None = None  # as it was last computed
 
     def forget(self, row: int) -> None:
         """Begin with a new request."""
+        self._believed = None
         self.hits[row] = self.trials[row] = 0
         self._excess[row] = self._variance[row] = 0
 
@@ -68,6 +70,7 @@ class Rates:
         trials = ((drafted > place) & (accepted >= place)).sum(axis=0)
         hits = (accepted > place).sum(axis=0)
         self._forget_what_is_contradicted(hits, trials)
+        self._believed = None
         keep = (1 - 1 / MEMORY) ** trials
         self.hits, self.trials = self.hits * keep + hits, self.trials * keep + trials
         keep_common = (1 - 1 / COMMON_MEMORY) ** trials[:, 0].sum()
@@ -95,10 +98,15 @@ class Rates:
             self.common_hits = self.common_trials = 0.0
 
     def believed(self) -> Float[np.ndarray, "B K"]:
-        """The probability of each row's draft j, given that those before it are accepted."""
+        """The probability of each row's draft j, given that those before it are accepted. The array is not changed
+        later: there is another one once there is anything new.
+        """
+        if self._believed is not None:
+            return self._believed
         first = (self.common_hits + BELIEF) / (self.common_trials + 1)
         result = np.empty_like(self.trials)
         for place, prior in enumerate((np.full(len(result), first), *result.T[:-1])):
             known = self.hits[:, place] + PRIOR_TRIALS * prior
             result[:, place] = known / (self.trials[:, place] + PRIOR_TRIALS)
+        self._believed = result
         return result
