@@ -33,7 +33,7 @@ from specjax.runtime.options import (
     rule_of,
     takes_options,
 )
-from specjax.runtime.prompts import Prompt, check_begun, check_several, encode, encode_further
+from specjax.runtime.prompts import Prompt, check_begun, check_choices, check_several, encode, encode_further
 from specjax.runtime.request import Request, Start
 from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
@@ -344,7 +344,7 @@ class Model:
         Raises:
             PromptError: as `generate`.
         """
-        check_several(choices, "choices", "score")
+        check_choices(choices)
         return score(self, [self.encode(prompt)] * len(choices), [self.encode_further(each) for each in choices])
 
     def plan(self, prompts: Sequence[Prompt] = (), **wanted: Any) -> Plan:

@@ -82,6 +82,13 @@ def check_several(texts: Any, name: str, for_one: str) -> None:
         raise PromptError(f"{name} is one text, {texts[:20]!r}; give a list of {name}, or call {for_one}")
 
 
+def check_choices(choices: Any) -> None:
+    """Raise `PromptError` if there is no list of choices, or one of them is empty: it would always be the best one."""
+    check_several(choices, "choices", "score")
+    if empty := [index for index, choice in enumerate(choices) if len(choice) == 0]:
+        raise PromptError(f"choices[{empty[0]}] is empty; the probability of no text is 1: give each at least a token")
+
+
 def check_begun(grammar: Grammar, begun: Sequence[int]) -> None:
     """Raise `PromptError` if the part of a text that has been said is not one that its grammar allows."""
     try:

@@ -104,6 +104,8 @@ def test_what_is_no_prompt_is_refused(model: specjax.Model, prompt: object, mess
         model.score_batch(["a", "b"], "ab")
     with pytest.raises(specjax.PromptError, match="choices is one text, 'ab'"):
         model.score_choices("a", "ab")
+    with pytest.raises(specjax.PromptError, match=r"choices\[1\] is empty"):
+        model.score_choices("a", ["b", ""])
 
 
 def test_what_cannot_be_loaded_is_named() -> None:
