@@ -4,6 +4,7 @@
     python benchmarks/compile_step.py --target tpu gpu          # lowered for TPU and CUDA, wherever this runs
     python benchmarks/compile_step.py --target v5e v6e          # compiled ahead of time by libtpu, without a TPU
     python benchmarks/compile_step.py --target v5e --mesh 1x4 1x8 --model Qwen3.6-27B --type Q8_0
+    python benchmarks/compile_step.py --target h100 --mesh 1x2   # by XLA's compiler for GPUs, without one
 
 The program is `decode_chunk`, rounds of three drafts, of a model with the widths of Qwen3.6-27B and its MTP head:
 matrices in Q4_K, arranged as the platform wants them. For accelerators it has every Pallas kernel that there is.
@@ -14,7 +15,8 @@ kernels (layers that are alike may share one); seconds of compiling, and how man
 line has more than the line before; megabytes of temporary memory on the device. Seconds are those of processors, which
 other work on the machine changes little; the clock shows fewer where several compile at once.
 
-With --mesh the programs are those of whole models on several TPUs, see `mesh_memory.py`.
+With --mesh the programs are those of whole models on several devices, see `mesh_memory.py`. The target h100 needs jax
+0.11 with the plugin for CUDA and NVIDIA's assembler: pip install 'jax[cuda13-local]>=0.11,<0.12' nvidia-cuda-nvcc.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from dataclasses import dataclass
 import jax
 from machine import description
 from mesh_memory import KERNELS, report_memory
-from programs import GENERATIONS, LOWERING, Outlined, kernels_in, operations, tpu_devices
+from programs import ABSENT, LOWERING, Outlined, absent_devices, kernels_in, operations
 from released_models import RELEASED, opened, shape_of_27b
 
+from specjax.analysis.memory import DEVICES
 from specjax.decoding.acceptance import RULES, Rule
 
 DRAFTS = 3
@@ -54,8 +57,8 @@ class Program:
 
 def report(target: str, layers: Sequence[int], rule: Rule) -> None:
     """Print the table of a target, a line for each number of layers."""
-    device = tpu_devices(target)[0] if target in GENERATIONS else None
-    platform = target if device is None else "tpu"
+    device = absent_devices(target, 1)[0] if target in ABSENT else None
+    platform = DEVICES[target].platform if target in ABSENT else target
     compiles = device is not None or platform == jax.default_backend()
     print(f"\n{target}, {'compiled' if compiles else 'lowered only'}")
     titles = ("layers", "lower s", "ops", "MB", "kernels", "compile s", "per layer", "temp MB")
@@ -89,9 +92,9 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 16, 32, 64])
-    parser.add_argument("--target", nargs="+", choices=[*LOWERING, *GENERATIONS], default=[jax.default_backend()])
+    parser.add_argument("--target", nargs="+", choices=[*LOWERING, *ABSENT], default=[jax.default_backend()])
     parser.add_argument("--rule", choices=("greedy", *RULES), default="greedy", help="how drafts are accepted")
-    mesh = parser.add_argument_group("on several TPUs")
+    mesh = parser.add_argument_group("on several TPUs or GPUs")
     mesh.add_argument("--mesh", nargs="+", metavar="ROWSxMODEL", help="meshes of chips, such as 1x4")
     mesh.add_argument("--model", nargs="+", choices=RELEASED, default=["Qwen3.6-27B"])
     mesh.add_argument("--type", nargs="+", default=["Q8_0"], help="types of matrices: BF16, Q8_0, Q4_K_M, ...")

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from programs import Outlined, gpu_device
+from programs import Outlined, gpu_devices
 from released_models import RELEASED, opened, shape_of_27b
 
 from specjax.runtime.loading import Models, open_models
@@ -181,7 +181,7 @@ def main() -> None:
     print(f"jax {jax.__version__}, compiled for an H100; {args.type}, {args.kv_type} caches, greedy, batch 1")
     titles = ("layers", "K", "device", "Pallas", "host", "graphs", "waits", "cpu s")
     print(f"{'model':<12} {'kernels':<7} " + " ".join(f"{title:>7}" for title in titles))
-    device = gpu_device()
+    (device,) = gpu_devices()
     for layers in args.layers or [None]:
         for kernels in args.kernels:
             for drafts in args.draft:

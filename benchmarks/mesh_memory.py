@@ -1,7 +1,8 @@
-"""What whole models take on each chip of a mesh of TPUs, by the word of the compiler; for `compile_step.py --mesh`.
+"""What whole models take on each chip of a mesh, by the word of the compiler; for `compile_step.py --mesh`.
 
 A line is a model on a mesh. Parameters and states are counted by shapes. Of the batches in BATCHES the largest is
-sought with which the program of a chunk of rounds compiles: libtpu refuses programs that do not fit a chip. For this
+sought with which the program of a chunk of rounds fits: libtpu refuses programs that do not, and of programs for GPUs
+the compiler says what they take, which is compared with what JAX gives programs of the memory there. For this
 batch the programs that feed prompts are compiled too: a piece of 256 tokens for one sequence, and for all at once.
 
 Columns, in GiB of each chip: parameters; batch; state, with room for --context tokens of each sequence in bf16 caches;
@@ -23,7 +24,7 @@ from typing import Any
 
 import jax
 from machine import description
-from programs import GENERATIONS, Outlined, tpu_devices, tpu_mesh
+from programs import ABSENT, GENERATIONS, Outlined, absent_mesh, tpu_devices
 from released_models import RELEASED, opened
 
 from specjax.analysis.memory import DEVICES, bytes_on_device
@@ -42,15 +43,16 @@ AVAILABLE = re.compile(r"available HBM \(([\d.]+)G\)")
 GIB = 2**30
 
 
-def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled | float:
-    """The program; or, where it does not fit a chip, how many bytes it wants."""
+def compiled(lowered: jax.stages.Lowered, memory: float) -> jax.stages.Compiled | float:
+    """The program; or, where it does not fit so much memory, how many bytes it wants."""
     try:
-        return lowered.compile()
+        program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         found = WANTED.search(str(error))
         return float(found[1]) * GIB if found else math.inf
+    return program if total(program) <= memory else total(program)
 
 
 def largest(model: Outlined, rows: int, context: int, memory: float) -> tuple[int, jax.stages.Compiled] | None:
@@ -59,7 +61,7 @@ def largest(model: Outlined, rows: int, context: int, memory: float) -> tuple[in
     batches = [each for each in BATCHES if parameters + each * one < memory]
     while batches:
         batch = batches.pop()
-        program = compiled(model.rounds(batch * rows, context))
+        program = compiled(model.rounds(batch * rows, context), memory)
         if not isinstance(program, float):
             return batch * rows, program
         if program < math.inf:  # what is too much tells how far to go down; half of it, since temporaries shrink too
@@ -88,7 +90,7 @@ def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) ->
         return f"{parameters / GIB:>7.2f} {one / GIB:>8.3f} {most:>5}"
     if args.batch:
         batch = args.batch
-        program = compiled(model.rounds(batch, args.context))
+        program = compiled(model.rounds(batch, args.context), memory)
         found = None if isinstance(program, float) else (batch, program)
     else:
         found = largest(model, rows, args.context, memory)
@@ -96,7 +98,7 @@ def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) ->
     if found is None:
         return f"{parameters / GIB:>7.2f}  not one sequence of {args.context} tokens for each row fits"
     batch, chunk = found
-    pieces = [compiled(model.feeding(batch, args.context, columns=columns)) for columns in {1: 0, batch: 0}]
+    pieces = [compiled(model.feeding(batch, args.context, columns=columns), memory) for columns in {1: 0, batch: 0}]
     programs = [chunk, *(each for each in pieces if not isinstance(each, float))]
     temps = [temporary(each) for each in (chunk, pieces[0], pieces[-1])]
     cells = [
@@ -109,12 +111,12 @@ def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) ->
 
 
 def report_memory(args: argparse.Namespace) -> None:
-    """Print a table for each kind of TPU."""
+    """Print a table for each kind of device."""
     print(f"{description()}; {args.context} tokens a sequence, greedy rounds of {DRAFTS} drafts if there is a head")
     for target in args.target:
-        if target not in GENERATIONS:
-            raise SystemExit(f"--mesh takes --target {' or '.join(GENERATIONS)}; got {target}")
-        memory = DEVICES[target].memory if args.shapes else hbm(target)
+        if target not in ABSENT:
+            raise SystemExit(f"--mesh takes --target {' or '.join(ABSENT)}; got {target}")
+        memory = hbm(target) if target in GENERATIONS and not args.shapes else DEVICES[target].memory
         print(f"\n{target}, {memory / GIB:.2f} GiB a chip; GiB of each chip")
         titles: tuple[str, ...] = ("params", "batch", "state", "rounds", "piece", "pieces", "total", "cpu s")
         titles = ("params", "sequence", "batch") if args.shapes else titles
@@ -141,15 +143,15 @@ def _line(name: str, kind: str, sizes: str, kernels: str, target: str, args: arg
         "kernels": KERNELS[kernels],
     }
     try:
-        mesh = without_devices((rows, parts)) if args.shapes else tpu_mesh(target, rows, parts)
-        model = Outlined.of(opened(config, kind, mesh), "tpu", mesh=mesh, **settings)
+        mesh = without_devices((rows, parts)) if args.shapes else absent_mesh(target, rows, parts)
+        model = Outlined.of(opened(config, kind, mesh), DEVICES[target].platform, mesh=mesh, **settings)
     except SpecjaxError as error:
         return str(error)[:100] + " ..."
     return line(model, rows, args, memory)
 
 
 def hbm(target: str) -> float:
-    """Bytes that the compiler gives a program on a chip: found by asking for more than there is."""
+    """Bytes that libtpu gives a program on a chip: found by asking for more than there is."""
     (device,) = tpu_devices(target)
     huge = jax.ShapeDtypeStruct((2**40,), "int8", sharding=jax.sharding.SingleDeviceSharding(device))
     try:

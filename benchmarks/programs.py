@@ -1,7 +1,7 @@
 """Programs of models by shapes, made as loading and engines make them: for devices that need not be there.
 
-They are lowered for any platform. `tpu_devices` and `gpu_device` only compile; a mesh of TPUs compiles programs of
-several chips.
+They are lowered for any platform. `tpu_devices` and `gpu_devices` only compile; an `absent_mesh` of them compiles
+programs of several.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ gpu_device_info {
 """
 }
 """GPUs as XLA's compiler wants them described: what the driver says of one that is there."""
+ABSENT = (*GENERATIONS, *GPUS)
+"""Devices for which programs are compiled though they need not be there."""
 PALLAS = {"gpu": "pallas_gpu", "tpu": "pallas_tpu"}
 LOWERING = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu", "metal": "metal", "mps": "mps"}
 """What programs are lowered for, by the platform whose kernels they have."""
@@ -85,17 +87,23 @@ def tpu_devices(generation: str, count: int = 1) -> list[Any]:
     return list(whole.devices)[:count]
 
 
-def tpu_mesh(generation: str, rows: int, model: int) -> AnyMesh:
-    """A mesh of TPUs that need not be there."""
-    devices = np.array(tpu_devices(generation, rows * model)).reshape(rows, model)
-    return as_mesh(Mesh(devices, ("rows", "model")))
-
-
-def gpu_device(name: str = "h100") -> Any:
-    """A GPU that need not be there, nor its driver: the plugin for CUDA of jax 0.11 compiles for it."""
+def gpu_devices(name: str = "h100", count: int = 1) -> list[Any]:
+    """GPUs of one machine that need not be there, nor a driver: the plugin for CUDA of jax 0.11 compiles for them."""
     from jax.experimental import topologies
 
-    return topologies.get_topology_desc(platform="cuda", target_config=GPUS[name], topology="1x1x1").devices[0]
+    whole = topologies.get_topology_desc(platform="cuda", target_config=GPUS[name], topology=f"1x1x{count}")
+    return list(whole.devices)
+
+
+def absent_devices(target: str, count: int) -> list[Any]:
+    """Devices that need not be there, one of `ABSENT`."""
+    return gpu_devices(target, count) if target in GPUS else tpu_devices(target, count)
+
+
+def absent_mesh(target: str, rows: int, model: int) -> AnyMesh:
+    """A mesh of devices that need not be there, see `absent_devices`."""
+    devices = np.array(absent_devices(target, rows * model)).reshape(rows, model)
+    return as_mesh(Mesh(devices, ("rows", "model")))
 
 
 @dataclass(frozen=True)

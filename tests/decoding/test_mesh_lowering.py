@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.programs import KERNEL_CALLS, Outlined, custom_calls, kernels_in, operations, tpu_mesh
+from benchmarks.programs import KERNEL_CALLS, Outlined, absent_mesh, custom_calls, kernels_in, operations
 from benchmarks.released_models import GEMMA4_31B, QWEN36_35B_A3B, opened, shape_of_27b
 from pallas_kernels import using
 from specjax.analysis.memory.liveness import peak_bytes
@@ -69,7 +69,7 @@ SLICES = [("v5e", (1, 4)), ("v5e", (2, 4)), ("v6e", (2, 2))]
 def test_the_tpu_compiler_accepts_rounds_on_a_mesh(
     name: str, generation: str, sizes: tuple[int, int], kernels: str | None
 ) -> None:
-    lowered = model_on(tpu_mesh(generation, *sizes), name, "tpu", kernels).rounds(BATCH, SLOTS)
+    lowered = model_on(absent_mesh(generation, *sizes), name, "tpu", kernels).rounds(BATCH, SLOTS)
     text = lowered.compile().as_text()
     assert re.search(r" all-reduce(-start)?\(", text)
     assert not re.search(r" all-to-all(-start)?\(", text)
@@ -81,7 +81,7 @@ def test_the_tpu_compiler_accepts_rounds_on_a_mesh(
 @pytest.mark.parametrize("columns", [1, BATCH])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tpu_compiler_accepts_prompts_on_a_mesh(name: str, columns: int) -> None:
-    model_on(tpu_mesh("v5e", 2, 2), name, "tpu").feeding(BATCH, SLOTS, columns=columns).compile()
+    model_on(absent_mesh("v5e", 2, 2), name, "tpu").feeding(BATCH, SLOTS, columns=columns).compile()
 
 
 @pytest.mark.tpu_compiler
@@ -89,7 +89,7 @@ def test_the_tpu_compiler_accepts_prompts_on_a_mesh(name: str, columns: int) -> 
 def test_the_estimate_of_temporaries_is_not_below_what_the_tpu_compiler_takes(name: str, columns: int) -> None:
     """Of rounds (0 columns) and of pieces of prompts. Caches are so large that a copy of one would be seen."""
     batch, slots = 16, 16384
-    model = model_on(tpu_mesh("v5e", 1, 4), name, "tpu")
+    model = model_on(absent_mesh("v5e", 1, 4), name, "tpu")
     with using(model.kernels, platform="tpu"):
         programs = Programs(model.decoder, model.params, model.mesh)
         state = programs.state(batch, slots)
