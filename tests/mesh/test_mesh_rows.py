@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,6 +11,11 @@ import pytest
 from test_tokens import LENGTH, PROMPTS, SAMPLERS
 
 import specjax
+from specjax.decoding.loop import decode_chunk, leaves_behind
+from specjax.decoding.new_state import new_state
+from specjax.decoding.seats import set_budgets
+from specjax.decoding.settings import DraftConfig, Settings
+from specjax.runtime.backlog import Backlog
 
 pytestmark = pytest.mark.mesh
 
@@ -52,6 +58,34 @@ def test_requests_come_and_go(load: Load, mesh: str) -> None:
         return [job.tokens for job in jobs]
 
     assert run(load("qwen3", mesh=mesh)) == run(load("qwen3"))
+
+
+@pytest.mark.parametrize("mesh", ["2x2", pytest.param("4x1", marks=pytest.mark.slow)])
+def test_a_drafter_is_given_what_it_has_not_seen(load: Load, mesh: str) -> None:
+    """Chunks of several depths; rows end at different times."""
+    budgets = np.array([40, 17, 40, 29], np.int32)
+
+    def run(model: specjax.Model) -> list[list]:
+        decoder, rows, backlog = model.decoder(specjax.GenerateOptions(draft=3)), range(4), Backlog(4, slots=64)
+        settings = decoder.settings([Settings(draft=DraftConfig(n_max=3))] * 4)
+        state = set_budgets(new_state(decoder, model.params, settings, 64), budgets, np.ones(4, bool))
+        said = []
+        for depth, rounds in ((0, 11), (3, 2), (0, 3), (0, 4), (3, 2), (0, 30)):
+            program, waiting = decoder.at_most(depth), None
+            if leaves_behind(program, state):
+                waiting = backlog.taken(program, model.params, 30)
+            else:
+                assert decoder.drafter is not None
+                state = replace(state, sequences=backlog.given(decoder.drafter, model.params, state.sequences))
+            state, record = decode_chunk(program, model.params, state, 30, np.int32(rounds), waiting=waiting)
+            if record.waiting is not None:
+                backlog.put(record.waiting, rounds, rows)
+            done = jax.device_get(record.rounds)
+            said += [(done.n_emitted.tolist(), (done.tokens * (done.n_emitted > 0)[..., None]).tolist())]
+            said += [(done.drafts * (done.n_drafted > 0)[..., None]).tolist()]
+        return said
+
+    assert run(load("hybrid", mesh=mesh)) == run(load("hybrid"))
 
 
 @pytest.mark.slow
