@@ -129,7 +129,7 @@ def test_a_stall_in_a_visit_does_not_end_visits() -> None:
         machine.run(control, 0.0, 50)
     machine.cost = usual
     machine.choices.clear()
-    machine.run(control, 0.0, 12000)
+    machine.run(control, 0.0, 24000)
     assert any(choice.visit for choice in machine.choices)
 
 

@@ -35,6 +35,10 @@ of costs may be wrong by so much, and dear visits would keep cheap ones waiting.
 HOPELESS = 4.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
 
+WORTH = 0.5
+"""The gain, if all drafts were accepted, that makes visits worth their cost. They get the dearer the less there is to
+gain."""
+
 MEASURED_SECONDS = 0.01
 """Seconds of a visit that is to measure costs; what each chunk costs besides is then little."""
 
@@ -218,11 +222,11 @@ class DepthControl:
             return self._measuring((unsure or tried)[0])
         least = min(tried)
         rounds = -(-PROBE_TRIALS // self._rows)
-        hopeless = all(self._rows * (depth + 1) <= self._speed * self.costs.of(depth) for depth in tried)
-        self._dear = HOPELESS if hopeless else 1.0
+        gain = max(self._rows * (depth + 1) / (self._speed * self.costs.of(depth)) for depth in tried) - 1
+        self._dear = max(1.0, HOPELESS * (1 - max(gain, 0.0) / WORTH))
         if rounds * self.costs.seconds(least) > MEASURED_SECONDS:
             return Choice(least, rounds, visit=True)
-        if not hopeless and least not in unsure and self._probes < PROBES:
+        if gain > 0 and least not in unsure and self._probes < PROBES:
             return Choice(least, rounds, visit=True, timed=False)
         return self._measuring(least)
 
