@@ -43,8 +43,8 @@ AVAILABLE = re.compile(r"available HBM \(([\d.]+)G\)")
 GIB = 2**30
 
 
-def compiled(lowered: jax.stages.Lowered, memory: float) -> jax.stages.Compiled | float:
-    """The program; or, where it does not fit so much memory, how many bytes it wants."""
+def compiled(model: Outlined, lowered: jax.stages.Lowered, memory: float) -> jax.stages.Compiled | float:
+    """A program of the model; or, where it does not fit so much memory, how many bytes it wants."""
     try:
         program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -52,7 +52,7 @@ def compiled(lowered: jax.stages.Lowered, memory: float) -> jax.stages.Compiled 
             raise
         found = WANTED.search(str(error))
         return float(found[1]) * GIB if found else math.inf
-    return program if total(program) <= memory else total(program)
+    return program if model.platform == "tpu" or total(program) <= memory else total(program)
 
 
 def largest(model: Outlined, rows: int, context: int, memory: float) -> tuple[int, jax.stages.Compiled] | None:
@@ -61,7 +61,7 @@ def largest(model: Outlined, rows: int, context: int, memory: float) -> tuple[in
     batches = [each for each in BATCHES if parameters + each * one < memory]
     while batches:
         batch = batches.pop()
-        program = compiled(model.rounds(batch * rows, context), memory)
+        program = compiled(model, model.rounds(batch * rows, context), memory)
         if not isinstance(program, float):
             return batch * rows, program
         if program < math.inf:  # what is too much tells how far to go down; half of it, since temporaries shrink too
@@ -90,7 +90,7 @@ def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) ->
         return f"{parameters / GIB:>7.2f} {one / GIB:>8.3f} {most:>5}"
     if args.batch:
         batch = args.batch
-        program = compiled(model.rounds(batch, args.context), memory)
+        program = compiled(model, model.rounds(batch, args.context), memory)
         found = None if isinstance(program, float) else (batch, program)
     else:
         found = largest(model, rows, args.context, memory)
@@ -98,7 +98,9 @@ def line(model: Outlined, rows: int, args: argparse.Namespace, memory: float) ->
     if found is None:
         return f"{parameters / GIB:>7.2f}  not one sequence of {args.context} tokens for each row fits"
     batch, chunk = found
-    pieces = [compiled(model.feeding(batch, args.context, columns=columns), memory) for columns in {1: 0, batch: 0}]
+    pieces = [
+        compiled(model, model.feeding(batch, args.context, columns=columns), memory) for columns in {1: 0, batch: 0}
+    ]
     programs = [chunk, *(each for each in pieces if not isinstance(each, float))]
     temps = [temporary(each) for each in (chunk, pieces[0], pieces[-1])]
     cells = [

@@ -29,14 +29,14 @@ longer than the chunks that states are made for, see `Decoder.init_state`."""
 
 @struct.dataclass
 class Waiting:
-    """The tokens of the last C rounds without drafts, of each row. Round after round takes a column, the last one is
-    followed by the first.
+    """The tokens of the last C rounds without drafts, of each row. Every round writes the next column; after the last
+    column comes the first one again.
 
     Attributes:
         next: the column of the next round, the same in all rows.
         fed: whether the row has fed a token in the round of this column, and it waits.
         tokens: those that were fed.
-        features: the target's features of them, [B, C, ...]: those that the drafter asks for.
+        features: the target's features of them, [B, C, ...]: those that the drafter asks for, in float32.
     """
 
     next: Int[Array, "B"]
@@ -54,7 +54,7 @@ class Waiting:
             room: C, whole blocks of the longest kind; see `room_for`.
         """
         shape, request = (rows, room), decoder.request
-        feature = jnp.zeros((*shape, decoder.target.width), jnp.float32)  # as all residual streams are
+        feature = jnp.zeros((*shape, decoder.target.width), jnp.float32)
         features = Features(feature if request.final_hidden else None, (feature,) * len(request.layer_inputs))
         features = jax.tree.map(jnp.copy, features)  # no two share memory, so that they can be consumed
         return cls(jnp.zeros((rows,), jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), features)
@@ -70,7 +70,7 @@ class Waiting:
         return jnp.sum(self.fed, axis=1, dtype=jnp.int32)
 
     def with_round(self, tokens: Int[Array, "B"], fed: Bool[Array, "B"], features: Features) -> Waiting:
-        """The same and another round. Nothing may wait in its column any more.
+        """Write a round. Nothing may wait in its column any more.
 
         Args:
             tokens: what each row has fed.
@@ -80,7 +80,7 @@ class Waiting:
         column = self.next[0]
 
         def write(all_rounds: Array, new: Array) -> Array:
-            return lax.dynamic_update_slice_in_dim(all_rounds, new, column, axis=1)
+            return lax.dynamic_update_slice_in_dim(all_rounds, new.astype(all_rounds.dtype), column, axis=1)
 
         rounds = jax.tree.map(write, (self.fed, self.tokens, self.features), (fed[:, None], tokens[:, None], features))
         return Waiting((self.next + 1) % self.room, *rounds)
@@ -98,7 +98,7 @@ def room_for(rounds: int) -> int:
 
 @partial(jax.jit, donate_argnames="waiting")
 def forgotten(waiting: Waiting, rows: Bool[Array, "B"]) -> Waiting:
-    """What still waits when nobody wants that of some rows any more."""
+    """Forget what waits in these rows."""
     sharing = Sharing.of(waiting)
 
     def run(parts: int, waiting: Waiting, rows: Array) -> Waiting:
@@ -114,6 +114,7 @@ def give_unseen(
 ) -> tuple[SequenceState, Waiting]:
     """The state after its drafter has been given what waits, and the buffer without it.
 
+    What waits must be the last tokens of each row, all those that the drafter has not been given.
     Only as many blocks are looked at as hold something, so that few tokens cost little.
     """
 

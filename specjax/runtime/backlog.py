@@ -57,18 +57,18 @@ class Backlog:
         return bool(self._most.any())
 
     def taken(self, decoder: Decoder, params: Params, most: int) -> Waiting:
-        """What waits, for a chunk, which consumes it and must return it to `put`.
+        """Give what waits to a chunk. The chunk consumes it, and what it returns belongs to `put`.
 
         Args:
             decoder, params: those of the chunk.
             most: the most rounds that chunks of the decoder have.
         """
-        waiting = self._without_left() if self._waiting is not None else self._empty(decoder, params, most)
-        self._waiting = None
-        return waiting
+        if self._waiting is None:
+            self._waiting = self._empty(decoder, params, most)
+        return self._without_left(self._waiting)
 
     def put(self, waiting: Waiting, rounds: int, rows: Collection[int]) -> Added:
-        """What waits after a chunk. There must have been room for it. See `ran`.
+        """Take back what waits after a chunk. There must have been room for it. See `ran`.
 
         Args:
             waiting: as the chunk returned it.
@@ -101,7 +101,7 @@ class Backlog:
     def given(self, drafter: Drafter, params: Params, state: SequenceState) -> SequenceState:
         """The state, which is consumed, after its drafter has been given everything."""
         if self._waiting is not None and self:
-            state, self._waiting = give_unseen(drafter, params, state, self._without_left())
+            state, self._waiting = give_unseen(drafter, params, state, self._without_left(self._waiting))
             self._most[:] = 0
             self._epochs += 1
         return state
@@ -120,9 +120,9 @@ class Backlog:
         in_memory = MOST_BYTES // sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(of_round))
         return beside(params, Waiting.none(decoder, rows, room_for(max(most, min(self._slots, in_memory)))))
 
-    def _without_left(self) -> Waiting:
-        assert self._waiting is not None
-        if not self._left.any():
-            return self._waiting
-        left, self._left = self._left, np.zeros_like(self._left)
-        return forgotten(self._waiting, left)
+    def _without_left(self, waiting: Waiting) -> Waiting:
+        """What waits, without the tokens of rows that other texts have taken."""
+        if self._left.any():
+            self._waiting = waiting = forgotten(waiting, self._left.copy())
+            self._left[:] = False
+        return waiting

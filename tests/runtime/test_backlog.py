@@ -72,7 +72,7 @@ class Rounds:
         for index in range(rounds):
             tokens, fed = self.rng.integers(0, 100, ROWS).astype(np.int32), index < ran
             hidden = np.where(fed, tokens / 2, np.nan)[:, None, None]
-            waiting = write(waiting, tokens, fed, Features(jnp.asarray(hidden, jnp.float32), ()))
+            waiting = write(waiting, tokens, fed, Features(jnp.asarray(hidden, jnp.bfloat16), ()))
             for row in np.flatnonzero(fed):
                 self.owed[row][int(self.length[row])] = int(tokens[row])
             self.length += fed
@@ -123,6 +123,16 @@ def test_a_backlog_says_when_it_is_full() -> None:
         backlog.forget(row)
     assert not backlog
     assert backlog.has_room(MOST)
+
+
+def test_what_the_first_chunk_leaves_waits_for_texts_that_have_just_taken_their_rows() -> None:
+    rounds = Rounds()
+    for row in range(ROWS):
+        rounds.replace(row)
+    rounds.chunk(5)
+    rounds.chunk(3)
+    said, _ = rounds.given()
+    assert [{i: int(token) for i, token in enumerate(row) if token != NOTHING} for row in said] == rounds.owed
 
 
 def test_a_full_buffer_is_given_whole_also_where_it_has_wrapped_around() -> None:
