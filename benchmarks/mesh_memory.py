@@ -1,9 +1,9 @@
 """What whole models take on each chip of a mesh, by the word of the compiler; for `compile_step.py --mesh`.
 
 A line is a model on a mesh. Parameters and states are counted by shapes. Of the batches in BATCHES the largest is
-sought with which the program of a chunk of rounds fits: libtpu refuses programs that do not, and of programs for GPUs
-the compiler says what they take, which is compared with what JAX gives programs of the memory there. For this
-batch the programs that feed prompts are compiled too: a piece of 256 tokens for one sequence, and for all at once.
+sought with which the program of a chunk of rounds fits. libtpu refuses programs that do not fit. XLA's compiler for
+GPUs refuses none, but says what a program takes; this is compared with the memory that JAX gives programs there. For
+this batch the programs that feed prompts are compiled too: a piece of 256 tokens for one sequence, and for all at once.
 
 Columns, in GiB of each chip: parameters; batch; state, with room for --context tokens of each sequence in bf16 caches;
 temporary memory of a chunk of rounds, of a piece for one sequence and of a piece for all, where "-" does not fit; all

@@ -83,6 +83,7 @@ def test_a_drafter_is_given_what_it_has_not_seen(load: Load, mesh: str) -> None:
             done = jax.device_get(record.rounds)
             said += [(done.n_emitted.tolist(), (done.tokens * (done.n_emitted > 0)[..., None]).tolist())]
             said += [(done.drafts * (done.n_drafted > 0)[..., None]).tolist()]
+            assert done.n_drafted[: int(record.n_rounds)].any() == (depth > 0)
         return said
 
     assert run(load("hybrid", mesh=mesh)) == run(load("hybrid"))

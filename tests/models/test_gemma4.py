@@ -131,8 +131,8 @@ def table_gelu(x: jax.Array) -> jax.Array:
 def test_target_agrees_with_llama_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows agree to rounding, but for those where a number falls to the other side of a border of llama.cpp's table.
 
-    How many these are depends on how the processor rounds: with AVX2 two rows of 19 are without such a number, with
-    AVX-512 three.
+    How many these are depends on how the processor rounds. With AVX2 and no AVX-512, two rows of 19 are without such a
+    number in the model that has fewest.
     """
     monkeypatch.setattr(modules, "gelu", table_gelu)
     want, common = reference(name, "llama_cpp.npz"), reference(name, "transformers.npz")
