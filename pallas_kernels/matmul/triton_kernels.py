@@ -35,8 +35,9 @@ def _values(
 
 @triton.jit
 def product(
-    index, x, sums, plane0, plane1, scales, super_scales, minima, super_minima, shares,
-    ROWS: tl.constexpr, PADDED: tl.constexpr, PIECES: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
+    index, x, sums, table, plane0, plane1, scales, super_scales, minima, super_minima, shares,
+    ROWS: tl.constexpr, PADDED: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
+    CHUNKS: tl.constexpr, LANES: tl.constexpr,
     BITS0: tl.constexpr, BITS1: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, MINIMA: tl.constexpr,
     OFFSET: tl.constexpr, CODEBOOK: tl.constexpr,
     TABLE0: tl.constexpr, TABLE1: tl.constexpr, TABLE2: tl.constexpr, TABLE3: tl.constexpr,
@@ -44,9 +45,11 @@ def product(
 ):  # fmt: skip
     """The share [rows, columns] that some chunks have in the product of a block of rows with its matrix.
 
-    index [blocks], x [blocks, PIECES, ROWS, depth] bfloat16, sums of x [blocks, ROWS, depth / 32] float32, the parts of
-    a matrix in planes (any array for one that the format has not), shares [SPLITS, blocks, ROWS, LANES] float32.
-    WIDEN is for the interpreter, whose products know no bfloat16.
+    index [blocks], x [blocks, PIECES, ROWS, depth] bfloat16, sums of x [blocks, ROWS, depth / 32] float32, table
+    [PARTS, 16] bfloat16, the parts of a matrix in planes (any array for one that the format has not), shares [SPLITS,
+    blocks, ROWS, LANES] float32. Codes stand for sums of PARTS numbers of the table, or, where PARTS is 1, for
+    integers. Products of pieces and parts that are below the rounding of float32 are left out. WIDEN is for the
+    interpreter, whose products know no bfloat16.
     """
     tile, block, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     blocks = tl.num_programs(1)
@@ -81,15 +84,19 @@ def product(
                 codes = low >> field * BITS0 & (1 << BITS0) - 1
                 if BITS1 > 0:  # the shift is spelled out: a variable has 32 bits, and the codes would have them too
                     codes |= (high >> (field * parts0 + part) // parts1 * BITS1 & (1 << BITS1) - 1) << BITS0
-                values = _values(codes, OFFSET, CODEBOOK, TABLE0, TABLE1, TABLE2, TABLE3)
-                values = values.to(tl.float32 if WIDEN else tl.bfloat16)
                 partial = tl.zeros((PADDED, COLUMNS), tl.float32)
-                for piece in tl.static_range(PIECES):
-                    rows_at = ((block * PIECES + piece) * ROWS + row[:, None]) * (CHUNKS * 256)
-                    factor = tl.load(x + rows_at + (chunk * 256 + group * GROUP + depth)[None, :], in_rows, 0)
-                    if WIDEN:
-                        factor = factor.to(tl.float32)
-                    partial = tl.dot(factor, values, partial)
+                for part_of in tl.static_range(PARTS):
+                    if PARTS > 1:
+                        values = tl.load(table + part_of * 16 + codes.to(tl.int32))
+                    else:
+                        values = _values(codes, OFFSET, CODEBOOK, TABLE0, TABLE1, TABLE2, TABLE3)
+                    values = values.to(tl.float32 if WIDEN else tl.bfloat16)
+                    for piece in tl.static_range(PIECES if PARTS == 1 else PARTS - part_of):
+                        rows_at = ((block * PIECES + piece) * ROWS + row[:, None]) * (CHUNKS * 256)
+                        factor = tl.load(x + rows_at + (chunk * 256 + group * GROUP + depth)[None, :], in_rows, 0)
+                        if WIDEN:
+                            factor = factor.to(tl.float32)
+                        partial = tl.dot(factor, values, partial)
                 scale = _floats(scales, (at * groups + group) * LANES + column, inside)
                 if SUPER:
                     scale = above * scale

@@ -3,8 +3,9 @@
 A program takes a tile of the result's columns and a share of the depth. The codes of 32 columns of the matrix that
 share a scale (16 in some formats) become bfloat16, which holds them exactly, as it does the pieces that a row of x is
 split into: one for bfloat16, two for float16, three for float32. Their products are summed in float32 and then scaled;
-neither factor is rounded. The shares are added up afterwards, in order. What is computed for a row of x depends neither
-on the rows beside it nor on how many there are.
+neither factor is rounded. Codes of rotated formats stand for floats, which are split into three as well. The shares are
+added up afterwards, in order. What is computed for a row of x depends neither on the rows beside it nor on how many
+there are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import BFloat16, Float, Int
 
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.matmul.config import FEW_ROWS
@@ -79,8 +80,7 @@ def candidates(dims: Dims) -> list[Config]:
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why the kernel cannot serve a call, or None."""
     too_many = f"M={dims['M']} is over {FEW_ROWS}" if dims["M"] > FEW_ROWS else None
-    floats = FORMATS[dims["format"]].rotated and f"codes of {dims['format']} stand for floats, not for integers"
-    return wrong_layout(dims) or too_many or floats or missing(interpreted=interpreted)
+    return wrong_layout(dims) or too_many or missing(interpreted=interpreted)
 
 
 def quant_matmul(
@@ -99,7 +99,8 @@ def quant_matmul(
     del act  # for kernels of integers
     from pallas_kernels.matmul import triton_kernels
 
-    dtype = x.dtype if x.dtype.name in PIECES else jnp.dtype(jnp.float32)
+    as_given = x.dtype.name in PIECES and not FORMATS[weight.format].rotated  # a rotation leaves float32
+    dtype = x.dtype if as_given else jnp.dtype(jnp.float32)
     given = Operands.of(x, weight, index, dtype)
     (n_blocks, n_rows, _), chunks, lanes = given.blocks.shape, given.chunks, given.lanes
     config = config_for(TUNABLE, {"N": weight.rows, "K": weight.width, "format": weight.format}, config)
@@ -110,7 +111,7 @@ def quant_matmul(
     arrays = [given.parts.get(name, given.parts["plane0"]) for name in PARTS]
     (shares,) = launch(
         triton_kernels.product,
-        (given.numbers, x_pieces, sums, *arrays),
+        (given.numbers, x_pieces, sums, _float_table(given.kind), *arrays),
         (),
         (jax.ShapeDtypeStruct((config.splits, n_blocks, n_rows, lanes), jnp.float32),),
         grid=(-(-lanes // config.columns), n_blocks, config.splits),
@@ -130,13 +131,19 @@ def quant_matmul(
     return given.added(shares)
 
 
+def _float_table(kind: BlockFormat) -> BFloat16[Array, "parts codes"]:
+    """What codes stand for, in parts. Only rotated formats read it."""
+    return bfloat16_parts(jnp.asarray(np.resize(kind.table or (0.0,), 16), jnp.float32), PIECES["float32"])
+
+
 PARTS = ("plane0", "plane1", "scales", "super_scales", "minima", "super_minima")
 
 
 def _meaning(kind: BlockFormat, parts: dict[str, Any]) -> dict[str, Any]:
     """What codes and scales of a format mean, as constants of the kernel."""
-    table = np.zeros(16, np.int8) if kind.table is None else np.array(kind.table, np.int8)
+    integers = np.zeros(16, np.int8) if kind.table is None or kind.rotated else np.array(kind.table, np.int8)
     return {
+        "PARTS": PIECES["float32"] if kind.rotated else 1,
         "BITS0": kind.planes[0],
         "BITS1": kind.planes[1] if len(kind.planes) > 1 else 0,
         "GROUP": kind.per_scale,
@@ -144,7 +151,7 @@ def _meaning(kind: BlockFormat, parts: dict[str, Any]) -> dict[str, Any]:
         "MINIMA": "minima" in parts,
         "OFFSET": kind.codes.offset,
         "CODEBOOK": kind.table is not None,
-        **{f"TABLE{i}": int(four) for i, four in enumerate(table.view("<i4"))},
+        **{f"TABLE{i}": int(four) for i, four in enumerate(integers.view("<i4"))},
     }
 
 

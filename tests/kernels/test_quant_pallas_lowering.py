@@ -62,7 +62,7 @@ def test_many_rows_lower(impl: str, platform: str, name: str, shape: tuple[int, 
 @pytest.mark.parametrize(
     ("capability", "name", "shape", "rows", "dtype"),
     [
-        *((80, name, WIDE, 4, jnp.bfloat16) for name, kind in FORMATS.items() if not kind.rotated),
+        *((80, name, WIDE, 4, jnp.bfloat16) for name in FORMATS),
         (86, "Q4_K", DEEP, 16, jnp.float32),
         (89, "Q6_K", EXPERTS, 2, jnp.bfloat16),
         (86, "Q5_1", SMALL, 1, jnp.float16),
