@@ -14,6 +14,7 @@ from pallas_kernels.matmul import (
     pallas_tpu,
     reference,
     triton_planes,
+    triton_prefill,
     xla_dequant,
 )
 from pallas_kernels.matmul.operands import wrong_layout
@@ -60,5 +61,9 @@ QUANT_MATMUL = operation(
     **kernel("pallas_gpu", pallas_gpu_prefill.by_rows, pallas_gpu_prefill.unfit_by_rows, wrong_layout),
     **kernel("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(wrong_layout), wrong_layout),
     **kernel("triton", triton_planes.quant_matmul, triton_planes.unfit, partial(triton_planes.unfit, interpreted=True)),
+    **kernel(
+        *("triton_prefill", triton_prefill.quant_matmul, triton_prefill.unfit),
+        partial(triton_prefill.unfit, interpreted=True),
+    ),
     reference=Form(_block_by_block(reference.quant_matmul)),
 )

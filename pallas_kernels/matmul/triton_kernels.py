@@ -1,4 +1,4 @@
-"""A product of few rows from planes in Triton, on tensor cores; called by triton_planes.py, which says what it does."""
+"""Products from planes in Triton, on tensor cores; triton_planes.py and triton_prefill.py call them, and say more."""
 
 try:
     import triton
@@ -34,7 +34,7 @@ def _values(
 
 
 @triton.jit
-def product(
+def few_rows(
     index, x, sums, table, plane0, plane1, scales, super_scales, minima, super_minima, shares,
     ROWS: tl.constexpr, PADDED: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
     CHUNKS: tl.constexpr, LANES: tl.constexpr,
@@ -109,3 +109,69 @@ def product(
                     total += tl.load(sums + sum_at, row < ROWS, 0)[:, None] * minimum[None, :]
     place = ((split * blocks + block) * ROWS + row[:, None]) * LANES + column[None, :]
     tl.store(shares + place, total, in_rows & inside[None, :])
+
+
+@triton.jit
+def _codes(
+    plane, at, group, depth, column, inside,
+    BITS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The bits [GROUP, columns] uint8 that a plane has of a group of a chunk."""
+    parts: tl.constexpr = 32 * BITS // GROUP
+    bytes_at = (at * (32 * BITS) + group % parts * GROUP + depth) * LANES
+    found = tl.load(plane + bytes_at[:, None] + column[None, :], inside[None, :], 0)
+    return (found.to(tl.int32) >> group // parts * BITS & (1 << BITS) - 1).to(tl.uint8)
+
+
+@triton.jit
+def many_rows(
+    index, x, table, plane0, plane1, scales, super_scales, minima, super_minima, out,
+    ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
+    BITS0: tl.constexpr, BITS1: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, MINIMA: tl.constexpr,
+    OFFSET: tl.constexpr, CODEBOOK: tl.constexpr,
+    TABLE0: tl.constexpr, TABLE1: tl.constexpr, TABLE2: tl.constexpr, TABLE3: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """A tile [TILE, columns] of the product of a block of rows with its matrix.
+
+    x [blocks, ROWS, depth] bfloat16, out [blocks, ROWS, LANES] float32; the rest is as for few rows.
+    """
+    # Programs that follow each other read the same columns of the matrix.
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    block = tl.program_id(2).to(tl.int64)
+    depth = tl.arange(0, GROUP)
+    inside, in_rows = column < LANES, row[:, None] < ROWS
+    matrix = tl.load(index + block).to(tl.int64)
+    groups: tl.constexpr = 256 // GROUP
+    total = tl.zeros((TILE, COLUMNS), tl.float32)
+    steps = tl.where(matrix < 0, 0, CHUNKS * groups).to(tl.int32)
+    for step in range(steps):
+        group, at = step % groups, matrix * CHUNKS + step // groups
+        codes = _codes(plane0, at, group, depth, column, inside, BITS0, GROUP, LANES)
+        if BITS1 > 0:
+            codes |= _codes(plane1, at, group, depth, column, inside, BITS1, GROUP, LANES) << BITS0
+        if PARTS > 1:
+            values = tl.zeros((GROUP, COLUMNS), tl.float32)
+            for part_of in tl.static_range(PARTS):
+                values += tl.load(table + part_of * 16 + codes.to(tl.int32)).to(tl.float32)
+        else:
+            values = _values(codes, OFFSET, CODEBOOK, TABLE0, TABLE1, TABLE2, TABLE3).to(tl.float32)
+        scale = _floats(scales, (at * groups + group) * LANES + column, inside)
+        if SUPER:
+            scale = _floats(super_scales, at * LANES + column, inside) * scale
+        values *= scale[None, :]
+        if MINIMA:
+            minimum = _floats(minima, (at * groups + group) * LANES + column, inside)
+            if SUPER:
+                minimum = -_floats(super_minima, at * LANES + column, inside) * minimum
+            values += minimum[None, :]
+        values = values.to(tl.bfloat16)
+        factor = tl.load(
+            x + (block * ROWS + row[:, None]) * (CHUNKS * 256) + (step * GROUP + depth)[None, :], in_rows, 0
+        )
+        if WIDEN:
+            factor, values = factor.to(tl.float32), values.to(tl.float32)
+        total = tl.dot(factor, values, total)
+    place = (block * ROWS + row[:, None]) * LANES + column[None, :]
+    tl.store(out + place, total, in_rows & inside[None, :])

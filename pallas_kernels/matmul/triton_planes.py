@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import BFloat16, Float, Int
+from jaxtyping import Float, Int
 
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.matmul.config import FEW_ROWS
-from pallas_kernels.matmul.formats import FORMATS, BlockFormat
+from pallas_kernels.matmul.formats import FORMATS
 from pallas_kernels.matmul.operands import Operands, example, model_shapes, wrong_layout
 from pallas_kernels.matmul.planes import CHUNK, GROUP
 from pallas_kernels.matmul.qtensor import Activations, QTensor
@@ -108,10 +108,9 @@ def quant_matmul(
         raise ValueError(f"quant_matmul: config is {config}; accepted: splits that divide {chunks}")
     x_pieces = jnp.moveaxis(bfloat16_parts(given.blocks, PIECES[dtype.name]), 0, 1)
     sums = given.blocks.astype(jnp.float32).reshape(n_blocks, n_rows, -1, GROUP).sum(axis=-1)
-    arrays = [given.parts.get(name, given.parts["plane0"]) for name in PARTS]
     (shares,) = launch(
-        triton_kernels.product,
-        (given.numbers, x_pieces, sums, _float_table(given.kind), *arrays),
+        triton_kernels.few_rows,
+        (given.numbers, x_pieces, sums, *matrix_parts(given)),
         (),
         (jax.ShapeDtypeStruct((config.splits, n_blocks, n_rows, lanes), jnp.float32),),
         grid=(-(-lanes // config.columns), n_blocks, config.splits),
@@ -121,34 +120,36 @@ def quant_matmul(
         ROWS=n_rows,
         PADDED=FEW_ROWS,
         PIECES=PIECES[dtype.name],
-        CHUNKS=chunks,
-        LANES=lanes,
         SPLITS=config.splits,
         COLUMNS=config.columns,
         WIDEN=interpret,
-        **_meaning(given.kind, given.parts),
+        **meaning(given),
     )
     return given.added(shares)
-
-
-def _float_table(kind: BlockFormat) -> BFloat16[Array, "parts codes"]:
-    """What codes stand for, in parts. Only rotated formats read it."""
-    return bfloat16_parts(jnp.asarray(np.resize(kind.table or (0.0,), 16), jnp.float32), PIECES["float32"])
 
 
 PARTS = ("plane0", "plane1", "scales", "super_scales", "minima", "super_minima")
 
 
-def _meaning(kind: BlockFormat, parts: dict[str, Any]) -> dict[str, Any]:
-    """What codes and scales of a format mean, as constants of the kernel."""
+def matrix_parts(given: Operands) -> list[Array]:
+    """What kernels read of matrices: what codes of rotated formats stand for, in parts, and the parts in planes."""
+    table = jnp.asarray(np.resize(given.kind.table or (0.0,), 16), jnp.float32)
+    return [bfloat16_parts(table, PIECES["float32"]), *(given.parts.get(name, given.parts["plane0"]) for name in PARTS)]
+
+
+def meaning(given: Operands) -> dict[str, Any]:
+    """How matrices lie, and what their codes and scales mean, as constants of a kernel."""
+    kind = given.kind
     integers = np.zeros(16, np.int8) if kind.table is None or kind.rotated else np.array(kind.table, np.int8)
     return {
+        "CHUNKS": given.chunks,
+        "LANES": given.lanes,
         "PARTS": PIECES["float32"] if kind.rotated else 1,
         "BITS0": kind.planes[0],
         "BITS1": kind.planes[1] if len(kind.planes) > 1 else 0,
         "GROUP": kind.per_scale,
-        "SUPER": "super_scales" in parts,
-        "MINIMA": "minima" in parts,
+        "SUPER": "super_scales" in given.parts,
+        "MINIMA": "minima" in given.parts,
         "OFFSET": kind.codes.offset,
         "CODEBOOK": kind.table is not None,
         **{f"TABLE{i}": int(four) for i, four in enumerate(integers.view("<i4"))},

@@ -115,13 +115,14 @@ def _plugin() -> ctypes.CDLL:
 
 def assembled(call: str, folder: Path) -> Assembled:
     """The Triton kernel that a line of a module calls, made machine code by the assembler that Triton brings."""
-    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
     kernel = _message(_message(_message(_call_message(call))[1])[1])  # by jaxlib's gpu/triton.proto
     source, shared = kernel[4], kernel.get(3, 0)
-    target = re.search(rb"\.target (sm_\d+)", source)[1].decode()
+    target = re.search(rb"\.target (sm_\d+a?)", source)[1].decode()
     (folder / "kernel.ptx").write_bytes(source)
-    command = [knobs.nvidia.ptxas.path, "-v", f"-arch={target}", "-o", folder / "kernel.cubin", folder / "kernel.ptx"]
+    assembler = get_ptxas(int(re.search(r"\d+", target)[0])).path
+    command = [assembler, "-v", f"-arch={target}", "-o", folder / "kernel.cubin", folder / "kernel.ptx"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return Assembled.by(said, target, shared)
 

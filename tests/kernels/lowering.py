@@ -37,7 +37,7 @@ needs_jax_triton = pytest.mark.skipif(bool(_without_jax_triton()), reason=str(_w
 
 def here(names: Iterable[str]) -> list[Any]:
     """Parameters of tests for the implementations that run on any machine: all but kernels compiled for a device."""
-    marks = {"triton_interpret": needs_triton, "cpu_native": needs_native}
+    marks = {"triton_interpret": needs_triton, "triton_prefill_interpret": needs_triton, "cpu_native": needs_native}
     return [
         pytest.param(name, marks=marks.get(name, ()))
         for name in names
