@@ -12,21 +12,20 @@ The last columns give how many times longer the same chain takes with float32 we
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from machine import description, read_rate
-from vnni_rate import vnni_loop, vnni_rate
+from arithmetic_rate import OF_BYTES
+from limits import Limit
+from machine import description
 
 from pallas_kernels import native
 from pallas_kernels.matmul import FORMATS, QTensor, explain, float_matmul, from_blocks, prepare, quant_matmul
 
 ROWS = (1, 2, 4, 8, 16, 64)
-LIMIT_BYTES = 1 << 28
 
 
 def random_matrix(name: str, size: int, seed: int) -> QTensor:
@@ -65,26 +64,6 @@ def chain_times(
     return best
 
 
-class Limit:
-    """The best rates so far: of reads, in bytes per second, and of products of bytes, infinite where not known."""
-
-    def __init__(self) -> None:
-        floats = jnp.ones((LIMIT_BYTES // 4 // 4096, 4096), jnp.float32)
-        self.pieces = jnp.array_split(floats, os.cpu_count() or 1)
-        self.loop = vnni_loop() if native.instruction_set() == "avx512vnni" else None
-        self.reads, self.products = 0.0, 0.0 if self.loop else np.inf
-
-    def measure(self) -> None:
-        """Look again."""
-        self.reads = max(self.reads, read_rate(self.pieces))
-        if self.loop:
-            self.products = max(self.products, vnni_rate(self.loop))
-
-    def seconds(self, read: int, products: int) -> float:
-        """The least time of so many bytes and products of bytes."""
-        return max(read / self.reads, products / self.products)
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,7 +75,7 @@ def main() -> None:
 
     print(f"{description()}, {args.matrices} matrices {args.size} x {args.size}")
     print(native.reason() or f"native kernels: {native.instruction_set()}")
-    limit = Limit()
+    limit = Limit(OF_BYTES)
     floats = [jnp.ones((args.size, args.size), jnp.float32) / args.size for _ in range(args.matrices)]
     xla = chain_times(float_matmul, floats, args.size, args.repetitions // 4 + 1, limit)
     del floats

@@ -3,7 +3,8 @@
 Some layers' caches, larger together than the processor's, are attended over one after the other, in turns by the native
 kernels and by XLA: in the form that is used without native kernels (quantized caches are decoded by tiles), and, where
 they are quantized, by decoding the whole cache first, as one would write it down. The limit is how fast the bytes of
-the caches could be read, taken in the same run as the best rate at which sums over floats are formed.
+the caches can be read, or how fast floats can be multiplied (known for AVX2 and AVX-512), whichever takes longer: each
+query is multiplied with each key, and each weight with each value. Both rates are taken in the same run.
 
     python benchmarks/cpu_quant_attention.py
 """
@@ -11,20 +12,20 @@ the caches could be read, taken in the same run as the best rate at which sums o
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from machine import description, read_rate
+from arithmetic_rate import OF_FLOATS
+from limits import Limit
+from machine import description
 
 from pallas_kernels import cache_attention, native
 from pallas_kernels.kv_formats import FORMATS, KVStore
 
 ROWS = (1, 4)
-LIMIT_BYTES = 1 << 28
 
 
 def random_store(shape: tuple[int, ...], name: str, seed: int) -> KVStore:
@@ -74,8 +75,8 @@ def main() -> None:
     shape = (1, args.slots, args.kv_heads, args.width)
     print(f"{description()}; {args.layers} layers, {args.heads} query heads, caches [B, S, G, N] = {shape}")
     print(native.reason() or f"native kernels: {native.instruction_set()}")
-    pieces = jnp.array_split(jnp.ones((LIMIT_BYTES // 4 // 4096, 4096), jnp.float32), os.cpu_count() or 1)
-    limit, results = 0.0, []
+    limit, results = Limit(OF_FLOATS), []
+    products = {rows: 2 * args.layers * rows * args.heads * args.slots * args.width for rows in ROWS}
     for name in args.types.split(","):
         layers = [tuple(random_store(shape, name, 2 * i + j) for j in range(2)) for i in range(args.layers)]
         size = sum(part.nbytes for part in jax.tree.leaves(layers))
@@ -93,19 +94,20 @@ def main() -> None:
         for call in calls.values():
             jax.block_until_ready(attend_all(*call))
         for turn in range(args.repetitions):
-            limit = max(limit, read_rate(pieces))
+            limit.measure()
             for key, call in calls.items():
                 if key[0] == "cpu_native" or turn % 5 == 0:
                     best[key] = min(best[key], seconds(*call))
         results.append((name, size, best, forms))
 
-    print(f"\nread limit {limit / 1e9:.1f} GB/s")
+    print(f"\nlimits: {limit.reads / 1e9:.1f} GB/s, {limit.products / 1e9:.0f} billion products of floats a second")
     print(f"{'type':<8} {'bits':>6} | ms at 1, 4 rows | share of the limit | times as fast as XLA; decoding first")
     for name, size, best, forms in results:
         native_times = [best["cpu_native", rows] for rows in ROWS]
         bits = FORMATS[name].bits_per_value(args.width)
         milliseconds = " ".join(f"{1e3 * t:>7.2f}" for t in native_times)
-        shares = " ".join(f"{size / t / limit:>8.2f}" for t in native_times)
+        least = [limit.seconds(size, products[rows]) for rows in ROWS]
+        shares = " ".join(f"{limit_time / t:>8.2f}" for limit_time, t in zip(least, native_times, strict=True))
         ratios = [[best[form, rows] / t for rows, t in zip(ROWS, native_times, strict=True)] for form in forms]
         over_xla = "; ".join(" ".join(f"{ratio:>6.1f}" for ratio in form) for form in ratios)
         print(f"{name:<8} {bits:>6.3f} | {milliseconds} | {shares}  | {over_xla}")

@@ -1,0 +1,84 @@
+"""How fast this machine's CPU multiplies: the limit of products of many rows, and of attention.
+
+A loop of nothing but one instruction, whose calls do not wait for each other, runs on all cores at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+SUMS, ROUNDS, REPETITIONS = 12, 2_000_000, 5
+
+
+class Instruction(NamedTuple):
+    """What multiplies two registers and adds the products to a third.
+
+    Attributes:
+        name: in assembler.
+        register: its type in C.
+        products: of one instruction.
+        flags: of the compiler.
+    """
+
+    name: str
+    register: str
+    products: int
+    flags: tuple[str, ...]
+
+
+OF_BYTES = {"avx512vnni": Instruction("vpdpbusd", "__m512i", 64, ("-mavx512f", "-mavx512vnni"))}
+OF_FLOATS = {
+    "avx2": Instruction("vfmadd231ps", "__m256", 8, ("-mavx2", "-mfma")),
+    "avx512vnni": Instruction("vfmadd231ps", "__m512", 16, ("-mavx512f",)),
+}
+"""By the instruction set of the native kernels, as `native.instruction_set()` names it."""
+
+
+class Arithmetic:
+    """A loop of one instruction. Needs a C compiler."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        """
+        Args:
+            instruction: one that this machine has.
+        """
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None:
+            raise SystemExit("the limit of arithmetic needs a C compiler: install gcc or clang, or name one in CC")
+        self.products = instruction.products
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder, "loop.so")
+            flags = ("-O2", *instruction.flags, "-shared", "-fPIC", "-x", "c", "-")
+            subprocess.run([compiler, *flags, "-o", library], input=_source(instruction), text=True, check=True)
+            self.loop = ctypes.CDLL(str(library)).multiply
+
+    def rate(self) -> float:
+        """Products per second on all cores: the best of some runs."""
+        cores, times = os.cpu_count() or 1, []
+        with ThreadPoolExecutor(cores) as pool:
+            for _ in range(REPETITIONS):
+                begin = time.perf_counter()
+                list(pool.map(lambda _: self.loop(), range(cores)))
+                times.append(time.perf_counter() - begin)
+        return cores * SUMS * ROUNDS * self.products / min(times)
+
+
+def _source(instruction: Instruction) -> str:
+    # One variable for each sum: compilers keep an array of them in memory.
+    names = [f"sum{i}" for i in range(SUMS)]
+    one_round = " ".join(f'asm volatile("{instruction.name} %1, %1, %0" : "+v"({name}) : "v"(x));' for name in names)
+    return f"""
+#include <immintrin.h>
+void multiply(void) {{
+  {instruction.register} x = {{0}}, {", ".join(f"{name} = {{0}}" for name in names)};
+  for (long round = 0; round < {ROUNDS}; ++round) {{ {one_round} }}
+}}
+"""
