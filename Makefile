@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Tests that follow each other share programs, so a worker takes neighbours.
+IN_PARALLEL := -n $(WORKERS) --dist worksteal
 BUILT_FROM := pyproject.toml setup.py $(shell find pallas_kernels/native -name '*.cc' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -48,15 +50,15 @@ demo: $(VENV)/.run
 	$(BIN)/specjax generate --max-tokens 128 --compare
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest $(IN_PARALLEL)
 	$(ON_MESH) -m 'mesh and not slow' tests/mesh
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not beam and not mesh and not browser and not neon'
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m 'not tpu_compiler and not gpu_compiler and not harness and not ray and not beam and not mesh and not browser and not neon'
 	$(ON_MESH) -m mesh tests/mesh
 
 # In a process of their own: how many devices a CPU is can be said only before JAX starts.
-ON_MESH = XLA_FLAGS=--xla_force_host_platform_device_count=4 $(BIN)/python -m pytest -n $(WORKERS)
+ON_MESH = XLA_FLAGS=--xla_force_host_platform_device_count=4 $(BIN)/python -m pytest $(IN_PARALLEL)
 
 test-mesh: $(VENV)/.dev
 	$(ON_MESH) -m mesh tests/mesh
@@ -74,7 +76,7 @@ test-tpu: .venv-tpu-compiler/.dev
 
 # jax 0.10, the last for Python 3.11, compiles Triton's kernels only.
 test-gpu: .venv-gpu-triton/.dev
-	JAX_PLATFORMS=cpu .venv-gpu-triton/bin/python -m pytest -n $(WORKERS) -m 'not slow and not tpu_compiler' \
+	JAX_PLATFORMS=cpu .venv-gpu-triton/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not tpu_compiler' \
 	  -k 'triton or gpu_compiler' tests/kernels
 
 test-eval: .venv-eval/.dev

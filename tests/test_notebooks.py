@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-
+QUICK = ("01_quickstart", "02_where_drafts_fail", "04_sessions")
+"""The others build many programs, and take most of a minute each."""
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -22,7 +23,11 @@ def test_notebook_is_listed_and_kept_without_outputs(path: Path) -> None:
     assert not kept, f"clear the outputs of {', '.join(kept)}"
 
 
-@each_notebook
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem not in QUICK)) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_notebook_runs_without_errors(path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECJAX_CACHE", str(programs))
     monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend puts plots into the notebook
