@@ -42,7 +42,9 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
         "cpu_native": CPU,
         "xla_floats": ANYWHERE,
         "xla_tiles": ANYWHERE,
-        **_kernels("pallas_tpu", "pallas_tpu_prefill", "pallas_gpu", "pallas_gpu_prefill", "triton"),
+        **_kernels(
+            *("pallas_tpu", "pallas_tpu_prefill", "pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill")
+        ),
         **_REFERENCE,
     },
     "causal_conv1d": {

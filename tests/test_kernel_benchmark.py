@@ -110,7 +110,7 @@ def test_wrong_results_and_failures_are_shown(
     ("platform", "here"),
     [
         ("cpu", {"cpu_native", "xla_floats", "xla_tiles"}),
-        ("gpu", {"pallas_gpu", "pallas_gpu_prefill", "triton", "xla_floats", "xla_tiles"}),
+        ("gpu", {"pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill", "xla_floats", "xla_tiles"}),
         ("tpu", {"pallas_tpu", "pallas_tpu_prefill", "xla_floats", "xla_tiles"}),
     ],
 )

@@ -14,6 +14,7 @@ from pallas_kernels.cache_attention import (
     pallas_tpu,
     pallas_tpu_prefill,
     reference,
+    triton_prefill,
     triton_splits,
     xla_floats,
     xla_tiles,
@@ -42,5 +43,9 @@ CACHE_ATTENTION = operation(
         "pallas_gpu_prefill", pallas_gpu_prefill.attend, on_hopper(pallas_gpu_prefill.unfit), pallas_gpu_prefill.unfit
     ),
     **kernel("triton", triton_splits.attend, triton_splits.unfit, partial(triton_splits.unfit, interpreted=True)),
+    **kernel(
+        *("triton_prefill", triton_prefill.attend, triton_prefill.unfit),
+        partial(triton_prefill.unfit, interpreted=True),
+    ),
     reference=Form(reference.attend, reads_all=True),
 )

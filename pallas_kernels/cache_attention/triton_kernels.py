@@ -1,10 +1,12 @@
-"""Attention of few rows over some slots of a cache, in Triton; called by triton_splits.py, which says what it does."""
+"""Attention over some slots of a cache, in Triton; called by triton_splits.py and triton_prefill.py, which say more."""
 
 try:
     import triton
     import triton.language as tl
 except ImportError as error:
     raise ImportError("these kernels need Triton: pip install 'specjax[gpu-triton]'") from error
+
+from pallas_kernels.triton_rounding import rounded
 
 
 @triton.jit
@@ -64,19 +66,15 @@ def _tanh(x):
 
 
 @triton.jit
-def _rounded(x, WIDEN: tl.constexpr):
-    """To bfloat16, for a product; see `partial_attention` for WIDEN."""
-    rounded = x.to(tl.bfloat16)
-    return rounded.to(tl.float32) if WIDEN else rounded
-
-
-@triton.jit
-def _add_product(sums, left_high, left_low, right, EXACT: tl.constexpr, WIDEN: tl.constexpr):
-    """sums + (left_high + left_low) @ right but for the product of the low parts; EXACT: right has none."""
-    right_high = _rounded(right, WIDEN)
-    sums = tl.dot(left_low, right_high, sums)
-    if not EXACT:
-        sums = tl.dot(left_high, _rounded(right - right_high.to(tl.float32), WIDEN), sums)
+def _add_product(
+    sums, left_high, left_low, right, EXACT: tl.constexpr, PARTS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """sums + left @ right but for the product of low parts, if there are such; EXACT: right has none."""
+    right_high = rounded(right, WIDEN)
+    if PARTS == 2:
+        sums = tl.dot(left_low, right_high, sums)
+        if not EXACT:
+            sums = tl.dot(left_high, rounded(right - right_high.to(tl.float32), WIDEN), sums)
     return tl.dot(left_high, right_high, sums)
 
 
@@ -84,19 +82,19 @@ def _add_product(sums, left_high, left_low, right, EXACT: tl.constexpr, WIDEN: t
 def partial_attention(
     q, own, reach, k_codes, k_scales, k_table, v_codes, v_scales, v_table, highest, total, sums,
     T: tl.constexpr, HEADS: tl.constexpr, G: tl.constexpr, S: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    SCALE: tl.constexpr, SOFT_CAP: tl.constexpr,
     K_FORMAT: tl.constexpr, K_BYTES: tl.constexpr, K_SCALES: tl.constexpr, K_GROUP: tl.constexpr,
-    K_STORED: tl.constexpr, K_PADDED: tl.constexpr, K_EXACT: tl.constexpr,
+    K_STORED: tl.constexpr, K_PADDED: tl.constexpr, K_EXACT: tl.constexpr, K_PARTS: tl.constexpr,
     V_FORMAT: tl.constexpr, V_BYTES: tl.constexpr, V_SCALES: tl.constexpr, V_GROUP: tl.constexpr,
-    V_STORED: tl.constexpr, V_PADDED: tl.constexpr, V_EXACT: tl.constexpr,
+    V_STORED: tl.constexpr, V_PADDED: tl.constexpr, V_EXACT: tl.constexpr, V_PARTS: tl.constexpr,
     ROWS: tl.constexpr, SLOTS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """What every SPLITS-th tile of SLOTS slots gives to some rows of a sequence that share a KV head.
 
-    q [2, B, G, T * HEADS, K_PADDED] bfloat16: high and low parts of queries, rotated and scaled; HEADS of them share a
-    KV head. own and reach [B, T] as `spans` has them. Results: the highest score and the total of weights
-    [B, G, T * HEADS, SPLITS], the weighted sums [..., SPLITS, V_STORED]. SOFT_CAP is 0 for none. WIDEN is for the
-    interpreter, whose products know no bfloat16.
+    q [K_PARTS, B, G, T * HEADS, K_PADDED] bfloat16: high and low parts of queries, rotated, or the high ones alone.
+    Keys are split likewise, weights and values into V_PARTS. HEADS queries share a KV head. own and reach [B, T] as
+    `spans` has them. Results: the highest score and the total of weights [B, G, T * HEADS, SPLITS], the weighted sums
+    [..., SPLITS, V_STORED]. SOFT_CAP is 0 for none. WIDEN is for the interpreter, whose products know no bfloat16.
     """
     batch, head = (tl.program_id(0) // G).to(tl.int64), tl.program_id(0) % G
     split = tl.program_id(2)
@@ -128,10 +126,12 @@ def partial_attention(
                     K_FORMAT, K_BYTES, K_SCALES, K_GROUP, K_STORED,
                 )  # fmt: skip
                 at = q + place[:, None] * K_PADDED + (start + depth)[None, :]
-                high, low = tl.load(at, in_rows[:, None], 0), tl.load(at + low_parts, in_rows[:, None], 0)
+                high = tl.load(at, in_rows[:, None], 0)
+                low = tl.load(at + low_parts, in_rows[:, None], 0) if K_PARTS == 2 else high
                 if WIDEN:
                     high, low = high.to(tl.float32), low.to(tl.float32)
-                scores = _add_product(scores, high, low, tl.trans(keys), K_EXACT, WIDEN)
+                scores = _add_product(scores, high, low, tl.trans(keys), K_EXACT, K_PARTS, WIDEN)
+            scores *= SCALE
             if SOFT_CAP > 0:
                 scores = SOFT_CAP * _tanh(scores / SOFT_CAP)
             scores = tl.where(seen, scores, float("-inf"))
@@ -143,9 +143,9 @@ def partial_attention(
                 v_codes + first * V_BYTES, v_scales + first * V_SCALES, v_table, vector, used, 0, V_PADDED,
                 V_FORMAT, V_BYTES, V_SCALES, V_GROUP, V_STORED,
             )  # fmt: skip
-            high = _rounded(weights, WIDEN)
-            low = _rounded(weights - high.to(tl.float32), WIDEN)
-            mean = _add_product(mean * fade[:, None], high, low, values, V_EXACT, WIDEN)
+            high = rounded(weights, WIDEN)
+            low = rounded(weights - high.to(tl.float32), WIDEN)
+            mean = _add_product(mean * fade[:, None], high, low, values, V_EXACT, V_PARTS, WIDEN)
             most = now
     part = place * SPLITS + split
     tl.store(highest + part, most, in_rows)

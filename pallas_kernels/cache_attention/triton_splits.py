@@ -44,13 +44,13 @@ class Config(BlockSizes):
     """Block sizes.
 
     Attributes:
-        rows: queries of a program: 16, 32 or 64.
+        rows: queries of a program: 16, 32, 64 or 128.
         slots: of a tile: 16, 32 or 64.
         splits: of the tiles of a cache.
         warps: 4 or 8.
     """
 
-    rows: int = one_of(16, 32, 64)
+    rows: int = one_of(16, 32, 64, 128)
     slots: int = one_of(16, 32, 64)
     splits: int = at_least_one()
     warps: int = one_of(4, 8)
@@ -76,30 +76,44 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why these sizes cannot be served, or None."""
-    if (reason := too_many_rows(dims)) is not None:
-        return reason
-    if dims["N"] > WIDEST:
-        return f"N={dims['N']} is more than {WIDEST}"
-    return missing(interpreted=interpreted)
+    return too_many_rows(dims) or too_wide(dims) or missing(interpreted=interpreted)
+
+
+def too_wide(dims: Dims) -> str | None:
+    """Why heads of this size cannot be served, or None."""
+    return f"N={dims['N']} is more than {WIDEST}" if dims["N"] > WIDEST else None
 
 
 def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
+    config = config_for(TUNABLE, call.sizes(), config)
+    return over_splits(call, (call.k, call.v), (2, 2), config, interpret=interpret)
+
+
+def over_splits(
+    call: Call, stores: tuple[KVStore, KVStore], parts: tuple[int, int], config: Config, *, interpret: bool
+) -> Array:
+    """The same for keys and values as they are in these stores, rotated.
+
+    Args:
+        parts: numbers of bfloat16 that the factors of scores, and of sums of values, are split into: 2, or 1, which
+            rounds them.
+    """
     from pallas_kernels.cache_attention import triton_kernels
 
     (batch, rows, heads, width), (_, capacity, kv_heads, _) = call.q.shape, call.k.shape
-    config = config_for(TUNABLE, call.sizes(), config)
     count = rows * call.per_kv_head
-    keys, values = _meaning(call.k, "K"), _meaning(call.v, "V")
+    (k, v), (of_scores, of_sums) = stores, parts
+    keys, values = _meaning(k, "K", of_scores), _meaning(v, "V", of_sums)
 
-    queries = by_kv_head(call.rotated_queries() * call.scale, kv_heads)
+    queries = by_kv_head(call.rotated_queries(), kv_heads)
     queries = jnp.pad(queries, [(0, 0)] * 3 + [(0, keys["K_PADDED"] - queries.shape[-1])])
     own, reach = spans(call.positions, capacity, call.window)
     lead = batch, kv_heads, count, config.splits
     part = jax.ShapeDtypeStruct(lead, jnp.float32)
     highest, total, sums = launch(
         triton_kernels.partial_attention,
-        (bfloat16_parts(queries, 2), own, reach, *_arrays(call.k), *_arrays(call.v)),
+        (bfloat16_parts(queries, of_scores), own, reach, *_arrays(k), *_arrays(v)),
         (),
         (part, part, jax.ShapeDtypeStruct((*lead, values["V_STORED"]), jnp.float32)),
         grid=(batch * kv_heads, -(-count // config.rows), config.splits),
@@ -110,6 +124,7 @@ def attend(call: Call, *, config: Config | None = None, interpret: bool = False)
         G=kv_heads,
         S=capacity,
         WINDOW=call.window is not None,
+        SCALE=float(call.scale),
         SOFT_CAP=float(call.soft_cap or 0),
         ROWS=config.rows,
         SLOTS=config.slots,
@@ -124,7 +139,7 @@ def attend(call: Call, *, config: Config | None = None, interpret: bool = False)
     return call.v.kind.unrotate(by_token(out, rows), width)
 
 
-def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
+def _meaning(store: KVStore, letter: str, parts: int) -> dict[str, Any]:
     """Format and sizes of vectors as constants of the kernel."""
     stored, scales = store.kind.stored_width(store.width), store.parts.get("scales")
     n_scales = 0 if scales is None else scales.shape[-1]
@@ -136,6 +151,7 @@ def _meaning(store: KVStore, letter: str) -> dict[str, Any]:
         "STORED": stored,
         "PADDED": max(16, power_of_two(stored)),
         "EXACT": store.format == "bf16",
+        "PARTS": parts,
     }
     return {f"{letter}_{name}": value for name, value in constants.items()}
 

@@ -6,6 +6,8 @@ try:
 except ImportError as error:
     raise ImportError("these kernels need Triton: pip install 'specjax[gpu-triton]'") from error
 
+from pallas_kernels.triton_rounding import rounded
+
 
 @triton.jit
 def _floats(numbers, at, inside):
@@ -166,12 +168,11 @@ def many_rows(
             if SUPER:
                 minimum = -_floats(super_minima, at * LANES + column, inside) * minimum
             values += minimum[None, :]
-        values = values.to(tl.bfloat16)
         factor = tl.load(
             x + (block * ROWS + row[:, None]) * (CHUNKS * 256) + (step * GROUP + depth)[None, :], in_rows, 0
         )
         if WIDEN:
-            factor, values = factor.to(tl.float32), values.to(tl.float32)
-        total = tl.dot(factor, values, total)
+            factor = factor.to(tl.float32)
+        total = tl.dot(factor, rounded(values, WIDEN), total)
     place = (block * ROWS + row[:, None]) * LANES + column[None, :]
     tl.store(out + place, total, in_rows & inside[None, :])

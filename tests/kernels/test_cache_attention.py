@@ -34,10 +34,10 @@ READS_ALL = [each.name for each in CACHE_ATTENTION.implementations if each.reads
 
 
 def bound(impl: str, case: Case, exact: float = EXACT) -> float:
-    if impl == "triton_interpret":
-        return SPLIT
     weights = rounded_weights(impl, case.v_type)
-    return exact if weights is None else ROUNDED[weights]
+    if weights is None:
+        return SPLIT if impl.startswith("triton") else exact
+    return ROUNDED[weights]
 
 
 LONG_TO_INTERPRET = ("prompts in a long cache", "a wide prompt")
@@ -178,7 +178,15 @@ def test_explain_takes_sizes() -> None:
     assert said["xla_tiles"] == "chosen"
     assert said["pallas_tpu"] == "passed over: by name only"
     said = {line.split()[0] for line in cache_attention.explain(platform="cpu", **{**sizes, "T": 17}).splitlines()}
-    assert said >= {"cpu_native", "pallas_tpu", "pallas_tpu_prefill", "pallas_gpu", "pallas_gpu_prefill", "triton"}
+    assert said >= {
+        "cpu_native",
+        "pallas_tpu",
+        "pallas_tpu_prefill",
+        "pallas_gpu",
+        "pallas_gpu_prefill",
+        "triton",
+        "triton_prefill",
+    }
     with pytest.raises(ValueError, match="missing: S; not known: X"):
         cache_attention.explain(X=1, **{name: size for name, size in sizes.items() if name != "S"})
     with pytest.raises(ValueError, match="KV type 'q5' is not known"):

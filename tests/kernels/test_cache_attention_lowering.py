@@ -121,3 +121,29 @@ def test_the_triton_kernel_is_machine_code_with_its_sums_in_registers(
     assert code.target == f"sm_{capability}"
     assert code.spilled == 0
     assert code.shared <= 99 * 2**10 // 2, "two programs on a multiprocessor of capability 8.6"
+
+
+@needs_jax_triton
+@pytest.mark.parametrize(
+    ("capability", "kinds", "shape"),
+    [
+        *((80, (name, name), QWEN3_6_27B) for name in FORMATS),
+        (86, ("bf16", "bf16"), GLOBAL),
+        (89, ("q8_0", "turbo4"), WINDOWED),
+        (90, ("f16", "q4_0"), SMALL),
+        (100, ("bf16", "bf16"), QWEN3_6_27B),
+        (120, ("q8_0", "q8_0"), QWEN3_6_27B),
+    ],
+)
+def test_the_triton_kernel_of_prompts_is_machine_code_with_its_sums_in_registers(
+    capability: int, kinds: tuple[str, str], shape: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if jax.default_backend() == "gpu":
+        pytest.skip("Triton compiles for the GPU that is there")
+    monkeypatch.setattr(triton_launch, "OLDEST", capability)
+    run, given = call("triton_prefill", kinds, 512, shape)
+    (only,) = triton_calls(lowered(run, "cuda", *given))
+    code = assembled(only, tmp_path)
+    assert code.target.startswith(f"sm_{capability}")
+    assert code.spilled == 0
+    assert code.shared <= 99 * 2**10, "what a program has on GPUs of capability 8.6"

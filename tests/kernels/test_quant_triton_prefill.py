@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,6 @@ SHARED = 99 * 2**10
 """Bytes of shared memory that a program may have on GPUs of capability 8.6, 8.9 and 12.0."""
 
 
-def cut(x: Any) -> np.ndarray:
-    """The first 8 bits of float32 numbers: Triton's interpreter cuts where GPUs round."""
-    return (np.asarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-
-
 @needs_triton
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_are_multiplied_with_the_values_in_bfloat16(name: str) -> None:
@@ -39,7 +33,7 @@ def test_rows_are_multiplied_with_the_values_in_bfloat16(name: str) -> None:
     got = kernel(x, pack(blocks), "a16", config=Config(32, 64, 4, 2), interpret=True)
     if FORMATS[name].rotated:  # both factors are rounded in the other basis; the way there moves some over an edge
         x, values = (turned(each, tq_rotation().T) for each in (x, values))
-    assert off_by(got, rounded(x), cut(values)) <= (1e-4 if FORMATS[name].rotated else OFF)
+    assert off_by(got, rounded(x), rounded(values)) <= (1e-4 if FORMATS[name].rotated else OFF)
 
 
 @needs_triton
@@ -62,7 +56,7 @@ def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
     got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl=IMPL)
     values = dequantize(stack)
     for block, number in ((0, 2), (1, 0), (3, 2)):
-        assert off_by(got[block], rounded(x[block]), cut(values[number])) <= OFF
+        assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF
     assert not np.any(got[2])
 
 
