@@ -50,7 +50,7 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
     "causal_conv1d": {
         "cpu_native": CPU,
         "xla_shifted": ANYWHERE,
-        **_kernels("pallas_tpu", "pallas_gpu"),
+        **_kernels("pallas_tpu", "pallas_gpu", "triton"),
         **_REFERENCE,
     },
     "gated_delta.prefill": {
@@ -81,7 +81,7 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
     },
     "hadamard": {
         "xla_matmul": ANYWHERE,
-        **_kernels("pallas_tpu", "pallas_gpu"),
+        **_kernels("pallas_tpu", "pallas_gpu", "triton"),
         **_REFERENCE,
     },
     "matmul.experts": {

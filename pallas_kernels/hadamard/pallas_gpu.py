@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.block_sizes import BlockSizes, power_of_two
 from pallas_kernels.hadamard.butterflies import butterflies
+from pallas_kernels.hadamard.example import SHAPES, example
 from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
@@ -100,17 +101,13 @@ def transform(
     return out[:rows].reshape(x.shape)
 
 
-def _example(dims: Dims) -> tuple[Array]:
-    return (jax.random.normal(jax.random.key(0), (dims["rows"], dims["N"])),)
-
-
 TUNABLE = Tunable(
     "hadamard",
     "pallas_gpu",
     Config,
     heuristic,
     candidates,
-    tuple({"N": width, "rows": rows} for width in (64, 128, 256, 512) for rows in (32, 8192)),
-    _example,
+    SHAPES,
+    example,
     partial(transform, before=None, after=None),
 )

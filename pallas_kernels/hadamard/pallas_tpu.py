@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.block_sizes import BlockSizes, multiple_of
 from pallas_kernels.hadamard.butterflies import butterflies
+from pallas_kernels.hadamard.example import SHAPES, example
 from pallas_kernels.hadamard.reference import matrix
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
@@ -99,17 +100,13 @@ def transform(
     return out.reshape(x.shape)
 
 
-def _example(dims: Dims) -> tuple[Array]:
-    return (jax.random.normal(jax.random.key(0), (dims["rows"], dims["N"])),)
-
-
 TUNABLE = Tunable(
     "hadamard",
     "pallas_tpu",
     Config,
     heuristic,
     candidates,
-    tuple({"N": width, "rows": rows} for width in (64, 128, 256, 512) for rows in (32, 8192)),
-    _example,
+    SHAPES,
+    example,
     partial(transform, before=None, after=None),
 )

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from pallas_kernels.block_sizes import BlockSizes, power_of_two
+from pallas_kernels.hadamard.example import example
 from pallas_kernels.hadamard.reference import matrix
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
@@ -56,10 +56,6 @@ def transform(x: Array, before: Array | None, after: Array | None, *, config: Co
     return x if after is None else x * after
 
 
-def _example(dims: Dims) -> tuple[Array]:
-    return (jax.random.normal(jax.random.key(0), (1024, dims["N"])),)
-
-
 TUNABLE = Tunable(
     "hadamard",
     "xla_matmul",
@@ -67,6 +63,6 @@ TUNABLE = Tunable(
     heuristic,
     candidates,
     tuple({"N": width} for width in (64, 128, 256, 512)),
-    _example,
+    example,
     partial(transform, before=None, after=None),
 )

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from causal_conv1d_cases import CASES, ROUNDING, B, C, Case, W, error, runnable
+from lowering import needs_triton
 
 from pallas_kernels import explain
-from pallas_kernels.causal_conv1d import causal_conv1d, pallas_gpu, pallas_tpu, window_at
+from pallas_kernels.causal_conv1d import causal_conv1d, pallas_gpu, pallas_tpu, triton_taps, window_at
 
 NAMES = runnable()
 
@@ -48,6 +49,7 @@ def test_every_implementation_follows_the_law(name, impl):
     [
         (pallas_tpu, pallas_tpu.Config(tokens=16, channels=128), 35),
         (pallas_gpu, pallas_gpu.Config(per_thread=2, tokens=4), 9),
+        pytest.param(triton_taps, triton_taps.Config(tokens=4, channels=64, warps=2), 9, marks=needs_triton),
     ],
 )
 def test_blocks_of_tokens_meet_without_a_seam(kernel, config, n_tokens):
@@ -129,6 +131,7 @@ def test_a_bad_argument_is_named(changed, message):
         ("pallas_tpu", 128, 18, "W=18 is over 17"),
         ("pallas_gpu", 128, 17, "W=17 is over 16"),
         ("pallas_gpu", 96, 4, "C=96 is not a multiple of 128"),
+        ("triton", 128, 17, "W=17 is over 16"),
     ],
 )
 def test_a_kernel_refuses_what_it_was_not_made_for(impl, n_channels, width, message):
@@ -147,6 +150,7 @@ def test_a_kernel_refuses_what_it_was_not_made_for(impl, n_channels, width, mess
         (lambda: pallas_tpu.Config(1024, 512), r"tokens \* channels is 524288; accepted: up to 262144"),
         (lambda: pallas_gpu.Config(3, 1), "per_thread is 3; accepted: 1, 2, 4"),
         (lambda: pallas_gpu.Config(1, 65), "tokens is 65; accepted: 1 to 64"),
+        (lambda: triton_taps.Config(3, 128, 4), "tokens is 3; accepted: powers of two up to 64"),
     ],
 )
 def test_impossible_block_sizes_are_refused(config, message):

@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hadamard_cases import BOUND, CASES, draw, fitting, law, runnable
+from lowering import needs_triton
 from tiny_models import relative_rms
 
 from pallas_kernels import explain
-from pallas_kernels.hadamard import pallas_gpu, pallas_tpu, walsh_hadamard, xla_matmul
+from pallas_kernels.hadamard import pallas_gpu, pallas_tpu, triton_products, walsh_hadamard, xla_matmul
 
 
 @pytest.mark.parametrize(("name", "impl"), fitting())
@@ -60,6 +61,7 @@ def test_other_block_sizes_change_nothing(transform, config) -> None:
         (lambda: xla_matmul.Config(3), "block is 3; accepted: powers of two"),
         (lambda: pallas_tpu.Config(8), "rows is 8; accepted: multiples of 16"),
         (lambda: pallas_gpu.Config(256), "block is 256; accepted: powers of two up to 128"),
+        (lambda: triton_products.Config(3, 4), "rows is 3; accepted: powers of two up to 128"),
     ],
 )
 def test_impossible_block_sizes_are_refused(config, message: str) -> None:
@@ -77,9 +79,17 @@ def test_factors_of_another_width_are_refused() -> None:
         walsh_hadamard(jnp.zeros((2, 64)), after=jnp.ones(1))
 
 
-@pytest.mark.parametrize("impl", ["pallas_tpu", "pallas_gpu"])
-def test_a_kernel_refuses_what_it_was_not_made_for(impl: str) -> None:
-    with pytest.raises(ValueError, match=rf"hadamard: impl='{impl}' does not fit: N=8192 is over 4096"):
+@needs_triton
+@pytest.mark.parametrize(("rows", "width"), [(5, 512), (2, 2048)])
+def test_vectors_of_several_pieces_in_triton(rows: int, width: int) -> None:
+    x = draw(rows, width)
+    for config in (None, triton_products.Config(4, 8)):
+        assert relative_rms(triton_products.transform(x, None, None, config=config, interpret=True), law(x)) < BOUND
+
+
+@pytest.mark.parametrize(("impl", "most"), [("pallas_tpu", 4096), ("pallas_gpu", 4096), ("triton", 2048)])
+def test_a_kernel_refuses_what_it_was_not_made_for(impl: str, most: int) -> None:
+    with pytest.raises(ValueError, match=rf"hadamard: impl='{impl}' does not fit: N=8192 is over {most}"):
         walsh_hadamard(jnp.zeros((1, 8192)), impl=impl)
 
 

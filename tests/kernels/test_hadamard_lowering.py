@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
-from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered
+from gpu_compiler import assembled
+from lowering import GENERATIONS, compiled_for_tpu, kernel_calls, lowered, needs_jax_triton, triton_calls
 
+from pallas_kernels import triton_launch
 from pallas_kernels.hadamard import pallas_tpu, walsh_hadamard
 
 GROUPS = ((8192, 128, jnp.float32), (7, 64, jnp.bfloat16), (40, 512, jnp.float32))
@@ -28,6 +32,19 @@ def rotation(impl: str):
 def test_the_kernel_lowers(impl: str, platform: str, rows: int, width: int, dtype: jnp.dtype) -> None:
     module = lowered(rotation(impl), platform, jax.ShapeDtypeStruct((rows, width), dtype))
     assert len(kernel_calls(module, platform)) == 1
+
+
+@needs_jax_triton
+@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize(("rows", "width", "dtype"), [*GROUPS, (64, 2048, jnp.bfloat16)])
+def test_the_triton_kernel_is_machine_code_with_its_vectors_in_registers(
+    capability: int, rows: int, width: int, dtype: jnp.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if jax.default_backend() == "gpu":
+        pytest.skip("Triton compiles for the GPU that is there")
+    monkeypatch.setattr(triton_launch, "OLDEST", capability)
+    (call,) = triton_calls(lowered(rotation("triton"), "cuda", jax.ShapeDtypeStruct((rows, width), dtype)))
+    assert assembled(call, tmp_path).spilled == 0
 
 
 @pytest.mark.tpu_compiler
