@@ -57,7 +57,7 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
         "cpu_native": CPU,
         "xla_chunked": ANYWHERE,
         "xla_recurrent": BY_NAME,
-        **_kernels("pallas_tpu", "pallas_gpu"),
+        **_kernels("pallas_tpu", "pallas_gpu", "triton"),
         **_REFERENCE,
     },
     "gated_delta.verify": {

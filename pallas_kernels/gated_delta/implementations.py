@@ -15,6 +15,7 @@ from pallas_kernels.gated_delta import (
     pallas_tpu_snapshots,
     pallas_tpu_verify,
     reference,
+    triton_prefill,
     triton_recurrence,
     xla_chunked,
     xla_recurrent,
@@ -45,6 +46,10 @@ OPERATIONS: dict[str, Operation] = {
             zeroed(pallas_gpu_prefill.prefill),
             on_hopper(pallas_gpu_prefill.unfit),
             pallas_gpu_prefill.unfit,
+        ),
+        **kernel(
+            *("triton", zeroed(triton_prefill.prefill), triton_prefill.unfit),
+            partial(triton_prefill.unfit, interpreted=True),
         ),
         reference=Form(zeroed(reference.prefill)),
     ),

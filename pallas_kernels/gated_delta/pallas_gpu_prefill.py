@@ -20,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.tokens import Tokens
-from pallas_kernels.gated_delta.xla_chunked import transform
+from pallas_kernels.gated_delta.xla_chunked import joined, transform
 from pallas_kernels.mosaic_gpu import kernel_options, load
 from pallas_kernels.table import Dims
 
@@ -152,6 +152,5 @@ def prefill(
     )
     n_chunks = -(-n_valid // CHUNK)
     out = call(n_chunks, chunks.decay[..., 0, 0], chunks.u_alone, *slabs, state_ref)
-    out = jnp.moveaxis(out, 1, 3).reshape(n_rows, -1, hv, dv)[:, :n_tokens]
     written = jnp.arange(n_tokens) < n_valid[:, None]
-    return jnp.where(written[..., None, None], out, 0), state_ref[...][:, :, :dk]
+    return jnp.where(written[..., None, None], joined(out, n_tokens), 0), state_ref[...][:, :, :dk]

@@ -1,7 +1,7 @@
-"""The serial recurrence of the gated delta rule in Triton: a program holds some columns of a head's state in registers.
+"""The gated delta rule in Triton: a program holds some columns of a head's state in registers.
 
-All kernels take a token in the same operations, so that `commit` gives the state that verification had. They are
-called by triton_recurrence.py.
+The kernels for few tokens take each token in the same operations, so that `commit` gives the state that verification
+had. triton_recurrence.py calls them, and triton_prefill.py the one that takes whole chunks.
 """
 
 try:
@@ -9,6 +9,8 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError("these kernels need Triton: pip install 'specjax[gpu-triton]'") from error
+
+from pallas_kernels.triton_rounding import rounded
 
 
 @triton.jit
@@ -136,3 +138,45 @@ def verify_snapshots(
     for t in range(count, T):
         value = ((row * T + t) * HV + head) * DV + columns
         tl.store(out + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
+
+
+@triton.jit
+def _product(left, right, WIDEN: tl.constexpr):
+    """Of float32 matrices, each the sum of two numbers of bfloat16; the product of the low ones is left out."""
+    left_high, right_high = rounded(left, WIDEN), rounded(right, WIDEN)
+    left_low = rounded(left - left_high.to(tl.float32), WIDEN)
+    right_low = rounded(right - right_high.to(tl.float32), WIDEN)
+    total = tl.dot(left_low, right_high)
+    total = tl.dot(left_high, right_low, total)
+    return tl.dot(left_high, right_high, total)
+
+
+@triton.jit
+def prefill(
+    n_chunks, decay, u_alone, u_of_state, q, queries_keys, k, state, same_state, out,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Outputs [B, Hv, CHUNKS, CHUNK, Dv] of the first n_chunks[b] chunks, and the state after them, in place.
+
+    The operands are `Chunks` of xla_chunked.py, their Dk padded to ROWS, the queries scaled. WIDEN is for the
+    interpreter, whose products know no bfloat16.
+    """
+    row, head = (tl.program_id(0) // HV).to(tl.int64), tl.program_id(0) % HV
+    rows, token = tl.arange(0, ROWS), tl.arange(0, CHUNK)
+    columns, in_columns = _columns(DV, COLUMNS)
+    places = state + (row * HV + head) * DK * DV + rows[:, None] * DV + columns[None, :]
+    inside = (rows < DK)[:, None] & in_columns[None, :]
+    tile = tl.load(places, inside, 0)
+    by_keys = token[:, None] * ROWS + rows[None, :]
+    by_values = token[:, None] * DV + columns[None, :]
+    for chunk in range(_count(n_chunks, row, CHUNKS)):
+        at = (row * HV + head) * CHUNKS + chunk
+        own = tl.load(u_alone + at * CHUNK * DV + by_values, in_columns[None, :], 0)
+        u = own - _product(tl.load(u_of_state + at * CHUNK * ROWS + by_keys), tile, WIDEN)
+        among = tl.load(queries_keys + at * CHUNK * CHUNK + token[:, None] * CHUNK + token[None, :])
+        result = _product(tl.load(q + at * CHUNK * ROWS + by_keys), tile, WIDEN) + _product(among, u, WIDEN)
+        tl.store(out + at * CHUNK * DV + by_values, result, in_columns[None, :])
+        keys = tl.load(k + at * CHUNK * ROWS + by_keys)
+        tile = tile * tl.load(decay + at) + _product(tl.trans(keys), u, WIDEN)
+    tl.store(places, tile, inside)

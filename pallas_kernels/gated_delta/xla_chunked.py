@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Float
 
 from pallas_kernels.gated_delta.heads import HeadMap, per_value_head
 from pallas_kernels.gated_delta.tokens import Tokens
@@ -74,10 +75,15 @@ def transform(tokens: Tokens, *, head_map: HeadMap, chunk: int) -> Chunks:
     )
 
 
+def joined(out: Float[Array, "B Hv chunks C Dv"], n_tokens: int) -> Float[Array, "B T Hv Dv"]:
+    """Outputs of chunks as those of tokens, without the padding of the last chunk."""
+    return jnp.moveaxis(out, 1, 3).reshape(len(out), -1, out.shape[1], out.shape[-1])[:, :n_tokens]
+
+
 @jax.default_matmul_precision("highest")  # the state adds up what products round
 def prefill(tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float) -> tuple[Array, Array]:
     """Outputs in float32 and the final state. All chunks' inner work is batched; only the chunk states form a chain."""
-    n_rows, n_tokens, hv, dv = tokens.v.shape
+    n_tokens = tokens.v.shape[1]
     chunk = min(CHUNK, 1 << (n_tokens - 1).bit_length())
     chunks = transform(tokens, head_map=head_map, chunk=chunk)
 
@@ -89,4 +95,4 @@ def prefill(tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float) ->
     state, (starts, u) = lax.scan(next_chunk, state, tuple(jnp.moveaxis(x, 2, 0) for x in chunks[:4]))
     starts, u = jnp.moveaxis(starts, 0, 2), jnp.moveaxis(u, 0, 2)
     out = scale * (chunks.q_from_start @ starts + chunks.queries_keys @ u)
-    return jnp.moveaxis(out, 1, 3).reshape(n_rows, -1, hv, dv)[:, :n_tokens], state
+    return joined(out, n_tokens), state

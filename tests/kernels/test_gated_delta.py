@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gated_delta_cases import DK, HV, PROFILES, ROUNDING, draw, law, rms_error, runnable
+from lowering import needs_triton
 
 from pallas_kernels import gated_delta
 
 CHUNK_BOUNDARIES = (1, 2, 16, 63, 64, 65, 130)
-CHUNKED = [None, "pallas_tpu_interpret", "pallas_gpu_interpret"]
+CHUNKED = [None, "pallas_tpu_interpret", "pallas_gpu_interpret", pytest.param("triton_interpret", marks=needs_triton)]
 """What is tried on long prompts: the default and the kernels."""
 
 

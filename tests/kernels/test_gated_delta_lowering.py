@@ -69,6 +69,8 @@ def test_kernels_lower_and_write_the_state_in_place(operation, impl, shape, n_to
         (80, QWEN3_6_27B, 16, "tiled", jnp.bfloat16),
         (86, SMALL, 1, "grouped", jnp.float32),
         (89, ODD, 4, "tiled", jnp.float16),
+        (100, SMALL, 4, "tiled", jnp.bfloat16),
+        (120, QWEN3_6_27B, 4, "grouped", jnp.bfloat16),
     ],
 )
 def test_triton_kernels_are_machine_code_that_keeps_the_state_in_registers(
@@ -82,7 +84,7 @@ def test_triton_kernels_are_machine_code_that_keeps_the_state_in_registers(
     assert len(calls) == 1
     assert ("output_operand_alias" in calls[0]) == (operation != "verify")
     code = assembled(calls[0], tmp_path)
-    assert code.target == f"sm_{capability}"
+    assert code.target.startswith(f"sm_{capability}")
     assert code.spilled == 0
 
 
