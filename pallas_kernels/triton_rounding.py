@@ -15,7 +15,8 @@ def rounded(x, WIDEN: tl.constexpr):
     """
     if WIDEN:
         bits = x.to(tl.int32, bitcast=True)
-        result = (bits + 0x7FFF + (bits >> 16 & 1) & -65536).to(tl.float32, bitcast=True)
+        nearest = (bits + 0x7FFF + (bits >> 16 & 1) & -65536).to(tl.float32, bitcast=True)
+        result = tl.where(x == x, nearest, x)  # the carry would make a number of some NaN, such as guard memory
     else:
         result = x.to(tl.bfloat16)
     return result
