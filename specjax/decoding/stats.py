@@ -20,7 +20,7 @@ class DecodeStats:
         drafted, accepted: draft tokens verified and accepted.
         drafted_by_position, accepted_by_position: the same by position in the draft, position 1 first.
         drafted_by_drafter, accepted_by_drafter: the same by which of several drafters made them, in their order.
-            Drafters at the end that drafted nothing may be missing.
+            The lists end with the last drafter that drafted anything.
         rounds_by_drafts: in how many rounds 0, 1, 2, ... drafts were verified.
     """
 
@@ -62,9 +62,9 @@ class DecodeStats:
             return
         self.drafted += int(drafted.sum())
         self.accepted += int(accepted.sum())
-        source = np.asarray(record.rounds.source)[:n_rounds, columns].ravel()
-        self.drafted_by_drafter = _added(self.drafted_by_drafter, np.bincount(source, drafted.ravel()))
-        self.accepted_by_drafter = _added(self.accepted_by_drafter, np.bincount(source, accepted.ravel()))
+        source = np.asarray(record.rounds.source)[:n_rounds, columns][drafted > 0]
+        self.drafted_by_drafter = _added(self.drafted_by_drafter, np.bincount(source, drafted[drafted > 0]))
+        self.accepted_by_drafter = _added(self.accepted_by_drafter, np.bincount(source, accepted[drafted > 0]))
         self.drafted_by_position = _added(self.drafted_by_position, _by_position(drafted, positions))
         self.accepted_by_position = _added(self.accepted_by_position, _by_position(accepted, positions))
 

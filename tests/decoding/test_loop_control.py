@@ -174,6 +174,17 @@ def test_counts_of_a_run_add_up() -> None:
     assert all(0 <= share <= 1 for share in whole.acceptance_by_position)
 
 
+def test_rounds_without_drafts_name_no_drafter() -> None:
+    result = speculate(make_decoder(), mixed(3), MAX_TOKENS, draft=SKIPPING)
+    stats = DecodeStats()
+    for chunk in result.chunks:
+        drafted = np.asarray(chunk.rounds.n_drafted)
+        assert (drafted == 0).any()
+        stats.add(chunk.replace(rounds=chunk.rounds.replace(source=np.where(drafted == 0, 1, 0))))
+    assert stats.drafted_by_drafter == [stats.drafted]
+    assert stats.accepted_by_drafter == [stats.accepted]
+
+
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="rule is 'couple'; known are 'coupled', 'rejection'"):
         make_decoder(rule="couple")
