@@ -87,6 +87,11 @@ def kernel(
     return {name: Form(run, unfit), f"{name}_interpret": interpreted}
 
 
+def triton_kernel(name: str, run: Callable[..., Any], unfit: Callable[..., str | None]) -> dict[str, Form]:
+    """The same for a Triton kernel: `unfit` takes `interpreted` too, because its interpreter needs fewer packages."""
+    return kernel(name, run, unfit, partial(unfit, interpreted=True))
+
+
 def choose(operation: Operation, impl: str | None, dims: Dims, platform: str | None = None) -> Implementation:
     """The implementation called `impl`, or the first that fits on the platform (default: see `current_platform`).
 

@@ -5,8 +5,6 @@ traced, or keys in pages of their own layout, and no quantized keys; cuDNN's att
 machine without it, and knows neither soft-cap nor sinks; that of Mosaic GPU takes no lengths of sequences.
 """
 
-from functools import partial
-
 from pallas_kernels.cache_attention import (
     cpu_native,
     pallas_gpu,
@@ -19,7 +17,7 @@ from pallas_kernels.cache_attention import (
     xla_floats,
     xla_tiles,
 )
-from pallas_kernels.dispatch import Form, kernel, operation
+from pallas_kernels.dispatch import Form, kernel, operation, triton_kernel
 from pallas_kernels.kv_formats import format_named
 from pallas_kernels.mosaic_gpu import on_hopper
 from pallas_kernels.table import Dims
@@ -42,10 +40,7 @@ CACHE_ATTENTION = operation(
     **kernel(
         "pallas_gpu_prefill", pallas_gpu_prefill.attend, on_hopper(pallas_gpu_prefill.unfit), pallas_gpu_prefill.unfit
     ),
-    **kernel("triton", triton_splits.attend, triton_splits.unfit, partial(triton_splits.unfit, interpreted=True)),
-    **kernel(
-        *("triton_prefill", triton_prefill.attend, triton_prefill.unfit),
-        partial(triton_prefill.unfit, interpreted=True),
-    ),
+    **triton_kernel("triton", triton_splits.attend, triton_splits.unfit),
+    **triton_kernel("triton_prefill", triton_prefill.attend, triton_prefill.unfit),
     reference=Form(reference.attend, reads_all=True),
 )

@@ -1,9 +1,7 @@
 """What computes the causal convolution. Kernels for accelerators have no derivatives."""
 
-from functools import partial
-
 from pallas_kernels.causal_conv1d import cpu_native, pallas_gpu, pallas_tpu, reference, triton_taps, xla_shifted
-from pallas_kernels.dispatch import Form, kernel, operation
+from pallas_kernels.dispatch import Form, kernel, operation, triton_kernel
 
 CAUSAL_CONV1D = operation(
     "causal_conv1d",
@@ -11,6 +9,6 @@ CAUSAL_CONV1D = operation(
     xla_shifted=Form(xla_shifted.convolve),
     **kernel("pallas_tpu", pallas_tpu.convolve, pallas_tpu.unfit),
     **kernel("pallas_gpu", pallas_gpu.convolve, pallas_gpu.unfit),
-    **kernel("triton", triton_taps.convolve, triton_taps.unfit, partial(triton_taps.unfit, interpreted=True)),
+    **triton_kernel("triton", triton_taps.convolve, triton_taps.unfit),
     reference=Form(reference.convolve),
 )

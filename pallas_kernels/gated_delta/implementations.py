@@ -1,10 +1,9 @@
 """What computes the operations of the gated delta rule."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from pallas_kernels.dispatch import Form, Operation, kernel, operation
+from pallas_kernels.dispatch import Form, Operation, kernel, operation, triton_kernel
 from pallas_kernels.gated_delta import (
     cpu_native,
     pallas_gpu_prefill,
@@ -31,7 +30,7 @@ def _on_cpu(run: Callable[..., Any]) -> Form:
 
 
 def _in_triton(run: Callable[..., Any]) -> dict[str, Form]:
-    return kernel("triton", run, triton_recurrence.unfit, partial(triton_recurrence.unfit, interpreted=True))
+    return triton_kernel("triton", run, triton_recurrence.unfit)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -47,10 +46,7 @@ OPERATIONS: dict[str, Operation] = {
             on_hopper(pallas_gpu_prefill.unfit),
             pallas_gpu_prefill.unfit,
         ),
-        **kernel(
-            *("triton", zeroed(triton_prefill.prefill), triton_prefill.unfit),
-            partial(triton_prefill.unfit, interpreted=True),
-        ),
+        **triton_kernel("triton", zeroed(triton_prefill.prefill), triton_prefill.unfit),
         reference=Form(zeroed(reference.prefill)),
     ),
     "verify": operation(

@@ -1,13 +1,12 @@
 """What computes products with quantized matrices."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.derivatives import with_derivatives_of
-from pallas_kernels.dispatch import Form, kernel, operation
+from pallas_kernels.dispatch import Form, kernel, operation, triton_kernel
 from pallas_kernels.matmul import (
     cpu_native,
     pallas_gpu_prefill,
@@ -60,10 +59,7 @@ QUANT_MATMUL = operation(
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
     **kernel("pallas_gpu", pallas_gpu_prefill.by_rows, pallas_gpu_prefill.unfit_by_rows, wrong_layout),
     **kernel("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(wrong_layout), wrong_layout),
-    **kernel("triton", triton_planes.quant_matmul, triton_planes.unfit, partial(triton_planes.unfit, interpreted=True)),
-    **kernel(
-        *("triton_prefill", triton_prefill.quant_matmul, triton_prefill.unfit),
-        partial(triton_prefill.unfit, interpreted=True),
-    ),
+    **triton_kernel("triton", triton_planes.quant_matmul, triton_planes.unfit),
+    **triton_kernel("triton_prefill", triton_prefill.quant_matmul, triton_prefill.unfit),
     reference=Form(_block_by_block(reference.quant_matmul)),
 )

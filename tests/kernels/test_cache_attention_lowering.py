@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from gpu_compiler import assembled
+from gpu_compiler import Assembled
 from lowering import (
     GENERATIONS,
     compiled_for_tpu,
     kernel_calls,
     lowered,
     needs_jax_triton,
-    triton_calls,
 )
 
-from pallas_kernels import cache_attention, triton_launch
+from pallas_kernels import cache_attention
 from pallas_kernels.kv_formats import FORMATS, KVStore
 
 QWEN3_6_27B = {"heads": 24, "kv_heads": 4, "width": 256, "slots": 4096}
@@ -109,17 +108,10 @@ def test_the_triton_kernel_is_machine_code_with_its_sums_in_registers(
     kinds: tuple[str, str],
     rows: int,
     shape: dict[str, int],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    triton_code: Callable[..., Assembled],
 ) -> None:
-    if jax.default_backend() == "gpu":
-        pytest.skip("Triton compiles for the GPU that is there")
-    monkeypatch.setattr(triton_launch, "OLDEST", capability)
     run, given = call("triton", kinds, rows, shape)
-    (only,) = triton_calls(lowered(run, "cuda", *given))
-    code = assembled(only, tmp_path)
-    assert code.target == f"sm_{capability}"
-    assert code.spilled == 0
+    code = triton_code(capability, run, *given)
     assert code.shared <= 99 * 2**10 // 2, "two programs on a multiprocessor of capability 8.6"
 
 
@@ -136,14 +128,7 @@ def test_the_triton_kernel_is_machine_code_with_its_sums_in_registers(
     ],
 )
 def test_the_triton_kernel_of_prompts_is_machine_code_with_its_sums_in_registers(
-    capability: int, kinds: tuple[str, str], shape: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capability: int, kinds: tuple[str, str], shape: dict[str, int], triton_code: Callable[..., Assembled]
 ) -> None:
-    if jax.default_backend() == "gpu":
-        pytest.skip("Triton compiles for the GPU that is there")
-    monkeypatch.setattr(triton_launch, "OLDEST", capability)
     run, given = call("triton_prefill", kinds, 512, shape)
-    (only,) = triton_calls(lowered(run, "cuda", *given))
-    code = assembled(only, tmp_path)
-    assert code.target.startswith(f"sm_{capability}")
-    assert code.spilled == 0
-    assert code.shared <= 99 * 2**10, "what a program has on GPUs of capability 8.6"
+    assert triton_code(capability, run, *given).shared <= 99 * 2**10, "what a program has on GPUs of capability 8.6"

@@ -1,22 +1,20 @@
 """The kernels on planes become programs for their devices, at the sizes of real models, on a machine that has none."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from gpu_compiler import assembled
+from gpu_compiler import Assembled
 from lowering import (
     GENERATIONS,
     compiled_for_tpu,
     kernel_calls,
     lowered,
     needs_jax_triton,
-    triton_calls,
 )
 
-from pallas_kernels import triton_launch
 from pallas_kernels.matmul import FORMATS, from_blocks, pallas_tpu, quant_matmul, take_rows
 from pallas_kernels.matmul.config import tpu_candidates
 from pallas_kernels.matmul.planes import pack
@@ -75,18 +73,10 @@ def test_the_triton_kernel_is_machine_code_with_its_sums_in_registers(
     shape: tuple[int, ...],
     rows: int,
     dtype: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    triton_code: Callable[..., Assembled],
 ) -> None:
-    if jax.default_backend() == "gpu":
-        pytest.skip("Triton compiles for the GPU that is there")
-    monkeypatch.setattr(triton_launch, "OLDEST", capability)
     x, *others = arguments(name, shape, rows)
-    module = lowered(product("triton"), "cuda", jax.ShapeDtypeStruct(x.shape, dtype), *others)
-    (call,) = triton_calls(module)
-    code = assembled(call, tmp_path)
-    assert code.target == f"sm_{capability}"
-    assert code.spilled == 0
+    code = triton_code(capability, product("triton"), jax.ShapeDtypeStruct(x.shape, dtype), *others)
     assert code.shared <= TRITON_SHARED
 
 

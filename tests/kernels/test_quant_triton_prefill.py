@@ -1,20 +1,18 @@
 """The Triton kernel for many rows multiplies with the decoded values, both factors rounded to bfloat16."""
 
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import dequantize, pack
-from gpu_compiler import assembled
-from lowering import lowered, needs_jax_triton, needs_triton, triton_calls
+from gpu_compiler import Assembled
+from lowering import needs_jax_triton, needs_triton
 from test_quant_gpu_prefill import rounded
 from test_quant_pallas_gpu import OFF, activations, matrix, off_by
 from test_quant_pallas_lowering import DEEP, EXPERTS, SMALL, WIDE, arguments, product
 
-from pallas_kernels import triton_launch
 from pallas_kernels.matmul import FORMATS, from_blocks, quant_matmul
 from pallas_kernels.matmul.formats import tq_rotation, turned
 from pallas_kernels.matmul.triton_prefill import Config, candidates, heuristic
@@ -84,13 +82,6 @@ def test_tiles_are_large_where_that_leaves_work_for_the_whole_gpu() -> None:
     ],
 )
 def test_the_kernel_is_machine_code_with_its_sums_in_registers(
-    capability: int, name: str, shape: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capability: int, name: str, shape: tuple[int, ...], rows: int, triton_code: Callable[..., Assembled]
 ) -> None:
-    if jax.default_backend() == "gpu":
-        pytest.skip("Triton compiles for the GPU that is there")
-    monkeypatch.setattr(triton_launch, "OLDEST", capability)
-    (call,) = triton_calls(lowered(product("triton_prefill"), "cuda", *arguments(name, shape, rows)))
-    code = assembled(call, tmp_path)
-    assert code.target.startswith(f"sm_{capability}")
-    assert code.spilled == 0
-    assert code.shared <= SHARED
+    assert triton_code(capability, product("triton_prefill"), *arguments(name, shape, rows)).shared <= SHARED
