@@ -1,6 +1,7 @@
 """Products with matrices of floats, [N, K] as files store them."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ def _weight_left(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float
     return lax.optimization_barrier(out)[:, :rows].T.reshape(*x.shape[:-1], weight.shape[0])
 
 
+@partial(jax.jit, inline=True)  # traced once for shapes, not in every layer
 def _few_rows(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float[Array, "... N"]:
     """For a program that is lowered here for another platform, the plain product there."""
     return lax.platform_dependent(x, weight, cpu=_weight_left, default=_dot)
