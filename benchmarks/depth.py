@@ -4,9 +4,10 @@ Whether a draft is accepted is drawn by lot (see `specjax bench --synthetic-acce
 another one in each phase. All numbers of drafts and "auto" go through the same phases, each on an engine of its own
 that goes on where it stood. In a phase they take turns in short slices, because the speed of machines drifts, and in an
 order drawn anew each time, because a machine is slower for a while after hard work. Requests follow each other in the
-seats. Their lengths differ, so that seats become free one by one with any number of drafts. Columns are tokens of a
-phase over those of plain decoding in the same phase and turn, medians of the turns; the last one is that of all phases
-together, each number emitting as many tokens in every phase.
+seats. Their lengths differ, so that seats become free one by one with any number of drafts. The time of prompts is left
+out, and so is the time of compiling. Columns are tokens of a phase over those of plain decoding in the same phase and
+turn, medians of the turns; the last one is that of all phases together, each number emitting as many tokens in every
+phase.
 
     python benchmarks/depth.py --batch 1 4 16
 """
@@ -62,24 +63,37 @@ class Contender:
         self.engine.experience.effort.rounds = math.inf  # building counts for nothing here
 
     def run(self, acceptance: float, seconds: float) -> float:
-        """Decode for so long, building left out, until nothing is under way; returns tokens a second."""
+        """Decode for so long, building and prompts left out, until nothing is under way; returns tokens a second."""
         self.engine.decoder = replace(self.engine.decoder, rule=Synthetic((acceptance,) * MAX_DRAFTS))
         stats = self.stats.setdefault(acceptance, DecodeStats())
-        begin, built, before = time.perf_counter(), self.engine.compile_seconds, stats.tokens
-        while (taken := time.perf_counter() - begin - (self.engine.compile_seconds - built)) < seconds:
-            self._step(stats)
-        self._step(stats, rounds=0)
-        taken = time.perf_counter() - begin - (self.engine.compile_seconds - built)
-        return (stats.tokens - before) / taken
+        before, left = stats.tokens, seconds
+        while left > 0:
+            self._fill_seats(stats)
+            begin = self._clock()
+            while left > begin - self._clock() and self.running == self.batch:
+                self._step(stats)
+            self._step(stats, rounds=0)
+            left -= self._clock() - begin
+        return (stats.tokens - before) / (seconds - left)
 
-    def _step(self, stats: DecodeStats, rounds: int | None = None) -> None:
+    def _clock(self) -> float:
+        """Seconds that were not spent on building."""
+        return time.perf_counter() - self.engine.compile_seconds
+
+    def _fill_seats(self, stats: DecodeStats) -> None:
+        """Let requests take the free seats, and decode none of them yet."""
+        new = []
         while self.running < self.batch:
             self.running += 1
             prompt = random_prompt(self.model.target.vocab_size, PROMPT_TOKENS, self.requests)
             limit = random.Random(self.requests).randint(LEAST_TOKENS, MAX_TOKENS)
             options = replace(self.options, max_tokens=limit)
-            self.engine.submit(self.model.request(prompt, options, sequence=self.requests))
+            new.append(self.engine.submit(self.model.request(prompt, options, sequence=self.requests)))
             self.requests += 1
+        while not all(job.fed for job in new):
+            self._step(stats, rounds=0)
+
+    def _step(self, stats: DecodeStats, rounds: int | None = None) -> None:
         for update in self.engine.step(rounds):
             if update.record is not None:
                 stats.add(update.record, update.row)

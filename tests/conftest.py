@@ -15,8 +15,8 @@ install_import_hook("specjax", "annotated.checked")  # before anything imports i
 
 # Most of the suite's time is making machine code of programs that then run once, on tiny arrays. So LLVM optimises
 # nothing, a program is one module for it and not one for each core, and XLA takes its older emitter, which needs a
-# third of the time for each fusion. The programs themselves, as XLA schedules and fuses them, stay the same. Flags given
-# from outside have precedence.
+# third of the time for each fusion. The programs themselves, as XLA schedules and fuses them, stay the same. Flags
+# given from outside have precedence.
 _FAST_TO_COMPILE = {
     "--xla_backend_optimization_level": "0",
     "--xla_cpu_parallel_codegen_split_count": "1",

@@ -1,7 +1,7 @@
 """Native kernels in programs: on CPUs alone, and with derivatives."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ def on_cpu(run: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[.
     return call
 
 
-@lru_cache(maxsize=None)
+@cache
 def _forms(
     run: Callable[..., Any], elsewhere: Callable[..., Any], instructions: str, settings: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
