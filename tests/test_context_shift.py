@@ -135,6 +135,7 @@ def test_shifting_by_hand_makes_room_and_leaves_the_old_session(drafter: str, dr
     assert again.tokens == chat.generate([*chat.conversation, 1])[0].tokens
 
 
+@pytest.mark.slow
 def test_what_was_kept_at_the_start_is_reused_by_another_conversation_where_caches_still_hold_it() -> None:
     for drafter, reused in (("ngram", 8), ("heads", 0)):
         chat = model(drafter).session(replace(GREEDY, max_tokens=4), slots=SLOTS)

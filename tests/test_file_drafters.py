@@ -30,6 +30,7 @@ def model(name: str) -> specjax.Model:
     return specjax.load(TARGET, drafter=FIXTURES / name)
 
 
+@pytest.mark.slow
 def test_sessions_are_reused_saved_and_forked(model: specjax.Model, name: str, tmp_path: Path) -> None:
     """The turns give the tokens of turns that start from nothing, whatever the drafter waited with in between."""
     options = specjax.GenerateOptions(max_tokens=8, draft=DRAFTERS[name], ignore_eos=True)

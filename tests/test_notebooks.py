@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-QUICK = ("01_quickstart", "02_where_drafts_fail", "04_sessions")
-"""The others build many programs, and take most of a minute each."""
+QUICK = ("01_quickstart",)
+"""The others build many programs, and take up to a minute each."""
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

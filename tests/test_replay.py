@@ -54,7 +54,8 @@ def test_predictions_agree_with_runs_within_their_errors(
     assert abs(told.tokens_per_round - others.n_emitted.mean()) < 3 * error
 
 
-@pytest.mark.parametrize("accept", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
+@pytest.mark.slow
+@pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_other_rules_agree_with_runs_within_their_errors(model: specjax.Model, trace: Trace, accept: str) -> None:
     """The trace was recorded by the coupled rule. Texts of the other rules are others, of the same distribution."""
     told = trace.what_if(DEPTH, accept=accept)

@@ -59,7 +59,7 @@ def saved_and_loaded(chat: Session, path: Path, **drafter: Any) -> Session:
             (9, 20),
             marks=pytest.mark.slow,
         ),
-        (SLIDING, None, replace(OPTIONS, draft=2), (330, 9)),
+        pytest.param(SLIDING, None, replace(OPTIONS, draft=2), (330, 9), marks=pytest.mark.slow),
         pytest.param(HYBRID, ("ngram", "mtp"), replace(OPTIONS, draft=3), (9, 20), marks=pytest.mark.slow),
         (DENSE, "ngram", replace(OPTIONS, draft=2, kv_type_k="bf16", kv_type_v="turbo3"), (40, 9)),
     ],

@@ -118,7 +118,8 @@ def of_row(rounds: Any, row: int) -> list[tuple[list[int], int]]:
     return list(zip(drafts, rounds.n_accepted[going, row].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_a_row_of_one_drafter_drafts_what_this_drafts_alone(rule: DrawingRule) -> None:
     """Round by round, greedy and drawn, beside rows that want others."""
     alone = [decoded(drafter, rule=rule) for drafter in bundled().drafter.drafters]
@@ -207,6 +208,7 @@ class Counted(Qwen35MTP):
         return super().choose_next(params, *args)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_serves_nobody_drafts_nothing() -> None:
     CHOICES.clear()
     got = decoded(FirstOf((NGRAM, Counted(bundled().config))))

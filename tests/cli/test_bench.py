@@ -18,6 +18,7 @@ FAST = ("--turns", 1, "--max-tokens", 40)
 LOTS = (*FAST, "--synthetic-acceptance", "1,0.5")
 
 
+@pytest.mark.slow
 def test_synthetic_acceptance_decides_how_many_drafts_stand(cli: Cli, gguf: Path) -> None:
     def measured() -> dict[str, Any]:
         ran = cli("bench", gguf, "--draft", 2, 0, *LOTS, "--json")

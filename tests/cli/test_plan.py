@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from program import Cli
 
 
+@pytest.mark.slow
 def test_a_plan_names_the_fastest_number_of_drafts(cli: Cli, gguf: Path, tmp_path: Path) -> None:
     prompts, picture, trace = tmp_path / "prompts.jsonl", tmp_path / "plan.png", tmp_path / "trace.npz"
     prompts.write_text('{"prompt": "def f("}\n')

@@ -24,7 +24,7 @@ from specjax.state import RollbackStrategy
 @pytest.mark.parametrize(
     ("drafts", "rollback"),
     [
-        (1, "snapshot"),
+        pytest.param(1, "snapshot", marks=pytest.mark.slow),
         pytest.param(2, "replay", marks=pytest.mark.slow),
         (3, "replay"),
         pytest.param(5, "snapshot", marks=pytest.mark.slow),

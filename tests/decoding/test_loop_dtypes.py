@@ -52,7 +52,7 @@ def plain(dtype: str, kv_type: str) -> list[Generation]:
         ("bfloat16", "f32", "replay"),
         pytest.param("bfloat16", "f32", "snapshot", marks=pytest.mark.slow),
         pytest.param("float32", "bf16", "replay", marks=pytest.mark.slow),
-        ("float32", "bf16", "snapshot"),
+        pytest.param("float32", "bf16", "snapshot", marks=pytest.mark.slow),
     ],
 )
 def test_greedy_speculation_equals_plain_greedy_but_for_near_ties(

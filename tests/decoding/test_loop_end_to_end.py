@@ -33,6 +33,7 @@ def generations(draft: int) -> list[Generation]:
     return make_model().generate_batch(PROMPTS, max_tokens=MAX_TOKENS, draft=draft, margins=True)
 
 
+@pytest.mark.slow
 def test_speculation_equals_plain_decoding_up_to_the_end_of_the_context() -> None:
     plain, speculative = generations(0), generations(3)
     assert min(min(result.margins or []) for result in plain) > 5e-4, "near-ties: equality would hang on rounding"

@@ -169,7 +169,7 @@ def both_ways(
     return got, next_drafts(own, params, fresh, state.pending, length, count), bad
 
 
-SLOW = ("eagle3/speculators_layers", "dflash/specforge", "dflash/specforge_sliding")
+SLOW = ("eagle3/speculators_layers", "dflash/specforge", "dflash/specforge_sliding", "dspark/speculators_rnn")
 """Other forms of drafters that are looked at."""
 
 

@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
     "ngram and mtp": lambda: (Qwen35Target(DENSE), FirstOf((NGram(2, 1), Qwen35MTP(DENSE))), make_params(DENSE)),
     "trimmed mtp": trimmed_head,
 }
-USUAL = ("mtp", "ngram and mtp", "trimmed mtp")
+USUAL = ("mtp",)
 
 
 def rows(vocab_size: int, drafts: int, **draft: Any) -> list[Settings]:

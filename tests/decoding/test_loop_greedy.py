@@ -18,7 +18,7 @@ CASES = [
         pytest.param(DENSE, *case, marks=[pytest.mark.slow] * (case not in USUAL))
         for case in product((1, 2, 3, 5), ("replay", "snapshot"))
     ),
-    (MOE, 3, "replay"),
+    pytest.param(MOE, 3, "replay", marks=pytest.mark.slow),
 ]
 
 

@@ -93,6 +93,7 @@ def test_inside_scan() -> None:
     assert texts(first.rounds, rounds) == stepped()
 
 
+@pytest.mark.slow
 def test_inside_vmap() -> None:
     """Over seeds: each says what it says alone, the greedy row always the same."""
     params, seeds = params_of_small_model(), jnp.array([[3, 0], [7, 0], [8, 0]], jnp.uint32)

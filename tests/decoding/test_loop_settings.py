@@ -95,6 +95,7 @@ def test_coupled_rows_say_what_they_say_in_plain_decoding_and_beside_others() ->
     assert len({tuple(tokens) for tokens in plain.tokens}) == len(ROWS)
 
 
+@pytest.mark.slow
 def test_greedy_rows_keep_their_tokens_beside_rows_that_draw() -> None:
     greedy = run(decoder(drafts=0), make_params(DENSE), PROMPTS, MAX_TOKENS, draft=DraftConfig(0))
     assert greedy.rounds.margin is not None

@@ -78,6 +78,7 @@ def test_certain_drafts_all_stand_and_impossible_ones_never() -> None:
     assert nothing.tokens == run(decoder("coupled", drafts=0), make_params(DENSE), PROMPTS, 24).tokens
 
 
+@pytest.mark.slow
 def test_a_token_in_a_draft_can_end_the_text() -> None:
     """With every draft accepted, a round emits 3 drafts and a token of the target: end on those that are drafts."""
     endless = decoded(ALWAYS)

@@ -28,7 +28,7 @@ KERNELS = {
     "triton": partial(triton_planes.quant_matmul, config=triton_planes.Config(128, 2, 4, 1), interpret=True),
 }
 """In their interpreters, with two splits."""
-QUICK = ("Q4_K", "TQ3_1S")
+QUICK = ("Q4_K",)
 IMPLEMENTATIONS = ["pallas_gpu", pytest.param("triton", marks=needs_triton)]
 
 

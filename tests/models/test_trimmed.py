@@ -99,7 +99,7 @@ def assert_drafts_of(whole: Drafter, target: Target, params: Params, tokens: np.
     assert (drafts != others).any(), "nothing was left out that would have been drafted"
 
 
-SLOW = ("head-of-its-own", "chain-that-shares", "chain-of-its-own", "eagle3", "assistant")
+SLOW = ("packed-head-that-shares", "head-of-its-own", "chain-that-shares", "chain-of-its-own", "eagle3", "assistant")
 """What differs little from other cases."""
 
 

@@ -63,6 +63,7 @@ def test_rounds_without_drafts_leave_nothing_out_of_the_state(monkeypatch: pytes
             np.testing.assert_allclose(got.rows, want.rows, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_stop_tokens_inside_drafts_end_texts_at_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     model = specjax.load()
     want = model.generate("def add(a, b):\n", max_tokens=40, draft=0, ignore_eos=True)

@@ -189,6 +189,7 @@ def test_a_forced_call_comes_whatever_the_model_would_say(
             assert {name for name, _ in said[0]} <= {"pick", "now"}
 
 
+@pytest.mark.slow
 def test_an_answer_that_calls_again_and_again_is_ended(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a call the model would rather call again than end: the bias says so."""
     tokenizer = running.service.tokenizer

@@ -20,7 +20,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", ["heads of its own", pytest.param("an assistant, rings", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heads of its own", "an assistant, rings"])
 def test_saved_forked_and_rewound_sessions_say_what_is_said_without_interruption(name: str, tmp_path: Path) -> None:
     folder, assistant, kv = MODELS[name]
     drafter = None if assistant is None else FIXTURES / assistant

@@ -84,7 +84,7 @@ def places(chat: Session, ends: tuple[int, ...]) -> Iterator[int]:
         ("hybrid", 3, GREEDY),
         pytest.param("hybrid", 0, COUPLED, marks=pytest.mark.slow),
         pytest.param("rings", 3, COUPLED, marks=pytest.mark.slow),
-        ("rings", 0, GREEDY),
+        pytest.param("rings", 0, GREEDY, marks=pytest.mark.slow),
         pytest.param("plain", 3, GREEDY, marks=pytest.mark.slow),
         ("plain", 0, GREEDY),
         pytest.param("hybrid", 0, GREEDY, marks=pytest.mark.slow),

@@ -34,7 +34,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTHS = (40, 3, 310)  # the last one is longer than the rings, which have a window of 24 and a chunk of 64
 ROUNDS, DRAFTS = 5, 3
 MOVED = np.array([2, 0, 1])  # where the rows come from
-SLOW = ("snapshot", "assistant", "ngrams-in-q8_0", "draft-model", "a-class-of-the-test")
+SLOW = ("snapshot", "rings-with-heads", "assistant", "ngrams-in-q8_0", "draft-model", "a-class-of-the-test")
 """What is held by the parts of other kinds, and by `test_new_part.py`."""
 KINDS = ("replay", "snapshot", "rings-with-heads", "assistant", "ngrams-in-q8_0", "draft-model", "a-class-of-the-test")
 

@@ -53,9 +53,10 @@ def quiet() -> Progress:
     return Progress(Console(file=io.StringIO()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "draft_vocab"),
-    [("eagle3", 40), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dflash", None), ("dspark", 40)))],
+    [("eagle3", 40), ("dflash", None), ("dspark", 40)],
 )
 def test_a_drafter_learns_and_its_file_drafts(
     kind: str, draft_vocab: int | None, model: Model, texts: Path, tmp_path: Path
