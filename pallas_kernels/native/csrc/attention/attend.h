@@ -35,18 +35,32 @@ inline bool SeenBySome(const ChunkTask& task, int64_t begin, int64_t end, bool a
                      [&](const Seen& seen) { return Sees(seen, begin, end, all); });
 }
 
+struct Tile {
+  const KvArray* array;
+  int64_t slot;
+};
+
+// The tile after this one, null after the last: all keys of a chunk come first, and then its values.
+inline Tile Next(const ChunkTask& task, const KvArray& array, int64_t slot) {
+  if (slot + 2 * kTile <= task.end) return {&array, slot + kTile};
+  return {&array == &task.k && task.begin + kTile <= task.end ? &task.v : nullptr, task.begin};
+}
+
+// Asks for the vector of a slot and head, because processors do not foresee steps over the other heads.
+inline void Prefetch(const KvArray& array, int64_t index) {
+  const uint8_t* codes = array.codes + index * array.code_bytes;
+  for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(codes + at);
+  if (array.groups) __builtin_prefetch(array.scales + index * array.groups);
+}
+
 // Pointers to the vectors of a tile; slots that no row sees are not read, and have zeros.
 template <typename Isa>
 void DecodeTile(const ChunkTask& task, const KvArray& array, int64_t padded, int64_t slot, const float* zeros,
                 const float** vectors) {
   const bool all = SeenBySome(task, slot, slot + kTile, true);
-  const int64_t stride = task.heads * array.code_bytes;
-  const uint8_t* ahead = array.codes + (slot + kTile) * stride + task.head * array.code_bytes;
-  if (slot + 2 * kTile <= task.end) {
-    for (int64_t i = 0; i < kTile; ++i)
-      for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(ahead + i * stride + at, 0, 2);
-  }
+  const Tile next = Next(task, array, slot);
   for (int64_t i = 0; i < kTile; ++i) {
+    if (next.array) Prefetch(*next.array, (next.slot + i) * task.heads + task.head);
     vectors[i] = all || SeenBySome(task, slot + i, slot + i + 1, false)
                      ? Decode<Isa>(array, (slot + i) * task.heads + task.head, task.memory + i * padded)
                      : zeros;

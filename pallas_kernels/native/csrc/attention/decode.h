@@ -41,7 +41,7 @@ template <typename Isa>
 const float* Decode(const KvArray& array, int64_t index, float* out) {
   const uint8_t* in = array.codes + index * array.code_bytes;
   const uint16_t* scales = array.scales + index * array.groups;
-  const int64_t width = array.width, group = array.groups ? width / array.groups : 0;
+  const int64_t width = array.width, group = array.group;
   const KvType& type = *array.type;
   switch (type.kind) {
     case KvKind::kF32:

@@ -47,9 +47,10 @@ ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer 
   array->code_bytes = dims[3] * static_cast<int64_t>(ffi::ByteWidth(codes.element_type()));
   array->width = array->code_bytes * 8 / info->bits;
   array->groups = info->scaled() ? scale_dims[3] : 0;
-  const int64_t group = array->groups ? array->width / array->groups : 0;
-  if (info->scaled() && (array->groups == 0 || group * array->groups != array->width ||
-                       group % (info->bits < 4 ? 64 : 32) || scale_dims[0] != dims[0] || scale_dims[1] != dims[1] ||
+  array->group = array->groups ? array->width / array->groups : 0;
+  if (info->scaled() && (array->groups == 0 || array->group * array->groups != array->width ||
+                       array->group % (info->bits < 4 ? 64 : 32) ||
+                       scale_dims[0] != dims[0] || scale_dims[1] != dims[1] ||
                        scale_dims[2] != dims[2]))
     return Wrong("scales do not fit codes");
   if (info->scaled() && scales.element_type() != ffi::F16) return Wrong("scales are float16");

@@ -26,6 +26,7 @@ struct KvArray {
   const uint16_t* scales;  // float16, one for each group of values
   int64_t width;           // values of a vector
   int64_t groups;          // scales of a vector
+  int64_t group;           // values that share one
   int64_t code_bytes;      // bytes of a vector's codes
 };
 
