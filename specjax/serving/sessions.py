@@ -51,7 +51,7 @@ class Sessions:
     Attributes:
         folder: where they are saved; None keeps them in memory only.
         num_bytes: the budget for states in memory. Sessions that were not used for long give theirs up: they are saved
-            first, and without a folder they are computed again when they go on.
+            first. Without a folder, or if its disk is full, their texts stay, and are computed again when they go on.
     """
 
     def __init__(self, model: Model, options: GenerateOptions, slots: int, folder: Path | None, num_bytes: int) -> None:
@@ -178,15 +178,21 @@ class Sessions:
         """
         if self.folder is None:
             raise refused("this server keeps no sessions on disk; start it with --sessions FOLDER")
-        session, path = self.get(name), self._path(name)
-        try:
-            self._model.save_session(session, path)
-        except (OSError, CheckpointError):
-            raise ApiError(507, f"the session {name!r} cannot be written to disk", code="not_saved") from None
+        session = self.get(name)
+        if not self._written(name, session):
+            raise ApiError(507, f"the session {name!r} cannot be written to disk", code="not_saved")
         with self._lock:
             if (held := self._held.get(name)) is not None and held.session is session:
                 self._held[name] = replace(held, changed=False)
-        return path.stat().st_size
+        return self._path(name).stat().st_size
+
+    def _written(self, name: str, session: Session) -> bool:
+        """Write a session to its file; whether that went well."""
+        try:
+            self._model.save_session(session, self._path(name))
+        except (OSError, CheckpointError):
+            return False
+        return True
 
     def restore(self, name: str) -> None:
         """Read a session from its file again; what it has in memory is given up.
@@ -271,22 +277,21 @@ class Sessions:
         self._make_room(name)
 
     def _make_room(self, last: str) -> None:
-        """Give up states that were not used for long."""
-        memories = {id(held.session.memory): held.session.memory for held in self._held.values()}
-        used = sum(memory.num_bytes for memory in memories.values() if memory is not None)
-        for name in list(self._held):
-            if used <= self.num_bytes or name == last:
+        """Give up states that were not used for long, until the budget is kept; that of `last` stays."""
+        for name, held in list(self._held.items()):
+            if self._num_bytes() <= self.num_bytes:
                 return
-            held = self._held[name]
-            if (memory := held.session.memory) is None:
+            if name == last or held.session.memory is None:
                 continue
-            if self.folder is not None:
-                if held.changed:
-                    self.save(name)
+            if self.folder is not None and (not held.changed or self._written(name, held.session)):
                 del self._held[name]
             else:
                 self._held[name] = replace(held, session=replace(held.session, memory=None))
-            used -= memory.num_bytes
+
+    def _num_bytes(self) -> int:
+        """Bytes of all states. Forks share theirs, which count once."""
+        memories = {id(held.session.memory): held.session.memory for held in self._held.values()}
+        return sum(memory.num_bytes for memory in memories.values() if memory is not None)
 
 
 @dataclass

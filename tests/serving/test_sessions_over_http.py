@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from running import DRAFTS, Running, serving
 
 import specjax
@@ -127,24 +129,55 @@ def test_damaged_files_and_wrong_names_are_refused(client: httpx.Client, saved: 
     client.delete("/sessions/twice")
 
 
-def test_states_that_are_not_used_give_way(running: Running, tmp_path: Path) -> None:
-    sessions, small = running.service.sessions, 2**16
-    held, folder = sessions.num_bytes, sessions.folder
+@pytest.mark.parametrize("place", ["no folder", "folder", "full disk"])
+def test_states_that_are_not_used_give_way(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    sessions = running.service.sessions
+    monkeypatch.setattr(sessions, "folder", None if place == "no folder" else tmp_path)
+    if place == "full disk":
+        monkeypatch.setattr(type(running.model), "save_session", _no_space)
     with running.client() as client:
         for name in ("old", "new"):
             client.post("/sessions", json={"id": name})
             said(client, name, "import os\n")
         before = text_of(said(client, "old", "\n"))
-        sessions.num_bytes, sessions.folder = small, None
-        try:
-            said(client, "new", "\n")
-            assert client.get("/sessions/old").json()["bytes"] == 0
-            client.post("/sessions/old/rewind", json={"tokens": 12 + 1})
-            assert text_of(said(client, "old", "\n")) == before
-        finally:
-            sessions.num_bytes, sessions.folder = held, folder
+        said(client, "new", "\n")
+        monkeypatch.setattr(sessions, "num_bytes", 2**16)
+        said(client, "new", "\n")
+        listed = {each["id"]: each for each in client.get("/sessions").json()["data"]}
+        assert listed["old"].get("bytes", 0) == 0
+        assert listed["new"]["bytes"] > 0
+        assert listed["old"]["in_memory"] == (place != "folder")
+        told = client.post("/sessions/old/rewind", json={"tokens": 12 + 1}).json()
+        assert (told["computed_tokens"] > 0) == (place == "folder")
+        assert text_of(said(client, "old", "\n")) == before
         for name in ("old", "new"):
             client.delete(f"/sessions/{name}")
+
+
+def _no_space(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_state_that_forks_share_counts_until_the_last_gives_way(
+    running: Running, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = running.service.sessions
+    monkeypatch.setattr(sessions, "folder", None)
+    client.post("/sessions", json={"id": "first"})
+    said(client, "first", "import os\n")
+    client.post("/sessions/first/fork", json={"id": "second"})
+    size = client.get("/sessions/second").json()["bytes"]
+    client.post("/sessions", json={"id": "third"})
+    said(client, "third", "import os\n")
+    monkeypatch.setattr(sessions, "num_bytes", size)
+    said(client, "third", "\n")
+    listed = {each["id"]: each["bytes"] for each in client.get("/sessions").json()["data"]}
+    assert (listed["first"], listed["second"]) == (0, 0)
+    assert listed["third"] > 0
+    for name in listed:
+        client.delete(f"/sessions/{name}")
 
 
 def test_one_turn_of_a_session_at_a_time(running: Running, client: httpx.Client) -> None:
