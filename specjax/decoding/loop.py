@@ -106,15 +106,15 @@ def _chunk(
         index, state, waiting, records = carry
         after, record, features = run_round(params, state)
         if waiting is not None:
-            waiting = waiting.with_round(state.pending, state.active, features)
+            waiting = waiting.with_round(index, state.pending, state.active, features)
         records = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), records, record)
         return index + 1, after, waiting, records
 
     n_rounds, state, waiting, records = jax.lax.while_loop(
         unfinished, one_round, (jnp.int32(0), state, waiting, records)
     )
-    if behind:
-        state = _with_drafter(state, before.sequences.drafter)
+    if behind and waiting is not None:
+        state, waiting = _with_drafter(state, before.sequences.drafter), waiting.after(n_rounds)
     return state, ChunkRecord(n_rounds, jax.tree.map(partial(sharing.whole, axis=1), records), waiting)
 
 

@@ -26,6 +26,9 @@ BLOCKS = (8, 32, 128)
 """How many tokens of each row a drafter is given at once: the smallest block in which they have room. The longest is no
 longer than the chunks that states are made for, see `Decoder.init_state`."""
 
+NOTHING = -1
+"""Stands for a token where none waits."""
+
 
 @struct.dataclass
 class Waiting:
@@ -33,14 +36,12 @@ class Waiting:
     column comes the first one again.
 
     Attributes:
-        next: the column of the next round, the same in all rows.
-        fed: whether the row has fed a token in the round of this column, and it waits.
-        tokens: those that were fed.
+        next: the column of the next chunk's first round, the same in all rows.
+        tokens: those that were fed in the round of a column, and wait; NOTHING where none does.
         features: the target's features of them, [B, C, ...]: those that the drafter asks for, in float32.
     """
 
     next: Int[Array, "B"]
-    fed: Bool[Array, "B C"]
     tokens: Int[Array, "B C"]
     features: Features
 
@@ -57,38 +58,50 @@ class Waiting:
         feature = jnp.zeros((*shape, decoder.target.width), jnp.float32)
         features = Features(feature if request.final_hidden else None, (feature,) * len(request.layer_inputs))
         features = jax.tree.map(jnp.copy, features)  # no two share memory, so that they can be consumed
-        return cls(jnp.zeros((rows,), jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), features)
+        return cls(jnp.zeros((rows,), jnp.int32), jnp.full(shape, NOTHING, jnp.int32), features)
 
     @property
     def room(self) -> int:
         """C, the most rounds whose tokens can wait."""
-        return self.fed.shape[1]
+        return self.tokens.shape[1]
+
+    @property
+    def waits(self) -> Bool[Array, "B C"]:
+        """Whether a token waits."""
+        return self.tokens != NOTHING
 
     @property
     def count(self) -> Int[Array, "B"]:
         """How many tokens wait in each row."""
-        return jnp.sum(self.fed, axis=1, dtype=jnp.int32)
+        return jnp.sum(self.waits, axis=1, dtype=jnp.int32)
 
-    def with_round(self, tokens: Int[Array, "B"], fed: Bool[Array, "B"], features: Features) -> Waiting:
+    def with_round(
+        self, index: Int[Array, ""], tokens: Int[Array, "B"], fed: Bool[Array, "B"], features: Features
+    ) -> Waiting:
         """Write a round. Nothing may wait in its column any more.
 
         Args:
+            index: the number of the round in its chunk.
             tokens: what each row has fed.
             fed: whether it has.
             features: those of the tokens, [B, 1, ...].
         """
-        column = self.next[0]
+        column = (self.next[0] + index) % self.room
 
         def write(all_rounds: Array, new: Array) -> Array:
             return lax.dynamic_update_slice_in_dim(all_rounds, new.astype(all_rounds.dtype), column, axis=1)
 
-        rounds = jax.tree.map(write, (self.fed, self.tokens, self.features), (fed[:, None], tokens[:, None], features))
-        return Waiting((self.next + 1) % self.room, *rounds)
+        new = jnp.where(fed, tokens, NOTHING)[:, None]
+        return replace(self, tokens=write(self.tokens, new), features=jax.tree.map(write, self.features, features))
+
+    def after(self, rounds: Int[Array, ""]) -> Waiting:
+        """What waits after a chunk of so many rounds, all of them written."""
+        return replace(self, next=(self.next + rounds) % self.room)
 
     def columns(self) -> Int[Array, "B C"]:
         """The columns of the tokens that wait, in the order in which they were fed; others come after them."""
         columns = (self.next[0] + jnp.arange(self.room)) % self.room
-        return columns[jnp.argsort(~self.fed[:, columns], axis=1, stable=True)]
+        return columns[jnp.argsort(~self.waits[:, columns], axis=1, stable=True)]
 
 
 def room_for(rounds: int) -> int:
@@ -103,7 +116,8 @@ def forgotten(waiting: Waiting, rows: Bool[Array, "B"]) -> Waiting:
 
     def run(parts: int, waiting: Waiting, rows: Array) -> Waiting:
         del parts
-        return replace(waiting, fed=waiting.fed & ~sharing.own(rows, len(waiting.fed))[:, None])
+        left = sharing.own(rows, len(waiting.tokens))[:, None]
+        return replace(waiting, tokens=jnp.where(left, NOTHING, waiting.tokens))
 
     return on_shards(run, waiting, rows, out=lambda waiting, _: waiting)
 
@@ -120,7 +134,7 @@ def give_unseen(
 
     def run(parts: int, params: Params, state: SequenceState, waiting: Waiting) -> tuple[SequenceState, Waiting]:
         own = _given(drafter.shard(parts), params, state, waiting)
-        return replace(state, drafter=own), replace(waiting, fed=jnp.zeros_like(waiting.fed))
+        return replace(state, drafter=own), replace(waiting, tokens=jnp.full_like(waiting.tokens, NOTHING))
 
     return on_shards(run, params, state, waiting, out=lambda params, state, waiting: (state, waiting))
 
@@ -138,6 +152,7 @@ def _given(drafter: Drafter, params: Params, state: SequenceState, waiting: Wait
 
         tokens, features = jax.tree.map(taken, (waiting.tokens, waiting.features))
         n_valid = jnp.clip(count - start, 0, size)
+        tokens = jnp.maximum(tokens, 0)  # behind those that wait
         own = drafter.extend(params, tokens, features, n_valid, own, length + jnp.minimum(start, count))
         return start + size, own
 

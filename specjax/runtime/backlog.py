@@ -110,9 +110,9 @@ class Backlog:
         """Build the programs for what waits: they will be needed without warning. The state is consumed."""
         assert self._waiting is not None
         assert decoder.drafter is not None
-        nothing = jax.tree.map(jnp.zeros_like, self._waiting)
-        nobody = np.zeros(len(self._left), bool)
-        return give_unseen(decoder.drafter, params, state, forgotten(nothing, nobody))[0]
+        waiting = jax.tree.map(jnp.zeros_like, self._waiting)
+        nothing = forgotten(waiting, np.ones(len(self._left), bool))
+        return give_unseen(decoder.drafter, params, state, nothing)[0]
 
     def _empty(self, decoder: Decoder, params: Params, most: int) -> Waiting:
         rows = len(self._left)

@@ -72,11 +72,11 @@ class Rounds:
         for index in range(rounds):
             tokens, fed = self.rng.integers(0, 100, ROWS).astype(np.int32), index < ran
             hidden = np.where(fed, tokens / 2, np.nan)[:, None, None]
-            waiting = write(waiting, tokens, fed, Features(jnp.asarray(hidden, jnp.bfloat16), ()))
+            waiting = write(waiting, np.int32(index), tokens, fed, Features(jnp.asarray(hidden, jnp.bfloat16), ()))
             for row in np.flatnonzero(fed):
                 self.owed[row][int(self.length[row])] = int(tokens[row])
             self.length += fed
-        return self.backlog.put(waiting, rounds if most is None else most, rows)
+        return self.backlog.put(waiting.after(np.int32(rounds)), rounds if most is None else most, rows)
 
     def replace(self, row: int) -> None:
         """Another text has the row."""
