@@ -232,7 +232,7 @@ def test_settings_out_of_range_are_refused() -> None:
 
 
 def test_rings_limit_what_can_be_dropped_and_gone_back_to() -> None:
-    limits = CutLimits(rows=4, rings=(Ring(280, 24),))
+    limits = CutLimits(rows=4, rings=(Ring(280, 24),), only_caches=True)
     assert limits.after_writing(276).shortest == 0, "it has not gone round"
     assert limits.after_writing(300).shortest == 300 + 4 - 280 + 24 + 1
     assert limits.after_writing(300).after_writing(100).shortest == limits.after_writing(300).shortest

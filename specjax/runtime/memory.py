@@ -30,18 +30,22 @@ class CutLimits:
     Attributes:
         rows: R, tokens of a round: so many at the end may be fed again, or for the first time.
         rings: the ring buffers, which overwrite their oldest slots.
+        only_caches: whether a sequence has nothing but caches and a length, so that it can be cut without a kept point.
         shortest: the shortest length, but for 0, that the sequence can be cut to. It is 0 before a ring has gone round.
     """
 
     rows: int
     rings: tuple[Ring, ...]
+    only_caches: bool
     shortest: int = 0
 
     @classmethod
     def of(cls, decoder: Decoder, slots: int) -> CutLimits:
         """The limits of an empty sequence with so many slots."""
         state = jax.eval_shape(lambda: decoder.init_state(1, slots))
-        return cls(decoder.rows, tuple(sorted(ring for ring in state.rings if ring.slots < slots)))
+        kept = jax.eval_shape(lambda state: state.kept(), state)
+        rings = tuple(sorted(ring for ring in state.rings if ring.slots < slots))
+        return cls(decoder.rows, rings, only_caches=len(jax.tree.leaves(kept)) == 1)
 
     @property
     def least_left(self) -> int:
@@ -143,11 +147,6 @@ class Memory:
         """Bytes that it takes of a budget."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.state)) + sum(each.num_bytes for each in self.points)
 
-    @cached_property
-    def _anywhere(self) -> bool:
-        """Whether the state can be cut to any length, because it has only caches and a length."""
-        return len(jax.tree.leaves(jax.eval_shape(self.state.kept))) == 1
-
     def reach(self, prompt: Sequence[int], *, whole: bool = False) -> int | None:
         """The most tokens of a prompt that can be taken over, its last one excepted; None if it cannot go on from here.
 
@@ -158,7 +157,7 @@ class Memory:
         lengths = [point.length for point in self.points if shortest <= point.length <= usable]
         if whole and shared == len(prompt):
             lengths += [point.length for point in self.points if point.length == shared and point.logits is not None]
-        if self._anywhere and usable >= shortest:
+        if self.limits.only_caches and usable >= shortest:
             lengths.append(usable)
         return max(lengths, default=None)
 

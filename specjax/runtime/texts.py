@@ -43,6 +43,10 @@ class Texts:
         """The state before a text, of one row. It has one slot, because what an empty cache holds is never read."""
         return new_sequences(self._decoder, self._params, 1, 1)
 
+    @cached_property
+    def _limits(self) -> CutLimits:
+        return CutLimits.of(self._decoder, self._slots)
+
     def begin(self, sequences: SequenceState, row: int, job: Job, waiting: Sequence[Job]) -> SequenceState:
         """The sequences, which are consumed, with what a request starts from in its row.
 
@@ -98,7 +102,7 @@ class Texts:
         held = len(tokens) if exact else int(np.asarray(sequences.length)[row])
         if exact and (not job.points or job.points[-1].length < held):
             job.points.append(ReturnPoint(held, keep_rows(sequences, jnp.asarray([row]))))
-        limits = CutLimits.of(self._decoder, self._slots).after_writing(held)
+        limits = self._limits.after_writing(held)
         memory = Memory.of_row(sequences, row, self._slots, tokens, limits, tuple(job.points), held)
         self.prefixes.keep(memory)
         if job.request.keep is not None:
