@@ -102,6 +102,8 @@ struct Avx2 {
           const __m256i products =
               _mm256_add_epi32(_mm256_madd_epi16(even[half], x_even), _mm256_madd_epi16(odd[half], x_odd));
           sums[r].half[half] = _mm256_add_epi32(sums[r].half[half], products);
+          // Without it GCC adds in another order, for which it would need more registers than there are.
+          asm("" : "+x"(sums[r].half[half]));
         });
       });
     });
