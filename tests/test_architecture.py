@@ -102,6 +102,22 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_rounds_are_started_by_the_engine_alone() -> None:
+    """Whatever generates is requests in its seats, but for a checker that needs the bare loop."""
+    starts = {"decode_chunk", "start_rows"}
+    allowed = {"specjax.runtime.engine", "specjax.runtime.rounds", "specjax.runtime.programs"}
+    users = {
+        name
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and starts & {alias.name for alias in node.names}
+    }
+    assert {name for name in users if not below(name, {"specjax.decoding"})} == {
+        *allowed,
+        "specjax.analysis.lossless.texts",
+    }
+
+
 def run_statements(node: ast.AST) -> Iterator[ast.AST]:
     """Everything below a node, in functions too, but not what is there for type checkers alone."""
     for child in ast.iter_child_nodes(node):

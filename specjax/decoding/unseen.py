@@ -67,7 +67,7 @@ class Waiting:
 
     @property
     def waits(self) -> Bool[Array, "B C"]:
-        """Whether a token waits."""
+        """Whether a token waits in a column."""
         return self.tokens != NOTHING
 
     @property

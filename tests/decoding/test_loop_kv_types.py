@@ -123,8 +123,7 @@ def assert_speculation_is_lossless(family: Callable[[], Pair], types: KVTypes, d
     assert got.rounds.n_accepted.sum() > 5 * len(LENGTHS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["q8_0", "turbo3"])
+@pytest.mark.parametrize("name", ["q8_0", pytest.param("turbo3", marks=pytest.mark.slow)])
 def test_greedy_speculation_equals_plain_greedy(name: str) -> None:
     assert_speculation_is_lossless(qwen3_5, KVTypes(name, name), 3)
 

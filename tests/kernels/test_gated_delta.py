@@ -12,8 +12,11 @@ from lowering import needs_triton
 from pallas_kernels import gated_delta
 
 CHUNK_BOUNDARIES = (1, 2, 16, 63, 64, 65, 130)
-CHUNKED = [None, "pallas_tpu_interpret", "pallas_gpu_interpret", pytest.param("triton_interpret", marks=needs_triton)]
-"""What is tried on long prompts: the default and the kernels."""
+CHUNKED = [
+    *(None, "xla_chunked", "pallas_tpu_interpret", "pallas_gpu_interpret"),
+    pytest.param("triton_interpret", marks=needs_triton),
+]
+"""What is tried on long prompts: the default, which is native where it was built, XLA's form, and the kernels."""
 
 
 def jitted(function, impl=None, **settings):
@@ -30,10 +33,11 @@ def poisoned(array, n_valid):
     return array
 
 
+@pytest.mark.parametrize("impl", [None, "xla_chunked"])
 @pytest.mark.parametrize("n_tokens", CHUNK_BOUNDARIES)
-def test_prefill_equals_the_law_around_chunk_boundaries(n_tokens):
+def test_prefill_equals_the_law_around_chunk_boundaries(n_tokens, impl):
     expected = law()
-    out, state = jitted(gated_delta.prefill)(*draw().first(n_tokens))
+    out, state = jitted(gated_delta.prefill, impl)(*draw().first(n_tokens))
     assert rms_error(out, expected.out[:, :n_tokens]) < ROUNDING["float32"]
     assert rms_error(state, expected.states[n_tokens - 1]) < ROUNDING["float32"]
 
@@ -65,10 +69,12 @@ def test_prefill_of_bfloat16_equals_the_law_on_the_same_inputs(impl):
     assert rms_error(state, expected.states[-1]) < ROUNDING["float32"]
 
 
-@pytest.mark.parametrize("n_tokens", range(1, 17))
-def test_verify_equals_the_law_for_every_length(n_tokens):
+@pytest.mark.parametrize(
+    ("impl", "n_tokens"), [*((None, n) for n in range(1, 17)), *(("xla_wy", n) for n in (1, 2, 9, 16))]
+)
+def test_verify_equals_the_law_for_every_length(impl, n_tokens):
     expected = law()
-    out, records = jitted(gated_delta.verify)(*draw().first(n_tokens))
+    out, records = jitted(gated_delta.verify, impl)(*draw().first(n_tokens))
     assert rms_error(out, expected.out[:, :n_tokens]) < ROUNDING["float32"]
     assert rms_error(records.u, expected.u[:, :n_tokens]) < ROUNDING["float32"]
 

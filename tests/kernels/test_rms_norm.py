@@ -24,6 +24,15 @@ def test_every_implementation_follows_the_law(name: str, impl: str) -> None:
     np.testing.assert_allclose(case.run(impl), case.want, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("impl", here(RMS_NORM.names()))
+def test_rows_of_bfloat16_are_computed_in_float32(impl: str) -> None:
+    x, weight = draw(3, 64).astype(jnp.bfloat16), draw(64)
+    for norm in (partial(rms_norm, weight=weight), l2_norm):
+        got = norm(x, epsilon=EPSILON, impl=impl)
+        assert got.dtype == jnp.float32
+        np.testing.assert_array_equal(got, norm(x.astype(jnp.float32), epsilon=EPSILON, impl=impl))
+
+
 @needs_native
 @pytest.mark.usefixtures("isa")
 def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
