@@ -87,6 +87,8 @@ def verify(
 def decode_round(decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, RoundRecord, Features]:
     """Each unfinished row emits 1 to K + 1 tokens; a token that ends the sequence is the last one.
 
+    The state must come from `begin` or from rounds of the same K; `decode_chunk` goes on from those of more drafts too.
+
     Returns:
         The next state, what the host learns, and the target's features of the fed tokens. In a round without drafts the
         state has no drafter's part.
