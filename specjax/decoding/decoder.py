@@ -133,7 +133,7 @@ class Decoder:
         return self.max_drafts > 0
 
     def at_most(self, max_drafts: int) -> Decoder:
-        """The decoder with rounds of at most so many drafts, with which `decode_chunk` goes on from states of this one."""
+        """The decoder with rounds of at most so many drafts; `decode_chunk` goes on with it from states of this one."""
         return replace(self, max_drafts=max_drafts)
 
     def shard(self, parts: int) -> Decoder:
