@@ -14,7 +14,7 @@ import platform
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import jax
@@ -31,6 +31,10 @@ from specjax.runtime.depth.control import depths_up_to
 
 WORTH_WRITING = 0.1
 """The relative change of a cost that is written down. Less is noise."""
+
+CONTRADICTION = 0.8
+"""A round of more drafts does more. If it is said to take less than this share of the time, something was measured
+wrongly, and nothing of it is believed."""
 
 
 class CostMemory:
@@ -49,13 +53,15 @@ class CostMemory:
         self._depths = depths_up_to(decoder.max_drafts)
 
     def read(self) -> dict[int, float]:
-        """The costs by depth, see `Costs.known`; none if the file is missing or damaged."""
+        """The costs by depth, see `Costs.known`; none if the file is missing, damaged or contradicts itself."""
         try:
             text = self.path.read_text() if self.path else "{}"
             costs = {int(depth): float(cost) for depth, cost in json.loads(text).items()}
         except (OSError, ValueError, TypeError, AttributeError, OverflowError):
             return {}
-        return {depth: cost for depth, cost in costs.items() if depth in self._depths and 0 < cost < math.inf}
+        known = {depth: cost for depth, cost in costs.items() if depth in self._depths and 0 < cost < math.inf}
+        falls = any(CONTRADICTION * known[one] > known[two] for one, two in pairwise(sorted(known)))
+        return {} if falls else known
 
     def write(self, costs: Mapping[int, float]) -> None:
         """Keep the costs, if they say something new, beside those of depths that are not measured now.

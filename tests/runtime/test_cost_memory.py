@@ -81,6 +81,7 @@ def test_depths_that_are_not_measured_now_keep_their_costs() -> None:
         "{",
         *(f'{{"0": {value}}}' for value in ("null", "-1", "NaN", "Infinity", "9" * 400)),
         '{"-1": 1, "x": 1}',
+        '{"0": 0.88, "2": 0.28, "3": 0.97}',
     ],
 )
 def test_a_damaged_file_says_nothing_and_is_replaced(text: str) -> None:

@@ -154,7 +154,7 @@ def test_a_rise_of_acceptance_is_found_while_nothing_is_drafted(unit: float) -> 
     used = [choice.depth for choice in machine.choices if not choice.visit]
     assert used[0] == 0
     assert used[-1] >= 5
-    assert used.count(0) < 40
+    assert used.count(0) < 60, "visits come at least so often"
 
 
 def test_depths_that_are_equally_fast_do_not_alternate() -> None:
@@ -251,9 +251,31 @@ def test_nothing_is_visited_before_seconds_are_known() -> None:
     """Remembered costs have no seconds; a visit would set them by a depth of which nothing is known."""
     control = DepthControl(8, 1)
     control.costs = Costs({0: 1.0, 3: 2.0})
-    first = control.choose({0: AUTO}, ALL, may_build=True)
-    assert not first.visit
-    assert not control.choose({0: AUTO}, ALL, may_build=True).visit
     ones = np.ones((8, 1), int)
-    control.saw(first, first.depth * ones, first.depth * ones, 0.008)
+    for seconds in (0.008, 0.001, 0.001):
+        first = control.choose({0: AUTO}, ALL, may_build=True)
+        assert not first.visit
+        assert not control.choose({0: AUTO}, ALL, may_build=True).visit
+        control.saw(first, first.depth * ones, first.depth * ones, seconds)
     assert control.costs.of(8) > control.costs.of(3)
+
+
+@pytest.mark.parametrize("known", [{}, {0: 1.0, 3: 3.4}])
+def test_a_first_chunk_that_takes_long_says_nothing_of_costs(known: dict[int, float]) -> None:
+    costs = Costs(known)
+    for index in range(20):
+        costs.add(2, slow(2) * (8.0 if index == 0 else 1.0))
+        if index % 4 == 3:
+            costs.add(0, slow(0), visit=True)
+    assert costs.of(0) / costs.of(2) == pytest.approx(slow(0) / slow(2), rel=0.3)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_costs_that_were_remembered_wrongly_are_found_out(rows: int) -> None:
+    """Drafts are believed to be almost free, and are dear; nobody accepts them."""
+    machine, control = Machine(slow, rows, ready=set(ALL)), DepthControl(8, rows)
+    control.costs = Costs({0: 1.0, 2: 0.3, 3: 1.1})
+    machine.run(control, 0.4, 4000)
+    machine.choices.clear()
+    machine.run(control, 0.4, 1000)
+    assert [choice.depth for choice in machine.choices if not choice.visit].count(0) > 0.9 * len(machine.choices)

@@ -30,7 +30,8 @@ LEAST_LOSS = 0.03
 
 NEARBY = 0.7
 """The share of the usual depth's speed that another one must promise to be visited while drafts are made: what is known
-of costs may be wrong by so much, and dear visits would keep cheap ones waiting."""
+of costs may be wrong by so much, and dear visits would keep cheap ones waiting. Plain decoding is visited in any case:
+nothing may be slower for long."""
 
 HOPELESS = 4.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
@@ -200,7 +201,7 @@ class DepthControl:
         if not tried:
             return None
         if usual:
-            tried = [depth for depth in tried if speed[depth] > NEARBY * speed[usual]] or tried
+            tried = [depth for depth in tried if depth == 0 or speed[depth] > NEARBY * speed[usual]]
         visit = self._next_visit(usual, tried)
         assert visit.rounds is not None
         time = visit.rounds * self.costs.of(visit.depth)

@@ -12,8 +12,8 @@ SETTLED = 3
 KEPT = 9
 """Comparisons of a depth that are kept. The median of them counts."""
 
-DRIFT = 0.15
-"""The share of a chunk's deviation that is taken for a change of the machine's speed."""
+RECENT = 7
+"""Chunks of the usual depth whose median is the present speed. One that stalls, such as a first one, has no say."""
 
 HOPE = 0.95
 """Costs that are not known are believed to be a little lower than those of other depths suggest, so that they become
@@ -34,7 +34,8 @@ class Costs:
         """
         self._samples = {depth: deque([cost] * SETTLED, KEPT) for depth, cost in (known or {}).items()}
         self._medians = dict(known or {})
-        self._scale: float | None = None  # seconds of the unit, at the present speed
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds of the unit in chunks of the usual depth
+        self._scale = 1.0  # their median
         self._usual: int | None = None
         self._since = 0
 
@@ -46,31 +47,34 @@ class Costs:
             seconds: of one of them.
             visit: whether the usual depth, which ran before, will go on afterwards.
         """
-        if self._scale is None:
-            self._scale = seconds / self.of(depth) if depth in self._samples else seconds
         if not visit and depth != self._usual:
             self._usual, self._since = depth, 0
-        if visit or self._since < SETTLED:
-            samples = self._samples.setdefault(depth, deque(maxlen=KEPT))
-            samples.append(seconds / self._scale)
-            self._medians[depth] = statistics.median(samples)
+        if visit or (self.timed and self._since < SETTLED):
+            self._keep(depth, [seconds / self._scale])
         else:
-            change = seconds / (self._scale * self.of(depth))
-            self._scale *= min(max(change, 0.5), 2.0) ** DRIFT
+            if not self.samples(depth):  # it says what the unit is, which is that of the others if they are known
+                self._keep(depth, [self.of(depth) if self._medians else 1.0] * SETTLED)
+            self._recent.append(seconds / self.of(depth))
+            self._scale = statistics.median(self._recent)
         self._since += not visit
+
+    def _keep(self, depth: int, costs: list[float]) -> None:
+        samples = self._samples.setdefault(depth, deque(maxlen=KEPT))
+        samples.extend(costs)
+        self._medians[depth] = statistics.median(samples)
 
     def in_units(self, seconds: float) -> float:
         """Seconds in the unit of costs, at the present speed."""
-        return seconds / (self._scale or seconds)
+        return seconds / self._scale
 
     @property
     def timed(self) -> bool:
-        """Whether anything has been measured here, and not only remembered: seconds are then known."""
-        return self._scale is not None
+        """Whether enough has been measured here, and not only remembered, for seconds to be known."""
+        return len(self._recent) >= SETTLED
 
     def seconds(self, depth: int) -> float:
         """What a round takes at the present speed."""
-        return self.of(depth) * (self._scale or 1.0)
+        return self.of(depth) * self._scale
 
     def samples(self, depth: int) -> int:
         """How many comparisons the cost rests on."""
