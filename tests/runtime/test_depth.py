@@ -200,6 +200,18 @@ def test_a_short_limit_and_fixed_rows_are_kept() -> None:
     assert DEPTHS[0] == 0
 
 
+def test_others_are_visited_also_where_all_of_them_are_much_slower_and_plain_decoding_is_not_allowed() -> None:
+    """A row with one draft of its own beside one that leaves it to the program."""
+    machine, control = Machine(slow, 2, ready=set(ALL)), DepthControl(8, 2)
+    control.costs = Costs({0: 1.0, 1: 2.0, 8: 40.0})
+    none, wants = np.zeros((8, 2), int), {0: AUTO, 1: DraftConfig(n_max=1)}
+    choices = [control.choose(wants, (1, 8), may_build=False)]
+    while not choices[-1].visit and len(choices) < 3000:
+        control.saw(choices[-1], none + 1, none, machine.unit * control.costs.of(choices[-1].depth))
+        choices.append(control.choose(wants, (1, 8), may_build=False))
+    assert choices[-1].depth == 8
+
+
 def test_only_drafts_that_were_reached_are_trials() -> None:
     rates = Rates(1, 3)
     rates.add(np.array([[3], [3], [1]]), np.array([[1], [3], [0]]))

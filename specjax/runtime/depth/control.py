@@ -201,7 +201,7 @@ class DepthControl:
         if not tried:
             return None
         if usual:
-            tried = [depth for depth in tried if depth == 0 or speed[depth] > NEARBY * speed[usual]]
+            tried = [depth for depth in tried if depth == 0 or speed[depth] > NEARBY * speed[usual]] or tried
         visit = self._next_visit(usual, tried)
         assert visit.rounds is not None
         time = visit.rounds * self.costs.of(visit.depth)
