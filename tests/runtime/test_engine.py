@@ -68,8 +68,7 @@ def assert_as_alone(job: Job) -> None:
     assert [getattr(job.stats, name) for name in counts] == [getattr(want.stats, name) for name in counts]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n_seats", [2, 3, 7])
+@pytest.mark.parametrize("n_seats", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (3, 7))])
 def test_requests_with_settings_of_their_own_say_what_they_say_alone(n_seats: int) -> None:
     running = engine(DRAFTING, n_seats, 512)
     jobs = [
