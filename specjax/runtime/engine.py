@@ -150,6 +150,11 @@ class Engine:
         return not self.load
 
     @property
+    def seconds_left(self) -> float:
+        """An estimate of how long the rounds that were started last still take; 0 if they are done, or not known."""
+        return self._rounds.seconds_left
+
+    @property
     def state(self) -> DecodeState:
         """The running state, if there is one yet. The next step consumes it: copy what is to be kept."""
         self._state = self._rounds.caught_up(self.decoder, self.params, self._running)
@@ -318,13 +323,7 @@ class Engine:
         if not decoding:
             return 0
         self._state, reading = self._rounds.start(
-            self.decoder,
-            self.params,
-            self._running,
-            decoding,
-            key=self._key(),
-            alone=alone,
-            most=most,
+            self.decoder, self.params, self._running, decoding, key=self._key(), alone=alone, most=most
         )
         self._unread.append(reading)
         return 1

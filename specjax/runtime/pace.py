@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-CHUNK_SECONDS = 0.04
+CHUNK_SECONDS = 0.03
 """How long a chunk lasts. So long users wait for more text, and newcomers for a seat. To start a chunk and to read it
 costs the host about a millisecond, whatever the chunk holds."""
 
@@ -36,6 +36,10 @@ class Pace:
         """The rounds of the next chunk, at least 1, if each has so many drafts."""
         seconds = None if self.steady else self._round_seconds.get(depth, self._latest)
         return max(1, min(int(CHUNK_SECONDS / seconds) if seconds else USUAL, self.most))
+
+    def expected(self, rounds: int, depth: int) -> float:
+        """How long so many rounds of a depth will take; 0 if none of this depth has been measured."""
+        return rounds * self._round_seconds.get(depth, 0.0)
 
     def since(self, now: float) -> float:
         """Seconds since the last look."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,8 +26,8 @@ T = TypeVar("T")
 _Started = tuple[DecodeState, ChunkRecord, Added | None]
 
 PAUSE, PAUSE_SHARE = 0.01, 0.2
-"""A pause of the caller that is longer than so many seconds, and than this share of a chunk's time, makes that time
-meaningless."""
+"""A pause of the caller after the end of a chunk makes the chunk's time meaningless if it is longer than so many
+seconds, and than this share of that time."""
 
 
 class Rounds:
@@ -65,12 +65,24 @@ class Rounds:
         self._memory: CostMemory | None = None
         self._key: tuple = ()
         self._ready: set[int] = set()
-        self._pause = 0.0  # between the last look and the present step
+        self._pause = 0.0  # between the end of the last chunk and the present step, as far as it is known
+        self._last: Any = None  # a result of the last chunk; the types of jax do not name `is_ready`
+        self._expected = 0.0  # how long it will take
 
     @property
     def depths(self) -> tuple[int, ...]:
         """The numbers of drafts that rounds can have."""
         return self._control.depths
+
+    @property
+    def seconds_left(self) -> float:
+        """An estimate of how long the last chunk still takes; 0 if it is done, or how long it takes is not known."""
+        return max(0.0, self._expected - self._pace.since(self._building.clock())) if self._runs else 0.0
+
+    @property
+    def _runs(self) -> bool:
+        """Whether the last chunk has not ended."""
+        return self._last is not None and not self._last.is_ready()
 
     def seat(self, row: int) -> None:
         """A new request has the row."""
@@ -111,7 +123,7 @@ class Rounds:
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
             most: the most rounds of the chunk; None: as many as are good for speed.
         """
-        self._pause = self._pace.since(self._building.clock())
+        self._pause = 0.0 if self._runs else self._pace.since(self._building.clock())
         self._turn_to(key)
         wants = {row: job.request.settings.draft for row, job in jobs.items()}
         if self._memory is None and any(want.auto for want in wants.values()):
@@ -126,6 +138,7 @@ class Rounds:
             state, record, added = self._build(decoder, params, state, jobs, choice.depth)
         else:
             state, record, added = self._run(program, params, state, rounds, jobs)
+        self._last, self._expected = record.n_rounds, self._pace.expected(rounds, choice.depth)
         return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new, added=added)
 
     def build(self, decoder: Decoder, params: Params, state: DecodeState, depth: int, *, key: tuple) -> DecodeState:

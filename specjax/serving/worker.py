@@ -27,6 +27,13 @@ Work = Generator[None, None, Value]
 AHEAD = 1
 """Texts that wait in the engine's own queue, so that a free seat is taken at once. The others wait in the fair one."""
 
+LEAD = 0.014
+"""Seconds before rounds are done at which the next ones are started. It takes the host some milliseconds, and estimates
+are not exact."""
+
+LOOK = 0.001
+"""Seconds between two looks whether rounds are done."""
+
 
 class Observer(Protocol):
     """Is told what the engine does, for figures."""
@@ -196,6 +203,7 @@ class Worker(Generic[AnEngine]):
 
     def _run(self) -> None:
         while not self.stopping:
+            self._leave_time()
             self._news.clear()
             while self._calls:
                 self._calls.popleft()()
@@ -211,6 +219,11 @@ class Worker(Generic[AnEngine]):
             self._tell(text, ApiError(503, "the server has ended", code="ending"))
         while (waiting := self.queue.take()) is not None:
             self._tell(waiting, ApiError(503, "the server has ended", code="ending"))
+
+    def _leave_time(self) -> None:
+        """Start nothing as long as rounds run: requests that come meanwhile would have to wait for it as well."""
+        while not (self.stopping or self._work) and (left := self.engine.seconds_left - LEAD) > 0:
+            time.sleep(min(left, LOOK))
 
     def _admit(self) -> None:
         """Give the engine as many texts as it has seats for, and a few that wait."""

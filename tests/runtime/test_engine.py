@@ -103,6 +103,31 @@ def test_where_rounds_are_slow_every_round_is_shown(
     assert sum(pieces) == 60
 
 
+def test_rounds_that_run_are_known_to_run_and_a_pause_meanwhile_does_not_spoil_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running, now = engine(PLAIN, 1, 512, rounds=8), 0.0
+    monkeypatch.setattr(running._building, "clock", lambda: now)
+    running.submit(request(PROMPTS[0], 100, Settings(draft=NO_DRAFTS)))
+    assert running.seconds_left == 0.0, "nothing has been started"
+    for _ in range(6):
+        now += 0.008
+        list(running.step())
+    monkeypatch.setattr(type(running._rounds), "_runs", True)
+    now += 0.003
+    assert running.seconds_left == pytest.approx(0.005)
+    now += 1.0
+    assert running.seconds_left == 0.0, "it takes longer than was expected"
+    list(running.step())
+    assert running._rounds._pause == 0.0
+    monkeypatch.setattr(type(running._rounds), "_runs", False)
+    now += 1.0
+    assert running.seconds_left == 0.0
+    list(running.step())
+    assert running._rounds._pause == pytest.approx(1.0)
+    finish(running)
+
+
 @pytest.mark.parametrize("patience", [0.0, 100.0])
 def test_a_long_prompt_stops_the_others_as_long_as_they_may_wait_and_newcomers_are_fed_together(
     patience: float, monkeypatch: pytest.MonkeyPatch

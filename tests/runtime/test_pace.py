@@ -19,7 +19,7 @@ def test_before_anything_was_measured_a_chunk_has_the_usual_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_seconds", "rounds"), [(1e-9, 32), (0.0019, 21), (0.009, 4), (0.03, 1), (0.26, 1), (30.0, 1)]
+    ("round_seconds", "rounds"), [(1e-9, 32), (0.0019, 15), (0.009, 3), (0.025, 1), (0.26, 1), (30.0, 1)]
 )
 def test_chunks_last_about_equally_long_and_slow_rounds_are_shown_one_by_one(round_seconds: float, rounds: int) -> None:
     assert paced(round_seconds).rounds(0) == rounds
@@ -34,15 +34,21 @@ def test_a_pause_between_two_generations_is_not_taken_for_a_slow_round() -> None
     pace = paced(0.0019)
     pace.looked(500.0)  # the first tokens of the next one
     pace.looked(500.0 + 25 * 0.0019, 25)
-    assert pace.rounds(0) == 21
+    assert pace.rounds(0) == 15
 
 
 def test_each_depth_has_its_own_pace() -> None:
     pace = paced(0.0019)
-    assert pace.rounds(3) == 21, "as another depth, while nothing else is known"
+    assert pace.rounds(3) == 15, "as another depth, while nothing else is known"
     pace.looked(100.0 + 8 * 0.0019 + 100 * 0.0049, 100, depth=3)
-    assert pace.rounds(3) == 8
-    assert pace.rounds(0) == 21
+    assert pace.rounds(3) == 6
+    assert pace.rounds(0) == 15
+
+
+def test_what_has_been_measured_says_how_long_a_chunk_will_take() -> None:
+    pace = paced(0.0019)
+    assert pace.expected(10, 0) == pytest.approx(0.019)
+    assert pace.expected(10, 3) == 0.0, "this depth has not been measured"
 
 
 def test_a_steady_pace_does_not_depend_on_the_clock() -> None:

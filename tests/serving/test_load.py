@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -93,6 +94,33 @@ def test_a_full_queue_refuses_and_says_so(
         assert answer.json()["error"]["type"] == "rate_limit_error"
         assert answer.headers["retry-after"] == "1"
     assert client.post("/v1/completions", json={"prompt": ["b"] * 10, "max_tokens": 1}).status_code == 200
+
+
+def test_what_comes_while_rounds_run_is_in_the_next_step(
+    running: Running, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.settle()
+    worker, over, loads = running.service.worker, threading.Event(), list[int]()
+    engine = worker.engine
+    step = engine.step
+
+    def noted() -> Any:
+        loads.append(engine.load)
+        return step()
+
+    monkeypatch.setattr(type(engine), "seconds_left", property(lambda self: 0.0 if over.is_set() else 60.0 * self.load))
+    monkeypatch.setattr(engine, "step", noted)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.post, "/v1/completions", json={"prompt": "a", **ENDLESS, "max_tokens": 20})
+        while not loads:
+            time.sleep(0.01)
+        second = pool.submit(client.post, "/v1/completions", json={"prompt": "b", "max_tokens": 1})
+        while not len(worker.queue):
+            time.sleep(0.01)
+        assert loads == [1], "rounds were started while others ran"
+        over.set()
+        assert {first.result().status_code, second.result().status_code} == {200}
+    assert loads[:2] == [1, 2]
 
 
 def test_waiting_clients_take_turns() -> None:
