@@ -1,6 +1,7 @@
 """A whole step of decoding from a quantized GGUF: milliseconds here and in llama.cpp, on the same file and threads.
 
     python benchmarks/decode_step.py --llama-bench path/to/llama-bench
+    python benchmarks/decode_step.py --llama-bench path/to/llama-bench --tokens 32768 --kv q8_0 --types Q4_K
 
 Random weights in the shape of Qwen3.5-0.8B, written to a temporary folder. A step of one row is plain decoding, one of
 four rows verifies three drafts; llama.cpp computes them as `tg` and `pp4` of llama-bench, the latter with the logits of
@@ -14,6 +15,7 @@ import argparse
 import json
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -28,25 +30,31 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import idle_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.runtime.model import Model
+from specjax.runtime.slots import slots_for
+from specjax.state import KVTypes
 
 ROWS = (1, 4)
 FILES = (("Q8_0", "Q8_0"), ("Q4_0", "Q6_K"), ("Q4_K", "Q6_K"))
 """Block formats of the layers and of the embedding table, as files named Q8_0, Q4_0 and Q4_K_S have them."""
 
 
-def ours(model: Model, context: int) -> dict[int, float]:
-    """Seconds of a step by rows."""
+def ours(model: Model, tokens: int, kv: str) -> dict[int, float]:
+    """Seconds of a step by rows, after so many tokens. Caches hold zeros, which take as long as others."""
     seconds = {}
     for rows in ROWS:
-        decoder = Decoder(model.target, model.drafter if rows > 1 else None, rule="greedy", max_drafts=rows - 1)
-        state = idle_state(decoder, decoder.settings([Settings(draft=DraftConfig(n_max=0))]), context)
-        seconds[rows] = round_cost(decoder, model.params, state).verify
+        drafter = model.drafter if rows > 1 else None
+        decoder = Decoder(model.target, drafter, rule="greedy", max_drafts=rows - 1, kv_types=KVTypes(kv, kv))
+        state = idle_state(decoder, decoder.settings([Settings(draft=DraftConfig(n_max=0))]), slots_for(tokens + 32))
+        sequences = replace(state.sequences, length=jnp.full_like(state.sequences.length, tokens))
+        seconds[rows] = round_cost(decoder, model.params, replace(state, sequences=sequences)).verify
     return seconds
 
 
-def theirs(program: Path, model: Path, threads: int) -> dict[int, float]:
+def theirs(program: Path, model: Path, tokens: int, kv: str, threads: int) -> dict[int, float]:
     """Seconds of a step by rows, in llama.cpp."""
-    command = [program, "-m", model, "-t", threads, "-p", max(ROWS), "-n", 16, "-r", 5, "-o", "json"]
+    turns = 1 if tokens else 5  # before each turn it feeds the tokens anew, which takes minutes
+    command = [program, "-m", model, "-t", threads, "-p", max(ROWS), "-n", 16, "-r", turns, "-o", "json"]
+    command += ["-d", tokens, "-ctk", kv, "-ctv", kv, "-fa", 1]
     done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
     return {
         run["n_prompt"] or 1: min(run["samples_ns"]) / 1e9 / (1 if run["n_prompt"] else run["n_gen"])
@@ -61,26 +69,29 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; XLA takes all cores")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocab", type=int, default=65536)
-    parser.add_argument("--context", type=int, default=128, help="slots of the KV caches")
+    parser.add_argument("--tokens", type=int, default=0, help="that are in the caches before the step")
+    parser.add_argument("--kv", default="f16", help="type of the caches, one that both programs know")
+    parser.add_argument("--types", nargs="+", default=[kind for kind, _ in FILES], help="of the layers")
     parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
 
     print(f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}")
+    print(f"{args.tokens} tokens in {args.kv} caches")
     print("milliseconds; x: how many times as fast as llama.cpp")
     columns = " ".join(f"{name:>7} {'llama':>7} {'x':>5}" for name in ("1 row", "4 rows"))
     print(f"{'file':<12} {'GB':>5} {'':>4} {'read':>5} {columns}")
     pieces = jnp.split(jnp.ones((1 << 16, 1 << 10), jnp.float32), 8)
     with tempfile.TemporaryDirectory() as folder:
-        for kind, head in FILES:
+        for kind, head in (file for file in FILES if file[0] in args.types):
             path = Path(folder) / f"{kind}.gguf"
             write_random_model(path, shape_of_0_8b(args.layers, args.vocab), kind, head)
             models = {act: specjax.load(path, packed=act) for act in ("a16", "a8")}
             trunk_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(models["a16"].params["target"]))
             best: dict[tuple[str, int], float] = {}
             for _ in range(args.turns):
-                measured = {act: ours(model, args.context) for act, model in models.items()}
+                measured = {act: ours(model, args.tokens, args.kv) for act, model in models.items()}
                 if args.llama_bench is not None:
-                    measured["llama"] = theirs(args.llama_bench, path, args.threads)
+                    measured["llama"] = theirs(args.llama_bench, path, args.tokens, args.kv, args.threads)
                 for name, seconds in measured.items():
                     for rows, value in seconds.items():
                         best[name, rows] = min(value, best.get((name, rows), value))

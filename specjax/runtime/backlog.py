@@ -118,7 +118,8 @@ class Backlog:
         rows = len(self._left)
         of_round = jax.eval_shape(lambda: Waiting.none(decoder, rows, 1))
         in_memory = MOST_BYTES // sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(of_round))
-        return beside(params, Waiting.none(decoder, rows, room_for(max(most, min(self._slots, in_memory)))))
+        of_text = self._slots + 2 * most  # two chunks are under way, and count as long as they may become
+        return beside(params, Waiting.none(decoder, rows, room_for(max(most, min(of_text, in_memory)))))
 
     def _without_left(self, waiting: Waiting) -> Waiting:
         """What waits, without the tokens of rows that other texts have taken."""

@@ -10,7 +10,7 @@ USUAL = 8
 """Rounds of a chunk before it is known how long they take. A longer one ends when a row is done."""
 
 
-DEFAULT_ROUNDS = 128
+DEFAULT_ROUNDS = 256
 """The most rounds of a chunk, unless something else is asked for."""
 
 

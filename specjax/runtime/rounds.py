@@ -159,7 +159,8 @@ class Rounds:
         self._control.costs = Costs(max(self._experience.costs.get(self._costs_key, {}), dict(kept), key=len))
 
     def remember(self) -> None:
-        """Keep what is known of costs for other processes."""
+        """Keep what is known of costs for other engines, and for other processes."""
+        self._experience.costs[self._costs_key] = self._control.costs.known()
         if self._memory is not None and (is_first() or not self._alike):
             self._memory.write(self._control.costs.known())
 
@@ -211,7 +212,6 @@ class Rounds:
             took = self._agreed(reading.choice, seconds if alone else None)
             self._control.saw(reading.choice, *reading.drafts(jobs), took)
             self._experience.effort.rounds += self._estimated(depth, rounds) if self._alike else seconds
-            self._experience.costs[self._costs_key] = self._control.costs.known()
 
     def _agreed(self, choice: Choice, seconds: float | None) -> float | None:
         """How long a chunk took, so that several processes learn the same. They ask process 0 only where that tells

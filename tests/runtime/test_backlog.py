@@ -112,7 +112,7 @@ def test_all_that_waits_is_given_and_nothing_that_was_forgotten() -> None:
 
 
 def test_a_backlog_says_when_it_is_full() -> None:
-    rounds = Rounds(slots=100)
+    rounds = Rounds(slots=128 - 2 * MOST)
     backlog = rounds.backlog
     assert backlog.has_room(MOST), "nothing waits yet"
     for _ in range(3):
@@ -123,6 +123,14 @@ def test_a_backlog_says_when_it_is_full() -> None:
         backlog.forget(row)
     assert not backlog
     assert backlog.has_room(MOST)
+
+
+def test_a_whole_text_can_wait_while_two_chunks_are_under_way() -> None:
+    rounds = Rounds(slots=200)
+    for _ in range(200 // MOST):
+        rounds.backlog.ran(rounds.chunk(MOST), MOST)
+    rounds.chunk(3, most=MOST)
+    assert rounds.backlog.has_room(MOST)
 
 
 def test_what_the_first_chunk_leaves_waits_for_texts_that_have_just_taken_their_rows() -> None:
@@ -136,7 +144,7 @@ def test_what_the_first_chunk_leaves_waits_for_texts_that_have_just_taken_their_
 
 
 def test_a_full_buffer_is_given_whole_also_where_it_has_wrapped_around() -> None:
-    rounds = Rounds(slots=100)
+    rounds = Rounds(slots=128 - 2 * MOST)
     for _ in range(3):
         rounds.chunk(MOST)
         rounds.replace(0)
@@ -151,7 +159,7 @@ def test_a_full_buffer_is_given_whole_also_where_it_has_wrapped_around() -> None
 
 def test_only_rounds_that_were_run_fill_it() -> None:
     """A chunk may end early. How many rounds it has had is known later, when others may have been added."""
-    rounds = Rounds(slots=100)
+    rounds = Rounds(slots=128 - 2 * MOST)
     backlog = rounds.backlog
     for _ in range(18):
         first = rounds.chunk(2, most=10)
@@ -165,7 +173,7 @@ def test_only_rounds_that_were_run_fill_it() -> None:
 
 
 def test_a_chunk_that_is_read_after_its_text_has_left_says_nothing_of_the_next_one() -> None:
-    rounds = Rounds(slots=100)
+    rounds = Rounds(slots=128 - 2 * MOST)
     backlog = rounds.backlog
     early = [rounds.chunk(1, [0], most=MOST) for _ in range(2)]
     rounds.replace(0)
@@ -180,7 +188,7 @@ def test_a_chunk_that_is_read_after_its_text_has_left_says_nothing_of_the_next_o
 
 def test_a_row_in_which_nothing_waits_does_not_fill_it() -> None:
     """But a text that has ended keeps what waits of it: rounds that go on write to all rows, and come around to it."""
-    rounds = Rounds(slots=100)
+    rounds = Rounds(slots=128 - 2 * MOST)
     backlog = rounds.backlog
     for _ in range(10):
         assert backlog.has_room(128)
