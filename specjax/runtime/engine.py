@@ -182,7 +182,7 @@ class Engine:
         fed = self._feed()
         running = 0 if rounds == 0 else self._decode(alone=not fed, most=rounds)
         while len(self._unread) > running:
-            reading = self._unread.popleft()
+            self._rounds.read(reading := self._unread.popleft())
             going = [job for job in reading.jobs.values() if job.finish_reason is None]
             yield from reading.updates(self._building.clock)
             self._after([job for job in going if job.finish_reason not in (None, "cancelled")])

@@ -10,7 +10,7 @@ USUAL = 8
 """Rounds of a chunk before it is known how long they take. A longer one ends when a row is done."""
 
 
-DEFAULT_ROUNDS = 256
+DEFAULT_ROUNDS = 128
 """The most rounds of a chunk, unless something else is asked for."""
 
 
@@ -30,7 +30,6 @@ class Pace:
         self.most, self.steady = most, steady
         self._round_seconds: dict[int, float] = {}  # by depth
         self._latest: float | None = None  # of any depth
-        self._last_look = 0.0
 
     def rounds(self, depth: int) -> int:
         """The rounds of the next chunk, at least 1, if each has so many drafts."""
@@ -41,22 +40,6 @@ class Pace:
         """How long so many rounds of a depth will take; 0 if none of this depth has been measured."""
         return rounds * self._round_seconds.get(depth, 0.0)
 
-    def since(self, now: float) -> float:
-        """Seconds since the last look."""
-        return now - self._last_look
-
-    def left_out(self, seconds: float) -> None:
-        """So many seconds since the last look have gone to something else; they are not counted."""
-        self._last_look += seconds
-
-    def looked(self, now: float, rounds: int = 0, depth: int = 0) -> float:
-        """Note that the host has read so many rounds at this time, in seconds. Reads of 0 rounds only tell the time.
-
-        Returns:
-            The seconds since the last look.
-        """
-        since = self.since(now)
-        if rounds:
-            self._round_seconds[depth] = self._latest = since / rounds
-        self._last_look = now
-        return since
+    def took(self, seconds: float, rounds: int, depth: int) -> None:
+        """Note that so many rounds of a depth, at least one, took so many seconds."""
+        self._round_seconds[depth] = self._latest = seconds / rounds

@@ -14,6 +14,7 @@ from specjax.decoding.loop import ChunkRecord
 from specjax.runtime.backlog import Added
 from specjax.runtime.depth.control import Choice
 from specjax.runtime.request import Job, TokenLogprobs, Update
+from specjax.runtime.running import Running
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Reading:
     Attributes:
         record: what the device will have written when they are done.
         jobs: who was in which row of the record when they were started.
+        running: takes the time of the rounds; None for first tokens.
         choice: what was chosen for the rounds; None for first tokens, which prompts bring and rounds do not.
         built: whether their program was built when they were started.
         alone: whether the time since the reading before is that of these rounds.
@@ -31,6 +33,7 @@ class Reading:
 
     record: ChunkRecord
     jobs: Mapping[int, Job]
+    running: Running | None = None
     choice: Choice | None = None
     built: bool = False
     alone: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -21,13 +21,14 @@ from specjax.runtime.depth.costs import SETTLED, Costs
 from specjax.runtime.pace import USUAL, Pace
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Job
+from specjax.runtime.running import Running
 
 T = TypeVar("T")
 _Started = tuple[DecodeState, ChunkRecord, Added | None]
 
-PAUSE, PAUSE_SHARE = 0.01, 0.2
-"""A pause of the caller after the end of a chunk makes the chunk's time meaningless if it is longer than so many
-seconds, and than this share of that time."""
+DOUBT, DOUBT_SHARE = 0.01, 0.2
+"""The time of a chunk means nothing if its end is doubtful by more than so many seconds, and than this share of it,
+because the caller was busy when it ended."""
 
 
 class Rounds:
@@ -65,9 +66,9 @@ class Rounds:
         self._memory: CostMemory | None = None
         self._key: tuple = ()
         self._ready: set[int] = set()
-        self._pause = 0.0  # between the end of the last chunk and the present step, as far as it is known
-        self._last: Any = None  # a result of the last chunk; the types of jax do not name `is_ready`
-        self._expected = 0.0  # how long it will take
+        self._last: Running | None = None
+        self._free = 0.0  # when the device was done with what has been read last
+        self._seconds = 0.0  # that the chunk took which has been read last
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -77,12 +78,7 @@ class Rounds:
     @property
     def seconds_left(self) -> float:
         """An estimate of how long the last chunk still takes; 0 if it is done, or how long it takes is not known."""
-        return max(0.0, self._expected - self._pace.since(self._building.clock())) if self._runs else 0.0
-
-    @property
-    def _runs(self) -> bool:
-        """Whether the last chunk has not ended."""
-        return self._last is not None and not self._last.is_ready()
+        return self._last.left(self._free) if self._last else 0.0
 
     def seat(self, row: int) -> None:
         """A new request has the row."""
@@ -95,11 +91,10 @@ class Rounds:
             return state
         assert decoder.drafter is not None
         jax.block_until_ready(state)
-        begin = self._building.clock()
+        begin = self._look()
         state = replace(state, sequences=self._backlog.given(decoder.drafter, params, state.sequences))
         jax.block_until_ready(state)
         seconds = self._building.clock() - begin
-        self._pace.left_out(seconds)
         self._control.lost(self._of_first(seconds))
         return state
 
@@ -123,7 +118,7 @@ class Rounds:
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
             most: the most rounds of the chunk; None: as many as are good for speed.
         """
-        self._pause = 0.0 if self._runs else self._pace.since(self._building.clock())
+        self._look()
         self._turn_to(key)
         wants = {row: job.request.settings.draft for row, job in jobs.items()}
         if self._memory is None and any(want.auto for want in wants.values()):
@@ -138,8 +133,24 @@ class Rounds:
             state, record, added = self._build(decoder, params, state, jobs, choice.depth)
         else:
             state, record, added = self._run(program, params, state, rounds, jobs)
-        self._last, self._expected = record.n_rounds, self._pace.expected(rounds, choice.depth)
-        return state, Reading(record, jobs, choice=choice, built=new, alone=alone and not new, added=added)
+        self._last = Running(record.n_rounds, self._building.clock, self._pace.expected(rounds, choice.depth))
+        return state, Reading(record, jobs, self._last, choice, built=new, alone=alone and not new, added=added)
+
+    def _look(self) -> float:
+        """Look whether the last chunk has ended. Returns the time."""
+        if self._last:
+            self._last.goes_on()
+        return self._building.clock()
+
+    def read(self, reading: Reading) -> None:
+        """Wait for a chunk, or for first tokens, and take the time."""
+        if reading.running is None:
+            jax.block_until_ready(reading.record)
+            self._free = self._building.clock()
+            return
+        self._seconds, self._free = reading.running.seconds(self._free), reading.running.wait()
+        if reading.choice and reading.n_rounds and not reading.built:
+            self._pace.took(self._seconds, reading.n_rounds, reading.choice.depth)
 
     def build(self, decoder: Decoder, params: Params, state: DecodeState, depth: int, *, key: tuple) -> DecodeState:
         """Build the program of rounds of this depth, if there is none yet; see `start` for the arguments."""
@@ -195,7 +206,7 @@ class Rounds:
         return state, replace(record, waiting=None), added  # the host does not read it
 
     def learn(self, reading: Reading, jobs: Sequence[Job | None]) -> None:
-        """Take in what was accepted and how long it took.
+        """Take in what was accepted and how long it took, of what has been read last.
 
         Args:
             reading: what has just been read.
@@ -204,14 +215,14 @@ class Rounds:
         rounds = reading.n_rounds
         if reading.added:
             self._backlog.ran(reading.added, rounds)
-        depth = reading.choice.depth if reading.choice else 0
-        seconds = self._pace.looked(self._building.clock(), 0 if reading.built else rounds, depth)
-        alone = reading.alone and self._pause < max(PAUSE, PAUSE_SHARE * seconds)
-        if rounds and reading.choice:
-            self.chunk_seconds = seconds
+        if rounds and reading.choice and reading.running:
+            self.chunk_seconds = seconds = self._seconds
+            alone = reading.alone and reading.running.doubt < max(DOUBT, DOUBT_SHARE * seconds)
             took = self._agreed(reading.choice, seconds if alone else None)
             self._control.saw(reading.choice, *reading.drafts(jobs), took)
-            self._experience.effort.rounds += self._estimated(depth, rounds) if self._alike else seconds
+            if reading.choice.visit:
+                self._experience.costs[self._costs_key] = self._control.costs.known()
+            self._experience.effort.rounds += self._estimated(reading.choice.depth, rounds) if self._alike else seconds
 
     def _agreed(self, choice: Choice, seconds: float | None) -> float | None:
         """How long a chunk took, so that several processes learn the same. They ask process 0 only where that tells

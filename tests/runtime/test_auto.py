@@ -93,7 +93,7 @@ def test_left_to_itself_it_says_the_same_beside_fixed_numbers() -> None:
 
 def test_programs_are_built_once_and_nothing_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """A depth that has been used before compiles nothing, in another engine of the model either."""
-    monkeypatch.setattr("specjax.runtime.rounds.PAUSE", float("inf"))  # every chunk is timed, however busy the machine
+    monkeypatch.setattr("specjax.runtime.rounds.DOUBT", float("inf"))  # every chunk is timed, however busy the machine
     decoder = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "greedy", 3)
     first = engine(decoder, 1, 512)
     request = Request(tuple(PROMPTS[0]), 100, Settings(SamplerConfig(), AUTO))

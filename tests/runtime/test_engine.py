@@ -103,29 +103,21 @@ def test_where_rounds_are_slow_every_round_is_shown(
     assert sum(pieces) == 60
 
 
-def test_rounds_that_run_are_known_to_run_and_a_pause_meanwhile_does_not_spoil_their_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_says_how_long_the_rounds_still_take_that_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     running, now = engine(PLAIN, 1, 512, rounds=8), 0.0
     monkeypatch.setattr(running._building, "clock", lambda: now)
-    running.submit(request(PROMPTS[0], 100, Settings(draft=NO_DRAFTS)))
     assert running.seconds_left == 0.0, "nothing has been started"
-    for _ in range(6):
-        now += 0.008
+    running.submit(request(PROMPTS[0], 100, Settings(draft=NO_DRAFTS)))
+    for _ in range(5):
+        now += 0.016
         list(running.step())
-    monkeypatch.setattr(type(running._rounds), "_runs", True)
-    now += 0.003
-    assert running.seconds_left == pytest.approx(0.005)
-    now += 1.0
-    assert running.seconds_left == 0.0, "it takes longer than was expected"
-    list(running.step())
-    assert running._rounds._pause == 0.0
-    monkeypatch.setattr(type(running._rounds), "_runs", False)
-    now += 1.0
-    assert running.seconds_left == 0.0
-    list(running.step())
-    assert running._rounds._pause == pytest.approx(1.0)
+    with monkeypatch.context() as going_on:
+        going_on.setattr("specjax.runtime.running.Running.goes_on", lambda self: True)
+        assert running.seconds_left == pytest.approx(0.016), "as long as the rounds before took"
+        now += 0.003
+        assert running.seconds_left == pytest.approx(0.013)
     finish(running)
+    assert running.seconds_left == 0.0
 
 
 @pytest.mark.parametrize("patience", [0.0, 100.0])

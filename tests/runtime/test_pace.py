@@ -6,10 +6,9 @@ from specjax.runtime.pace import DEFAULT_ROUNDS, USUAL, Pace
 
 
 def paced(round_seconds: float, most: int = 32) -> Pace:
-    """The pace after a chunk of 8 rounds that took so long each; the clock did not start at 0."""
+    """The pace after a chunk of 8 rounds that took so long each."""
     pace = Pace(most)
-    pace.looked(100.0)
-    pace.looked(100.0 + 8 * round_seconds, 8)
+    pace.took(8 * round_seconds, 8, 0)
     return pace
 
 
@@ -30,17 +29,10 @@ def test_no_chunk_is_longer_than_was_asked_for() -> None:
     assert paced(0.00039, most=1).rounds(0) == 1
 
 
-def test_a_pause_between_two_generations_is_not_taken_for_a_slow_round() -> None:
-    pace = paced(0.0019)
-    pace.looked(500.0)  # the first tokens of the next one
-    pace.looked(500.0 + 25 * 0.0019, 25)
-    assert pace.rounds(0) == 15
-
-
 def test_each_depth_has_its_own_pace() -> None:
     pace = paced(0.0019)
     assert pace.rounds(3) == 15, "as another depth, while nothing else is known"
-    pace.looked(100.0 + 8 * 0.0019 + 100 * 0.0049, 100, depth=3)
+    pace.took(100 * 0.0049, 100, 3)
     assert pace.rounds(3) == 6
     assert pace.rounds(0) == 15
 
@@ -54,7 +46,7 @@ def test_what_has_been_measured_says_how_long_a_chunk_will_take() -> None:
 def test_a_steady_pace_does_not_depend_on_the_clock() -> None:
     """Several processes see different times, and must start equal chunks."""
     pace = Pace(DEFAULT_ROUNDS, steady=True)
-    for now in (1.0, 1.001, 50.0):
-        pace.looked(now, 4)
+    for seconds in (1.0, 0.001, 49.0):
+        pace.took(seconds, 4, 3)
         assert pace.rounds(3) == USUAL
     assert Pace(2, steady=True).rounds(0) == 2
