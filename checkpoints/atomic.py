@@ -8,6 +8,7 @@ import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,9 @@ from checkpoints.errors import CheckpointError
 
 _SUFFIX = ".part"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+STRAGGLERS = 5.0
+"""Seconds in which threads that still write into a folder are waited for."""
 
 
 @contextmanager
@@ -110,7 +114,7 @@ def replaced_folder(path: Path, *, force: bool = True) -> Iterator[Path]:
             new.rename(path)
         _sync(path.parent)
     finally:
-        shutil.rmtree(holder, ignore_errors=True)
+        _remove_folder(holder)
         os.close(descriptor)
 
 
@@ -145,6 +149,15 @@ def _check_absent(path: Path) -> None:
             f"{path}: another program made it while this one was at work; what is there is kept, and what was written"
             " here is removed. Choose another place, or give --force to replace it"
         )
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder. For a while, threads of a library whose writing has failed may still add files to it."""
+    end = time.monotonic() + STRAGGLERS
+    shutil.rmtree(folder, ignore_errors=True)
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_abandoned(path: Path, *, force: bool) -> None:

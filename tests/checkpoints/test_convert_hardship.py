@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from tiny_checkpoints import make_config, write_tiny_gguf
 
 import checkpoints
 from checkpoints import CheckpointError, quantization
+from checkpoints.atomic import replaced_folder
 from checkpoints.convert import ConvertOptions, prepare, remove
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import ImportanceMatrix, QuantizeOptions, write_imatrix
@@ -108,6 +112,31 @@ def test_a_full_disk_is_said_and_keeps_nothing(kind: str, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
     conversion.run()
     assert checkpoints.describe(tmp_path / "model", FAMILIES).problems is None
+
+
+def test_a_folder_goes_although_threads_still_write_into_it(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        end, number = time.monotonic() + 0.3, 0
+        with suppress(FileNotFoundError):
+            while time.monotonic() < end:
+                (folder / f"{number}").touch()
+                number += 1
+
+    threads: list[threading.Thread] = []
+
+    def fail() -> None:
+        with replaced_folder(tmp_path / "model") as new:
+            new.mkdir()
+            threads.extend(threading.Thread(target=write, args=(new,)) for _ in range(3))
+            for thread in threads:
+                thread.start()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    for thread in threads:
+        thread.join()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("split", [None, 40_000])
