@@ -118,7 +118,6 @@ class Rounds:
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
             most: the most rounds of the chunk; None: as many as are good for speed.
         """
-        self._look()
         self._turn_to(key)
         wants = {row: job.request.settings.draft for row, job in jobs.items()}
         if self._memory is None and any(want.auto for want in wants.values()):
@@ -129,11 +128,13 @@ class Rounds:
         rounds = min(each for each in limits if each is not None)
         if choice.depth or not self._backlog.has_room(rounds):
             state = self.caught_up(decoder, params, state)
+        begin = self._look()  # before it is started: where devices do not run beside the host, it ends at once
         if new:
             state, record, added = self._build(decoder, params, state, jobs, choice.depth)
         else:
             state, record, added = self._run(program, params, state, rounds, jobs)
-        self._last = Running(record.n_rounds, self._building.clock, self._pace.expected(rounds, choice.depth))
+        expected = self._pace.expected(rounds, choice.depth)
+        self._last = Running(record.n_rounds, self._building.clock, begin, expected)
         return state, Reading(record, jobs, self._last, choice, built=new, alone=alone and not new, added=added)
 
     def _look(self) -> float:

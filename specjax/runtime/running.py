@@ -14,16 +14,17 @@ class Running:
     Its end is known exactly if the host waited for it, and otherwise as exactly as the host has looked.
     """
 
-    def __init__(self, result: jax.Array, clock: Callable[[], float], expected: float) -> None:
+    def __init__(self, result: jax.Array, clock: Callable[[], float], began: float, expected: float) -> None:
         """
         Args:
-            result: of the chunk, which has just been started.
+            result: of the chunk, which has been started.
             clock: tells the seconds now.
+            began: when the host started it.
             expected: how long the chunk will take; 0 if that is not known.
         """
         self._result: Any = result  # the types of jax do not name `is_ready`
-        self._clock, self._expected = clock, expected
-        self._began = self._seen = clock()  # when it was seen running
+        self._clock, self._began, self._expected = clock, began, expected
+        self._seen = clock()  # when it was seen running
         self._end: float | None = None
 
     def goes_on(self) -> bool:
