@@ -6,7 +6,8 @@
 Random weights in the shape of Qwen3.5-0.8B, written to a temporary folder. A step of one row is plain decoding, one of
 four rows verifies three drafts; llama.cpp computes them as `tg` and `pp4` of llama-bench, the latter with the logits of
 the last row only. `read` is the share of the rate at which this machine reads memory, measured in the same run, that
-one row reaches. Programs take turns and the best of each counts; without --llama-bench its columns stay empty.
+one row reaches; it reads the weights and the caches. Programs take turns and the best of each counts; without
+--llama-bench its columns stay empty.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from verify_cost import shape_of_0_8b
 
 import specjax
 from specjax.analysis.profiling import round_cost
-from specjax.decoding.decoder import Decoder
+from specjax.decoding.decoder import Decoder, bytes_per_token
 from specjax.decoding.new_state import idle_state
 from specjax.decoding.settings import DraftConfig, Settings
 from specjax.runtime.model import Model
@@ -95,7 +96,9 @@ def main() -> None:
                 for name, seconds in measured.items():
                     for rows, value in seconds.items():
                         best[name, rows] = min(value, best.get((name, rows), value))
-            limit = trunk_bytes / max(read_rate(pieces) for _ in range(args.turns))
+            plain = Decoder(models["a16"].target, None, "greedy", 0, kv_types=KVTypes(args.kv, args.kv))
+            read_bytes = trunk_bytes + args.tokens * bytes_per_token(plain)
+            limit = read_bytes / max(read_rate(pieces) for _ in range(args.turns))
             for act in models:
                 cells = [f"{kind:<12} {path.stat().st_size / 1e9:>5.2f} {act:>4} {limit / best[act, 1]:>5.2f}"]
                 for rows in ROWS:
