@@ -1,7 +1,11 @@
-"""Attention by the native CPU kernels, from caches of any type, in float32.
+"""Attention by the native CPU kernels, from caches of any type.
 
 What is computed for one row does not depend on the other rows, on how many there are, or on the number of threads:
 slots are added up in chunks of fixed places, which are merged in order. Only slots that a row sees are read.
+
+Floats are multiplied in float32. Codes of quantized caches are multiplied as integers: queries and weights are rounded
+to 15 bits for q8_0 and q4_0, and together with the centroids to 13 bits for the turbo types. Relative errors of the
+results are about 5e-5 and 3e-4, where a cache in q8_0 itself is off by some 5e-3.
 
 Derivatives are those of the XLA forms.
 """

@@ -53,6 +53,14 @@ def rounded_weights(impl: str, kind: str) -> str | None:
     return None
 
 
+def integer_error(*types: str) -> float:
+    """A bound on the relative RMS error of what native kernels compute from caches of some types; 0 for floats alone.
+
+    Queries and weights become integers of 15 bits or, like the centroids that they meet, of 13.
+    """
+    return max({"q": 1e-4, "t": 6e-4}.get(name[0], 0.0) for name in types)
+
+
 def rounded(x: jax.Array, name: str | None) -> jax.Array:
     """Numbers as a type holds them, in float32."""
     return x if name is None else x.astype(name).astype(jnp.float32)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cache_attention_cases import LONG, SCALE, Case
+from cache_attention_cases import LONG, SCALE, Case, integer_error
 from tiny_models import relative_rms
 
 from pallas_kernels import native
@@ -60,7 +60,7 @@ def test_a_row_does_not_depend_on_the_others(name: str) -> None:
     """Bit for bit: speculation is lossless because verifying a token gives what decoding it alone gives."""
     case, attend = LONG[name], jax.jit(partial(run, scale=SCALE))
     whole = np.asarray(attend(case.q, *case.caches, case.rows))
-    assert relative_rms(whole, case.want) < 1e-6
+    assert relative_rms(whole, case.want) < max(1e-6, integer_error(name))
     for t in range(4):
         one = slice(t, t + 1)
         np.testing.assert_array_equal(attend(case.q[:, one], *case.caches, case.rows[:, one])[:, 0], whole[:, t])

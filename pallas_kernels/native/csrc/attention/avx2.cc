@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "attention/attend.h"
 #include "floats/avx2.h"
@@ -13,32 +14,102 @@ namespace {
 struct Avx2 : Avx2Floats {
   using Ints = __m256i;
   struct Table {
-    __m256 low, high;
+    __m256i low, high;
   };
+  using ByteTable = Table;
 
   static __m128i Load8(const void* in) { return _mm_loadl_epi64(static_cast<const __m128i*>(in)); }
   static __m128i Load16(const void* in) { return _mm_loadu_si128(static_cast<const __m128i*>(in)); }
   static float Half(uint16_t half) { return _cvtsh_ss(half); }
-  static float Unit(int64_t group) { return 1.0f / std::sqrt(static_cast<float>(group)); }
+  static float InverseRoot(int64_t x) { return 1.0f / std::sqrt(static_cast<float>(x)); }
   static Floats Halves(const uint16_t* in) { return _mm256_cvtph_ps(Load16(in)); }
   static Floats Brains(const uint16_t* in) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(Load16(in)), 16));
   }
-  static Floats SignedBytes(const uint8_t* in) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(Load8(in))); }
+
+  static Ints NoInts() { return _mm256_setzero_si256(); }
+  static Ints LoadInts(const void* in) { return _mm256_loadu_si256(static_cast<const __m256i*>(in)); }
+  static void StoreInts(int32_t* out, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), x); }
+  static Floats LowHalves(Ints x) {
+    const __m256i halves = _mm256_blend_epi16(x, _mm256_setzero_si256(), 0xaa);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+  }
+  static Ints MaxInts(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
+  static int32_t LargestInt(Ints x) {
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
+  }
+  static Floats ToFloats(Ints x) { return _mm256_cvtepi32_ps(x); }
+  static Ints ToInts(Floats x) { return _mm256_cvtps_epi32(x); }
+  static void StoreShorts(int16_t* out, Ints x) {
+    const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(x, x), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(shorts));
+  }
+  static Ints SignedBytes(const uint8_t* in) { return _mm256_cvtepi8_epi32(Load8(in)); }
   static Ints Bytes(const uint8_t* in) { return _mm256_cvtepu8_epi32(Load8(in)); }
   static Ints And(Ints x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi32(mask)); }
-  static Ints ShiftRight(Ints x, int bits) { return _mm256_srli_epi32(x, bits); }
-  static Table LoadTable(const float* table) { return {Load(table), Load(table + 8)}; }
-  static Floats Lookup(const Table& table, Ints index) {
-    const Floats second = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // bit 3 to the sign
-    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index), _mm256_permutevar8x32_ps(table.high, index),
-                            second);
-  }
+  static Ints Or(Ints a, Ints b) { return _mm256_or_si256(a, b); }
+  static Ints ShiftRight(Ints x, int bits) { return _mm256_srl_epi32(x, _mm_cvtsi32_si128(bits)); }
+  static Ints ShiftLeft(Ints x, int bits) { return _mm256_sll_epi32(x, _mm_cvtsi32_si128(bits)); }
   // Adds `value` where the bits of the byte are set.
   static Ints AddBits(Ints x, const uint8_t* bits, int64_t, int value) {
     const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(*bits), each), each);
     return _mm256_add_epi32(x, _mm256_and_si256(set, _mm256_set1_epi32(value)));
+  }
+  static Table LoadTable(const int16_t* table) {
+    return {_mm256_cvtepi16_epi32(Load16(table)), _mm256_cvtepi16_epi32(Load16(table + 8))};
+  }
+  static Ints LookUp(const Table& table, Ints index) {
+    const __m256 second = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // bit 3 to the sign
+    const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.low, index));
+    const __m256 high = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.high, index));
+    return _mm256_castps_si256(_mm256_blendv_ps(low, high, second));
+  }
+
+  // Pairs of integers of 16 bits: both of a lane, the same two for all lanes, and the sums of a lane's two products.
+  static Ints Join(Ints first, Ints second) { return _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xaa); }
+  static Ints Both(const int16_t* in) {
+    int32_t both;
+    std::memcpy(&both, in, 4);
+    return _mm256_set1_epi32(both);
+  }
+  static Ints AddProducts(Ints sum, Ints a, Ints b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+
+  // The 16 bytes of each slot from `at` on to four columns, of which a lane has four bytes of its slot.
+  static void Columns(const void* const* slots, int64_t at, Ints* out) {
+    const auto row = [&](int i) { return Load16(static_cast<const uint8_t*>(slots[i]) + at); };
+    __m256i rows[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      rows[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(row(i)), row(4 + i), 1);
+    const __m256i a = _mm256_unpacklo_epi32(rows[0], rows[1]), b = _mm256_unpackhi_epi32(rows[0], rows[1]);
+    const __m256i c = _mm256_unpacklo_epi32(rows[2], rows[3]), d = _mm256_unpackhi_epi32(rows[2], rows[3]);
+    out[0] = _mm256_unpacklo_epi64(a, c);
+    out[1] = _mm256_unpackhi_epi64(a, c);
+    out[2] = _mm256_unpacklo_epi64(b, d);
+    out[3] = _mm256_unpackhi_epi64(b, d);
+  }
+  // Of each lane's four values the first and the third, and then the second and the fourth.
+  static void SignedPairs(Ints bytes, int32_t* out) {
+    StoreInts(out, _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8));
+    StoreInts(out + kLanes, _mm256_srai_epi16(bytes, 8));
+  }
+  static ByteTable LoadByteTable(const int16_t* table) {
+    uint8_t low[16], high[16];
+    for (int i = 0; i < 16; ++i) {
+      low[i] = static_cast<uint8_t>(table[i]);
+      high[i] = static_cast<uint8_t>(table[i] >> 8);
+    }
+    return {_mm256_broadcastsi128_si256(Load16(low)), _mm256_broadcastsi128_si256(Load16(high))};
+  }
+  static void LookUpPairs(const ByteTable& table, Ints codes, int32_t* out) {
+    const __m256i low = _mm256_shuffle_epi8(table.low, codes), high = _mm256_shuffle_epi8(table.high, codes);
+    const __m256i odd = _mm256_set1_epi16(static_cast<int16_t>(0xff00));
+    StoreInts(out, _mm256_blendv_epi8(low, _mm256_slli_epi16(high, 8), odd));
+    StoreInts(out + kLanes, _mm256_blendv_epi8(_mm256_srli_epi16(low, 8), high, odd));
   }
 };
 

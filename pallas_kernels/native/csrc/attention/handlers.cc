@@ -130,7 +130,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       task.k_width = k_width;
       task.v_width = v_width;
       task.scale = scale;
-      task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, std::max(k_width, v_width)));
+      task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, k_width, v_width));
       task.highest = highest + i * group;
       task.total = total + i * group;
       task.sums = sums + i * group * v_width;
@@ -154,7 +154,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
           weight += total[at(chunk)] * factor;
           for (int64_t n = 0; n < v_width; ++n) to[n] += from[n] * factor;
         }
-        if (weight > 0) {
+        if (weight != 0) {  // NaN as well
           for (int64_t n = 0; n < v_width; ++n) to[n] /= weight;
         }
       }

@@ -35,10 +35,19 @@ struct ChunkTask {
   float* sums;               // [rows, v_width]: of the values times these
 
   int64_t rows() const { return tokens * per_token; }
+  const float* query(int64_t row) const { return q + row / per_token * q_stride + row % per_token * k_width; }
 };
 
-// A tile of vectors, a vector of zeros, and the scores of all rows.
-constexpr int64_t MemoryFloats(int64_t rows, int64_t widest) { return (kTile + 1) * widest + rows * kChunk; }
+// What a tile is decoded to, and queries as integers: see float_tiles.h, integer_keys.h and integer_values.h.
+constexpr int64_t TileFloats(int64_t rows, int64_t k_width, int64_t v_width) {
+  const int64_t widest = k_width < v_width ? v_width : k_width;
+  return ((kTile + 1) * widest + rows * (k_width / 2 + 1) + 15) / 16 * 16;
+}
+
+// The same, followed by the scores of all rows.
+constexpr int64_t MemoryFloats(int64_t rows, int64_t k_width, int64_t v_width) {
+  return TileFloats(rows, k_width, v_width) + rows * kChunk;
+}
 
 struct AttentionKernels {
   void (*chunk)(const ChunkTask& task);

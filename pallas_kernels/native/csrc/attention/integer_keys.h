@@ -1,0 +1,153 @@
+// Scores of keys that are kept as integers: a lane is a slot, and a pair are two values of its key. See seen.h for the
+// anonymous namespace.
+#ifndef SPECJAX_ATTENTION_INTEGER_KEYS_H_
+#define SPECJAX_ATTENTION_INTEGER_KEYS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "attention/integers.h"
+
+namespace specjax {
+namespace {
+
+// Four bits to the third bits of four bytes.
+template <typename Isa>
+inline typename Isa::Ints Spread(typename Isa::Ints bits) {
+  bits = Isa::Or(bits, Isa::ShiftLeft(bits, 7));
+  bits = Isa::Or(bits, Isa::ShiftLeft(bits, 14));
+  return Isa::ShiftLeft(Isa::And(bits, 0x01010101), 2);
+}
+
+// Turned codes to pairs [width / 2, lanes]. Of four values the first and the third come first, see RoundQuery.
+//
+// Groups of codes of 2 or 4 bits are in planes: byte i has value i in its lowest bits, value i + bytes in the next, ...
+// With `high`, each code has a third bit, in the order of the values.
+template <typename Isa, int bits, bool high>
+inline void PairTable(const KvArray& array, const int32_t* turned, int32_t* out) {
+  constexpr int L = Isa::kLanes, kPlanes = 8 / bits;
+  const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
+  const typename Isa::ByteTable table = Isa::LoadByteTable(array.type->table);
+  for (int64_t g = 0; g < array.groups; ++g, turned += group_bytes / 4 * L, out += array.group / 2 * L) {
+    for (int64_t j = 0; j < bytes / 4; ++j) {
+      typename Isa::Ints packed = Isa::LoadInts(turned + j * L);
+#pragma GCC unroll 4
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        const int64_t at = plane * bytes + 4 * j;
+        typename Isa::Ints codes = Isa::And(packed, 0x01010101 * ((1 << bits) - 1));
+        if constexpr (high) {
+          const auto tops = Isa::LoadInts(turned + (bytes / 4 + at / 32) * L);
+          codes = Isa::Or(codes, Spread<Isa>(Isa::And(Isa::ShiftRight(tops, at % 32), 15)));
+        }
+        Isa::LookUpPairs(table, codes, out + at / 2 * L);
+        packed = Isa::ShiftRight(packed, bits);
+      }
+    }
+  }
+}
+
+// The same from the codes of a tile; `turned` is memory for [code_bytes / 4, lanes].
+template <typename Isa>
+inline void PairCodes(const KvArray& array, const void* const* codes, const NextTile& next, int32_t* turned,
+                      int32_t* out) {
+  constexpr int L = Isa::kLanes;
+  const int64_t asked = (kTile * 16 + array.code_bytes - 1) / array.code_bytes;  // slots of the next tile, for 16 bytes
+  const auto ask = [&](int64_t i) __attribute__((always_inline)) {
+    for (int64_t slot = i * asked; slot < (i + 1) * asked; ++slot) next.Ask(slot);
+  };
+  const auto turn = [&](const auto& body) { ForFours<Isa>(codes, array.code_bytes, ask, body); };
+  if (array.type->kind == KvKind::kBytes)
+    return turn([&](int64_t i, typename Isa::Ints bytes) { Isa::SignedPairs(bytes, out + 2 * i * L); });
+  turn([&](int64_t i, typename Isa::Ints bytes) { Isa::StoreInts(turned + i * L, bytes); });
+  if (array.type->bits == 2) PairTable<Isa, 2, false>(array, turned, out);
+  if (array.type->bits == 3) PairTable<Isa, 2, true>(array, turned, out);
+  if (array.type->bits == 4) PairTable<Isa, 4, false>(array, turned, out);
+}
+
+// A query as pairs of integers [width / 2, 2], `step` integers from one to the next. Of four values the first and the
+// third come first, as SignedPairs and LookUpPairs leave keys. Returns what one is worth, NaN if a value is not finite.
+template <typename Isa>
+inline float RoundQuery(const float* q, int64_t width, int32_t levels, int64_t step, int16_t* out) {
+  const float largest = Largest<Isa>(q, width);
+  const auto inverse = Isa::Set(Inverse(largest, levels));
+  int16_t some[Isa::kLanes] = {};
+  for (int64_t n = 0; n < width; n += Isa::kLanes) {
+    if (largest > 0) Isa::StoreShorts(some, Isa::ToInts(Isa::Multiply(Isa::Load(q + n), inverse)));
+    for (int i = 0; i < Isa::kLanes; i += 4) {
+      for (const int first : {i, i + 1}) {
+        const int16_t pair[] = {some[first], some[first + 2]};
+        std::memcpy(out, pair, sizeof pair);
+        out += step;
+      }
+    }
+  }
+  return largest / levels;
+}
+
+// Scores of `rows` rows with as many slots as there are lanes, of pairs q [width / 2, rows, 2]; `worth` is that of a
+// query's integers, for each row.
+template <typename Isa, int rows>
+inline void ScoreIntegerRows(const KvArray& array, const int32_t* pairs, const float* scales, const int16_t* q,
+                             const float* worth, float* scores) {
+  constexpr int L = Isa::kLanes;
+  typename Isa::Floats sums[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) sums[r] = Isa::Set(0.0f);
+  for (int64_t g = 0; g < array.groups; ++g) {
+    const auto scale = Isa::Load(scales + g * kTile);
+    for (int64_t n = 0; n < array.group; n += kStep, pairs += kStep / 2 * L, q += kStep * rows) {
+      typename Isa::Ints dots[rows];
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) dots[r] = Isa::NoInts();
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kStep / 2; ++i) {
+        const auto key = Isa::LoadInts(pairs + i * L);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) dots[r] = Isa::AddProducts(dots[r], key, Isa::Both(q + 2 * (i * rows + r)));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) sums[r] = Isa::Fma(Isa::ToFloats(dots[r]), scale, sums[r]);
+    }
+  }
+  for (int r = 0; r < rows; ++r) Isa::Store(scores + r * kChunk, Isa::Multiply(sums[r], Isa::Set(worth[r])));
+}
+
+template <typename Isa>
+void ScoreIntegers(const ChunkTask& task, float* scores) {
+  constexpr int L = Isa::kLanes, kMost = Isa::kManyRegisters ? 8 : 4;
+  const KvArray& array = task.k;
+  const int64_t width = array.width, rows = task.rows();
+  auto* const pairs = reinterpret_cast<int32_t*>(task.memory);  // [width / 2, L]
+  auto* const turned = pairs + width / 2 * L;                   // [width / 4, L]
+  float* const scales = reinterpret_cast<float*>(turned + width / 4 * L);  // [groups, kTile]
+  auto* const q = reinterpret_cast<int16_t*>(scales + (array.groups + 1) * kTile);  // [rows, width]
+  float* const worth = reinterpret_cast<float*>(q + rows * width);  // [rows]
+  float* const zeros = worth + rows;                            // [width / 4]
+
+  std::fill(zeros, zeros + width / 4, 0.0f);
+  const float unit = task.scale * Unit<Isa>(array);
+  ForBlocks<kMost>(rows, [&](auto block, int64_t m) {
+    for (int64_t r = 0; r < block; ++r) {
+      int16_t* const to = q + m * width + 2 * r;
+      worth[m + r] = unit * RoundQuery<Isa>(task.query(m + r), width, array.type->levels, 2 * block, to);
+    }
+  });
+  ForTiles(task, [&](int64_t slot, Mask mask) {
+    const Places places(task, array, slot, mask, zeros);
+    const NextTile next(task, array, slot);
+    ReadScales<Isa>(places, array.groups, scales);
+    for (int64_t i = 0; i < kTile; i += L) {
+      PairCodes<Isa>(array, places.codes + i, next, turned, pairs);
+      ForBlocks<kMost>(rows, [&](auto block, int64_t m) {
+        ScoreIntegerRows<Isa, block>(array, pairs, scales + i, q + m * width, worth + m,
+                                     scores + m * kChunk + (slot - task.begin) + i);
+      });
+    }
+  });
+}
+
+}  // namespace
+}  // namespace specjax
+
+#endif  // SPECJAX_ATTENTION_INTEGER_KEYS_H_

@@ -1,0 +1,104 @@
+// What keys and values that are kept as integers with scales have in common. Queries and weights become integers as
+// well, and are multiplied in pairs. See seen.h for the anonymous namespace.
+#ifndef SPECJAX_ATTENTION_INTEGERS_H_
+#define SPECJAX_ATTENTION_INTEGERS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "attention/seen.h"
+
+namespace specjax {
+namespace {
+
+constexpr int64_t kStep = 32;  // values of a key that are added up as integers; groups are multiples of it
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// What integers of the array are multiplied with, besides the scale.
+template <typename Isa>
+inline float Unit(const KvArray& array) {
+  return array.type->by_variance ? array.type->unit * Isa::InverseRoot(array.group) : array.type->unit;
+}
+
+// The largest magnitude; NaN if one of them is not finite. Magnitudes compare like the integers that they are stored
+// as.
+template <typename Isa>
+inline float Largest(const float* x, int64_t count) {
+  typename Isa::Ints top = Isa::NoInts();
+  for (int64_t i = 0; i < count; i += Isa::kLanes)
+    top = Isa::MaxInts(top, Isa::And(Isa::LoadInts(reinterpret_cast<const int32_t*>(x + i)), 0x7fffffff));
+  const int32_t bits = Isa::LargestInt(top);
+  float largest;
+  std::memcpy(&largest, &bits, 4);
+  return bits < 0x7f800000 ? largest : kNan;
+}
+
+// What the largest of some values has to be multiplied with to become `levels`.
+inline float Inverse(float largest, int32_t levels) {
+  return largest > 0 ? std::min(levels / largest, std::numeric_limits<float>::max()) : 0.0f;
+}
+
+// Calls body(count, first row) for blocks of rows, of which the counts are constants.
+template <int most, typename Body>
+inline void ForBlocks(int64_t rows, const Body& body) {
+  int64_t m = 0;
+  for (; m + most <= rows; m += most) body(std::integral_constant<int, most>(), m);
+  if constexpr (most > 4)
+    for (; m + 4 <= rows; m += 4) body(std::integral_constant<int, 4>(), m);
+  for (; m < rows; ++m) body(std::integral_constant<int, 1>(), m);
+}
+
+// Where the codes and scales of a tile stand. Those of slots that no row sees are zeros and are not read.
+struct Places {
+  const void* codes[kTile];
+  const void* scales[kTile];
+
+  Places(const ChunkTask& task, const KvArray& array, int64_t slot, Mask mask, const void* zeros) {
+    for (int64_t i = 0; i < kTile; ++i) {
+      const int64_t index = (slot + i) * task.heads + task.head;
+      const bool seen = mask >> i & 1;
+      codes[i] = seen ? array.codes + index * array.code_bytes : zeros;
+      scales[i] = seen ? array.scales + index * array.groups : zeros;
+    }
+  }
+};
+
+// Calls body(i, ints) with the bytes of as many slots as there are lanes, of which ints [lanes] are four each, from
+// byte 4 * i on. `ask` is called between, once for 16 bytes.
+template <typename Isa, typename Ask, typename Body>
+inline void ForFours(const void* const* slots, int64_t bytes, const Ask& ask, const Body& body) {
+  typename Isa::Ints columns[4];
+  int64_t at = 0;
+  for (; at + 16 <= bytes; at += 16) {
+    ask(at / 16);
+    Isa::Columns(slots, at, columns);
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < 4; ++j) body(at / 4 + j, columns[j]);
+  }
+  if (at == bytes) return;
+  uint8_t rest[Isa::kLanes][16] = {};
+  const void* rests[Isa::kLanes];
+  for (int i = 0; i < Isa::kLanes; ++i)
+    rests[i] = std::memcpy(rest[i], static_cast<const uint8_t*>(slots[i]) + at, bytes - at);
+  Isa::Columns(rests, 0, columns);
+  for (int64_t j = 0; at + 4 * j < bytes; ++j) body(at / 4 + j, columns[j]);
+}
+
+// Scales of a tile as floats [groups, kTile]; there is room for one group more.
+template <typename Isa>
+inline void ReadScales(const Places& places, int64_t groups, float* scales) {
+  for (int64_t i = 0; i < kTile; i += Isa::kLanes) {
+    ForFours<Isa>(places.scales + i, 2 * groups, [](int64_t) {}, [&](int64_t pair, typename Isa::Ints halves) {
+      Isa::Store(scales + 2 * pair * kTile + i, Isa::LowHalves(halves));
+      Isa::Store(scales + (2 * pair + 1) * kTile + i, Isa::LowHalves(Isa::ShiftRight(halves, 16)));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace specjax
+
+#endif  // SPECJAX_ATTENTION_INTEGERS_H_
