@@ -50,9 +50,7 @@ struct Avx2 : Avx2Floats {
   static Ints SignedBytes(const uint8_t* in) { return _mm256_cvtepi8_epi32(Load8(in)); }
   static Ints Bytes(const uint8_t* in) { return _mm256_cvtepu8_epi32(Load8(in)); }
   static Ints And(Ints x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi32(mask)); }
-  static Ints Or(Ints a, Ints b) { return _mm256_or_si256(a, b); }
-  static Ints ShiftRight(Ints x, int bits) { return _mm256_srl_epi32(x, _mm_cvtsi32_si128(bits)); }
-  static Ints ShiftLeft(Ints x, int bits) { return _mm256_sll_epi32(x, _mm_cvtsi32_si128(bits)); }
+  static Ints ShiftRight(Ints x, int bits) { return _mm256_srli_epi32(x, bits); }
   // Adds `value` where the bits of the byte are set.
   static Ints AddBits(Ints x, const uint8_t* bits, int64_t, int value) {
     const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
@@ -96,6 +94,14 @@ struct Avx2 : Avx2Floats {
   static void SignedPairs(Ints bytes, int32_t* out) {
     StoreInts(out, _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8));
     StoreInts(out + kLanes, _mm256_srai_epi16(bytes, 8));
+  }
+  // Adds 4 to those of each lane's four bytes whose bits, from bit `from` of the lane of `bits` on, are set.
+  static Ints AddFours(Ints bytes, Ints bits, int64_t from) {
+    const __m128i same = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    const __m256i byte = _mm256_broadcastsi128_si256(_mm_add_epi8(same, _mm_set1_epi8(static_cast<char>(from / 8))));
+    const __m256i each = _mm256_set1_epi32(from % 8 ? 0x80402010 : 0x08040201);
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(bits, byte), each), each);
+    return _mm256_add_epi8(bytes, _mm256_and_si256(set, _mm256_set1_epi8(4)));
   }
   static ByteTable LoadByteTable(const int16_t* table) {
     uint8_t low[16], high[16];

@@ -41,9 +41,7 @@ struct Avx512 : Avx512Floats {
   static Ints SignedBytes(const uint8_t* in) { return _mm512_cvtepi8_epi32(Load16(in)); }
   static Ints Bytes(const uint8_t* in) { return _mm512_cvtepu8_epi32(Load16(in)); }
   static Ints And(Ints x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
-  static Ints Or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
-  static Ints ShiftRight(Ints x, int bits) { return _mm512_srl_epi32(x, _mm_cvtsi32_si128(bits)); }
-  static Ints ShiftLeft(Ints x, int bits) { return _mm512_sll_epi32(x, _mm_cvtsi32_si128(bits)); }
+  static Ints ShiftRight(Ints x, int bits) { return _mm512_srli_epi32(x, bits); }
   // Adds `value` where the bits from bit `from` of `bits` are set, which is 0 here: 16 values have two bytes.
   static Ints AddBits(Ints x, const uint8_t* bits, int64_t, int value) {
     const __mmask16 mask = static_cast<__mmask16>(bits[0] | bits[1] << 8);
@@ -85,6 +83,14 @@ struct Avx512 : Avx512Floats {
   static void SignedPairs(Ints bytes, int32_t* out) {
     StoreInts(out, _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8));
     StoreInts(out + kLanes, _mm512_srai_epi16(bytes, 8));
+  }
+  // Adds 4 to those of each lane's four bytes whose bits, from bit `from` of the lane of `bits` on, are set.
+  static Ints AddFours(Ints bytes, Ints bits, int64_t from) {
+    const __m512i same = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    const __m512i byte = _mm512_add_epi8(same, _mm512_set1_epi8(static_cast<char>(from / 8)));
+    const __m512i each = _mm512_set1_epi32(from % 8 ? 0x80402010 : 0x08040201);
+    const __mmask64 set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(bits, byte), each);
+    return _mm512_mask_add_epi8(bytes, set, bytes, _mm512_set1_epi8(4));
   }
   static ByteTable LoadByteTable(const int16_t* table) {
     const __m256i shorts = Load32(table);

@@ -12,14 +12,6 @@
 namespace specjax {
 namespace {
 
-// Four bits to the third bits of four bytes.
-template <typename Isa>
-inline typename Isa::Ints Spread(typename Isa::Ints bits) {
-  bits = Isa::Or(bits, Isa::ShiftLeft(bits, 7));
-  bits = Isa::Or(bits, Isa::ShiftLeft(bits, 14));
-  return Isa::ShiftLeft(Isa::And(bits, 0x01010101), 2);
-}
-
 // Turned codes to pairs [width / 2, lanes]. Of four values the first and the third come first, see RoundQuery.
 //
 // Groups of codes of 2 or 4 bits are in planes: byte i has value i in its lowest bits, value i + bytes in the next, ...
@@ -36,10 +28,7 @@ inline void PairTable(const KvArray& array, const int32_t* turned, int32_t* out)
       for (int plane = 0; plane < kPlanes; ++plane) {
         const int64_t at = plane * bytes + 4 * j;
         typename Isa::Ints codes = Isa::And(packed, 0x01010101 * ((1 << bits) - 1));
-        if constexpr (high) {
-          const auto tops = Isa::LoadInts(turned + (bytes / 4 + at / 32) * L);
-          codes = Isa::Or(codes, Spread<Isa>(Isa::And(Isa::ShiftRight(tops, at % 32), 15)));
-        }
+        if constexpr (high) codes = Isa::AddFours(codes, Isa::LoadInts(turned + (bytes / 4 + at / 32) * L), at % 32);
         Isa::LookUpPairs(table, codes, out + at / 2 * L);
         packed = Isa::ShiftRight(packed, bits);
       }

@@ -89,6 +89,14 @@ struct Neon : NeonFloats {
     StoreInts(out, Join(value(0), value(2)));
     StoreInts(out + kLanes, Join(value(1), value(3)));
   }
+  // Adds 4 to those of each lane's four bytes whose bits, from bit `from` of the lane of `bits` on, are set.
+  static Ints AddFours(Ints bytes, Ints bits, int64_t from) {
+    const uint8x16_t same = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+    const uint8x16_t byte = vaddq_u8(same, vdupq_n_u8(static_cast<uint8_t>(from / 8)));
+    const uint8x16_t each = vreinterpretq_u8_u32(vdupq_n_u32(from % 8 ? 0x80402010 : 0x08040201));
+    const uint8x16_t set = vtstq_u8(vqtbl1q_u8(vreinterpretq_u8_s32(bits), byte), each);
+    return vreinterpretq_s32_u8(vaddq_u8(vreinterpretq_u8_s32(bytes), vandq_u8(set, vdupq_n_u8(4))));
+  }
   static ByteTable LoadByteTable(const int16_t* table) {
     const uint8x16x2_t bytes = vld2q_u8(reinterpret_cast<const uint8_t*>(table));
     return {bytes.val[0], bytes.val[1]};

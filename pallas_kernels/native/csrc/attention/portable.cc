@@ -147,6 +147,13 @@ struct Portable : PortableFloats {
   static void SignedPairs(const Ints& bytes, int32_t* out) {
     StorePairs([&](int lane, int i) { return static_cast<int8_t>(Byte(bytes, lane, i)); }, out);
   }
+  // Adds 4 to those of each lane's four bytes whose bits, from bit `from` of the lane of `bits` on, are set.
+  static Ints AddFours(const Ints& bytes, const Ints& bits, int64_t from) {
+    return EachInt([&](int i) {
+      const uint32_t four = static_cast<uint32_t>(bits.lane[i]) >> from & 15;
+      return bytes.lane[i] + ((four * 0x00204081 & 0x01010101) << 2);
+    });
+  }
   static ByteTable LoadByteTable(const int16_t* table) { return table; }
   static void LookUpPairs(ByteTable table, const Ints& codes, int32_t* out) {
     StorePairs([&](int lane, int i) { return table[Byte(codes, lane, i)]; }, out);
