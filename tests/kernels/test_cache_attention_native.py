@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -87,14 +88,46 @@ def test_a_slot_of_nan_breaks_the_rows_that_see_it_alone(name: str, slots: int, 
         assert np.isnan(got[sees]).all()
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", [name for name, kind in FORMATS.items() if kind.quantized])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_a_scale_of_infinity_breaks_the_rows_that_see_it(name: str, part: str) -> None:
+    """As the floats that it stands for: in a sum they meet zeros, and each other with another sign."""
+    q, k, v = draw(1, 2, 4, 64), draw(1, 40, 2, 64), draw(1, 40, 2, 64)
+    stores = {"keys": KVStore.of(k, name), "values": KVStore.of(v, name)}
+    scales = np.array(stores[part].parts["scales"])
+    scales[0, 20, 1] = np.inf
+    spoilt = stores | {part: replace(stores[part], parts={**stores[part].parts, "scales": jnp.asarray(scales)})}
+    got, want = (np.asarray(run(q, *each.values(), jnp.asarray([[19, 20]]))) for each in (spoilt, stores))
+    assert np.isnan(got[0, 1, 2:]).all()
+    np.testing.assert_array_equal(got[:, 0], want[:, 0])
+    np.testing.assert_array_equal(got[:, 1, :2], want[:, 1, :2])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", [name for name, kind in FORMATS.items() if kind.quantized])
+@pytest.mark.parametrize("ahead", [4.0, 8.0, 12.0])
+def test_a_slot_that_takes_most_of_the_attention_leaves_the_others_theirs(name: str, ahead: float) -> None:
+    """As the first token of a text does, whose value is small: weights are integers, and those of others are tiny."""
+    q, k, v = draw(1, 1, 1, 128), 0.3 * draw(1, 250, 1, 128), draw(1, 250, 1, 128)
+    k[0, 0] += q[0, 0] * ahead / (np.sum(q**2) * 128**-0.5)
+    v[0, 0] *= 0.01
+    stores = KVStore.of(k, name), KVStore.of(v, name)
+    got, want = (
+        attend(q, *stores, jnp.asarray([[249]]), scale=128**-0.5, impl=impl) for impl in ("cpu_native", "reference")
+    )
+    assert relative_rms(got, want) < integer_error(name)
+
+
+@pytest.mark.parametrize("name", ["f32", "q8_0", "turbo3"])
 @pytest.mark.parametrize(("rows", "length", "window"), [(40, 300, None), (40, 300, 24), (256, 4096, None)])
-def test_a_prompt_gives_the_bits_of_its_rows_alone(rows: int, length: int, window: int | None) -> None:
+def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length: int, window: int | None) -> None:
     """Rows are taken in blocks, and blocks, if their caches are long, in several turns."""
     q, k, v = draw(2, rows, 8, 64), draw(2, length, 2, 64), draw(2, length, 2, 64)
     positions = np.stack([np.arange(rows), np.arange(length - rows, length)])
     positions[1, -3:] = -1  # padding
     attend = jax.jit(partial(run, window=window))
-    stores = KVStore.of(k, "f32"), KVStore.of(v, "f32")
+    stores = KVStore.of(k, name), KVStore.of(v, name)
     whole = np.asarray(attend(q, *stores, positions))
     for t in (0, 15, 16, 33, rows - 1):
         one = slice(t, t + 1)

@@ -29,8 +29,8 @@ inline void Hide(const ChunkTask& task, const Seen& seen, float value, float* sc
   std::fill(scores + (at - task.begin), scores + kChunk, value);
 }
 
-// Scores to weights, of which the largest is 1. Where a score that is seen is NaN, so is the sum, and weights are 0:
-// NaN has no integer.
+// Scores to weights, of which the largest is 1. Where a score that is seen is NaN, or none is above -inf, the sum is no
+// number above 0, and the weights become 0: neither has an integer.
 template <typename Isa>
 void Softmax(const ChunkTask& task, int64_t m, float* scores) {
   constexpr int L = Isa::kLanes;
@@ -50,7 +50,7 @@ void Softmax(const ChunkTask& task, int64_t m, float* scores) {
   for (int64_t i = 0; i < kChunk; i += L) total = Isa::Add(total, Isa::Load(scores + i));
   Isa::Store(lanes, total);
   for (const float lane : lanes) sum += lane;
-  if (sum != sum) std::fill(scores, scores + kChunk, 0.0f);
+  if (!(sum > 0)) std::fill(scores, scores + kChunk, 0.0f);
   task.highest[m] = highest;
   task.total[m] = sum;
 }

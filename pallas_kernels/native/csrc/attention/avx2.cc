@@ -29,7 +29,7 @@ struct Avx2 : Avx2Floats {
 
   static Ints NoInts() { return _mm256_setzero_si256(); }
   static Ints LoadInts(const void* in) { return _mm256_loadu_si256(static_cast<const __m256i*>(in)); }
-  static void StoreInts(int32_t* out, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), x); }
+  static void StoreInts(void* out, Ints x) { _mm256_storeu_si256(static_cast<__m256i*>(out), x); }
   static Floats LowHalves(Ints x) {
     const __m256i halves = _mm256_blend_epi16(x, _mm256_setzero_si256(), 0xaa);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08);

@@ -28,8 +28,8 @@ struct Avx512 : Avx512Floats {
   }
 
   static Ints NoInts() { return _mm512_setzero_si512(); }
-  static Ints LoadInts(const int32_t* in) { return _mm512_loadu_si512(in); }
-  static void StoreInts(int32_t* out, Ints x) { _mm512_storeu_si512(out, x); }
+  static Ints LoadInts(const void* in) { return _mm512_loadu_si512(in); }
+  static void StoreInts(void* out, Ints x) { _mm512_storeu_si512(out, x); }
   static Floats LowHalves(Ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
   static Ints MaxInts(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
   static int32_t LargestInt(Ints x) { return _mm512_reduce_max_epi32(x); }

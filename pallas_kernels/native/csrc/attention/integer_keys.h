@@ -12,23 +12,24 @@
 namespace specjax {
 namespace {
 
-// Turned codes to pairs [width / 2, lanes]. Of four values the first and the third come first, see RoundQuery.
+// Codes [code_bytes / 4, lanes] of four bytes each, a lane being a slot, to pairs [width / 2, lanes]. Of four values
+// the first and the third come first, see RoundQuery.
 //
 // Groups of codes of 2 or 4 bits are in planes: byte i has value i in its lowest bits, value i + bytes in the next, ...
 // With `high`, each code has a third bit, in the order of the values.
 template <typename Isa, int bits, bool high>
-inline void PairTable(const KvArray& array, const int32_t* turned, int32_t* out) {
+inline void PairTable(const KvArray& array, const int32_t* fours, int32_t* out) {
   constexpr int L = Isa::kLanes, kPlanes = 8 / bits;
   const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
   const typename Isa::ByteTable table = Isa::LoadByteTable(array.type->table);
-  for (int64_t g = 0; g < array.groups; ++g, turned += group_bytes / 4 * L, out += array.group / 2 * L) {
+  for (int64_t g = 0; g < array.groups; ++g, fours += group_bytes / 4 * L, out += array.group / 2 * L) {
     for (int64_t j = 0; j < bytes / 4; ++j) {
-      typename Isa::Ints packed = Isa::LoadInts(turned + j * L);
+      typename Isa::Ints packed = Isa::LoadInts(fours + j * L);
 #pragma GCC unroll 4
       for (int plane = 0; plane < kPlanes; ++plane) {
         const int64_t at = plane * bytes + 4 * j;
         typename Isa::Ints codes = Isa::And(packed, 0x01010101 * ((1 << bits) - 1));
-        if constexpr (high) codes = Isa::AddFours(codes, Isa::LoadInts(turned + (bytes / 4 + at / 32) * L), at % 32);
+        if constexpr (high) codes = Isa::AddFours(codes, Isa::LoadInts(fours + (bytes / 4 + at / 32) * L), at % 32);
         Isa::LookUpPairs(table, codes, out + at / 2 * L);
         packed = Isa::ShiftRight(packed, bits);
       }
@@ -36,22 +37,24 @@ inline void PairTable(const KvArray& array, const int32_t* turned, int32_t* out)
   }
 }
 
-// The same from the codes of a tile; `turned` is memory for [code_bytes / 4, lanes].
+// The same from the codes of the slots of a tile from `first` on; `fours` is memory for what PairTable takes. Meanwhile
+// the same slots of the next tile are asked for.
 template <typename Isa>
-inline void PairCodes(const KvArray& array, const void* const* codes, const NextTile& next, int32_t* turned,
-                      int32_t* out) {
+inline void PairCodes(const KvArray& array, const void* const* codes, const NextTile& next, int64_t first,
+                      int32_t* fours, int32_t* out) {
   constexpr int L = Isa::kLanes;
-  const int64_t asked = (kTile * 16 + array.code_bytes - 1) / array.code_bytes;  // slots of the next tile, for 16 bytes
-  const auto ask = [&](int64_t i) __attribute__((always_inline)) {
-    for (int64_t slot = i * asked; slot < (i + 1) * asked; ++slot) next.Ask(slot);
+  const int64_t times = array.code_bytes / 16, each = (L + times - 1) / times;
+  const auto ask = [&](int64_t time) __attribute__((always_inline)) {
+    const int64_t begin = time * each, end = std::min<int64_t>(begin + each, L);
+    for (int64_t slot = begin; slot < end; ++slot) next.Ask(first + slot);
   };
-  const auto turn = [&](const auto& body) { ForFours<Isa>(codes, array.code_bytes, ask, body); };
+  const auto turn = [&](const auto& body) { ForFours<Isa>(codes + first, array.code_bytes, ask, body); };
   if (array.type->kind == KvKind::kBytes)
     return turn([&](int64_t i, typename Isa::Ints bytes) { Isa::SignedPairs(bytes, out + 2 * i * L); });
-  turn([&](int64_t i, typename Isa::Ints bytes) { Isa::StoreInts(turned + i * L, bytes); });
-  if (array.type->bits == 2) PairTable<Isa, 2, false>(array, turned, out);
-  if (array.type->bits == 3) PairTable<Isa, 2, true>(array, turned, out);
-  if (array.type->bits == 4) PairTable<Isa, 4, false>(array, turned, out);
+  turn([&](int64_t i, typename Isa::Ints bytes) { Isa::StoreInts(fours + i * L, bytes); });
+  if (array.type->bits == 2) PairTable<Isa, 2, false>(array, fours, out);
+  if (array.type->bits == 3) PairTable<Isa, 2, true>(array, fours, out);
+  if (array.type->bits == 4) PairTable<Isa, 4, false>(array, fours, out);
 }
 
 // A query as pairs of integers [width / 2, 2], `step` integers from one to the next. Of four values the first and the
@@ -108,8 +111,8 @@ void ScoreIntegers(const ChunkTask& task, float* scores) {
   const KvArray& array = task.k;
   const int64_t width = array.width, rows = task.rows();
   auto* const pairs = reinterpret_cast<int32_t*>(task.memory);  // [width / 2, L]
-  auto* const turned = pairs + width / 2 * L;                   // [width / 4, L]
-  float* const scales = reinterpret_cast<float*>(turned + width / 4 * L);  // [groups, kTile]
+  auto* const fours = pairs + width / 2 * L;                    // [width / 4, L]
+  float* const scales = reinterpret_cast<float*>(fours + width / 4 * L);  // [groups, kTile]
   auto* const q = reinterpret_cast<int16_t*>(scales + (array.groups + 1) * kTile);  // [rows, width]
   float* const worth = reinterpret_cast<float*>(q + rows * width);  // [rows]
   float* const zeros = worth + rows;                            // [width / 4]
@@ -127,7 +130,7 @@ void ScoreIntegers(const ChunkTask& task, float* scores) {
     const NextTile next(task, array, slot);
     ReadScales<Isa>(places, array.groups, scales);
     for (int64_t i = 0; i < kTile; i += L) {
-      PairCodes<Isa>(array, places.codes + i, next, turned, pairs);
+      PairCodes<Isa>(array, places.codes, next, i, fours, pairs);
       ForBlocks<kMost>(rows, [&](auto block, int64_t m) {
         ScoreIntegerRows<Isa, block>(array, pairs, scales + i, q + m * width, worth + m,
                                      scores + m * kChunk + (slot - task.begin) + i);

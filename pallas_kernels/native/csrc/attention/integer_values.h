@@ -58,55 +58,88 @@ inline void JoinCodes(const KvArray& array, const void* const* codes, int32_t* o
   if (array.type->bits == 4) JoinTable<Isa, 4, false>(array, first, second, out);
 }
 
-// Adds a tile to the sums of `rows` rows. Weights [groups, rows, kTile] are integers; `worth` [groups] is that of one
-// times one of the integers of `pairs`, which stand as PlaceOf says.
+// Adds a tile to the sums of `rows` rows. Weights [groups, rows, kTile] are integers; one of them times one of the
+// integers of `pairs`, which stand as PlaceOf says, is worth `worth` [rows].
 template <typename Isa, int rows>
 inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int16_t* weights, const float* worth,
                            float* sums) {
   constexpr int L = Isa::kLanes, kVectors = 2;
   const int64_t width = array.width;
-  for (int64_t g = 0; g < array.groups; ++g) {
-    const int16_t* const w = weights + g * rows * kTile;
+  typename Isa::Floats one[rows];
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) one[r] = Isa::Set(worth[r]);
+  for (int64_t g = 0; g < array.groups; ++g, weights += rows * kTile) {
     for (int64_t n = g * array.group; n < (g + 1) * array.group; n += kVectors * L) {
       const int32_t* const columns = pairs + PlaceOf(n);
       typename Isa::Ints acc[rows][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int r = 0; r < rows; ++r)
         for (int j = 0; j < kVectors; ++j) acc[r][j] = Isa::NoInts();
 #pragma GCC unroll 8
       for (int64_t i = 0; i < kTile; i += 2) {
         typename Isa::Ints v[kVectors];
         for (int j = 0; j < kVectors; ++j) v[j] = Isa::LoadInts(columns + i / 2 * kStep + j * L);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) {
-          const auto both = Isa::Both(w + r * kTile + i);
+          const auto both = Isa::Both(weights + r * kTile + i);
           for (int j = 0; j < kVectors; ++j) acc[r][j] = Isa::AddProducts(acc[r][j], v[j], both);
         }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
         for (int j = 0; j < kVectors; ++j) {
           float* const sum = sums + r * width + n + j * L;
-          Isa::Store(sum, Isa::Fma(Isa::ToFloats(acc[r][j]), Isa::Set(worth[g]), Isa::Load(sum)));
+          Isa::Store(sum, Isa::Fma(Isa::ToFloats(acc[r][j]), one[r], Isa::Load(sum)));
         }
       }
     }
   }
 }
 
+// Weights times scales as integers [groups, rows, kTile], and what one of them is worth, for each row. The largest of a
+// row is `levels`: next to a slot that takes nearly all of the attention, those of the other tiles still count. `most`
+// [kTile] has the largest scale of each slot.
+template <typename Isa, int rows>
+inline void RoundWeights(const KvArray& array, const float* weights, const float* scales, const float* most,
+                         int16_t* out, float* worth) {
+  constexpr int L = Isa::kLanes;
+  const int32_t levels = array.type->levels;
+  for (int r = 0; r < rows; ++r, weights += kChunk, out += kTile) {
+    float products[kTile];
+    for (int64_t i = 0; i < kTile; i += L)
+      Isa::Store(products + i, Isa::Multiply(Isa::Load(weights + i), Isa::Load(most + i)));
+    const float largest = Largest<Isa>(products, kTile);
+    const auto inverse = Isa::Set(Inverse(largest, levels));
+    for (int64_t i = 0; i < kTile; i += L) {
+      const auto weight = Isa::Multiply(Isa::Load(weights + i), inverse);
+      for (int64_t g = 0; g < array.groups; ++g)
+        Isa::StoreShorts(out + g * rows * kTile + i,
+                         Isa::ToInts(Isa::Multiply(weight, Isa::Load(scales + g * kTile + i))));
+    }
+    worth[r] = largest / levels * Unit<Isa>(array);
+  }
+}
+
+// The largest scale of each slot, by magnitude; NaN is larger than any.
+template <typename Isa>
+inline void LargestScales(const float* scales, int64_t groups, float* most) {
+  for (int64_t i = 0; i < kTile; i += Isa::kLanes) {
+    auto top = Isa::NoInts();
+    for (int64_t g = 0; g < groups; ++g)
+      top = Isa::MaxInts(top, Isa::And(Isa::LoadInts(scales + g * kTile + i), 0x7fffffff));
+    Isa::StoreInts(most + i, top);
+  }
+}
+
 template <typename Isa>
 void AddIntegers(const ChunkTask& task, const float* weights) {
-  constexpr int L = Isa::kLanes;
   const KvArray& array = task.v;
   const int64_t width = array.width, groups = array.groups;
-  const int32_t levels = array.type->levels;
-  const float unit = Unit<Isa>(array);
-  auto* const pairs = reinterpret_cast<int32_t*>(task.memory);  // see PlaceOf
-  float* const scales = reinterpret_cast<float*>(pairs + kTile / 2 * width);  // [groups, kTile]
-  float* const factors = scales + (groups + 1) * kTile;               // [groups, kTile]
-  auto* const integers = reinterpret_cast<int16_t*>(factors + groups * kTile);  // [groups, 4, kTile]
-  float* const worth = reinterpret_cast<float*>(integers + 4 * groups * kTile);  // [groups]
-  float* const zeros = worth + groups;                          // [width / 4]
+  auto* const pairs = reinterpret_cast<int32_t*>(task.memory);                // see PlaceOf
+  float* const scales = reinterpret_cast<float*>(pairs + kTile / 2 * width);  // [groups, kTile], and room for one more
+  float* const own = scales + (groups + 1) * kTile;                           // [groups, kTile], 0 where not seen
+  auto* const integers = reinterpret_cast<int16_t*>(own + groups * kTile);    // [groups, 4, kTile]
+  float* const zeros = reinterpret_cast<float*>(integers + 4 * groups * kTile);  // [width / 4]
 
   std::fill(zeros, zeros + width / 4, 0.0f);
   ForTiles(task, [&](int64_t slot, Mask mask) {
@@ -118,25 +151,19 @@ void AddIntegers(const ChunkTask& task, const float* weights) {
       next.Ask(i + 1);
       JoinCodes<Isa>(array, places.codes + i, pairs + i / 2 * kStep);
     }
-    ForAlike(task, slot, [&](Mask seen, int64_t m, int64_t rows) {
-      for (int64_t g = 0; g < groups; ++g) {
-        float* const own = factors + g * kTile;
-        std::copy(scales + g * kTile, scales + (g + 1) * kTile, own);
-        for (int64_t i = 0; seen != kAll && i < kTile; ++i) own[i] = seen >> i & 1 ? own[i] : 0.0f;
-        const float largest = Largest<Isa>(own, kTile), inverse = Inverse(largest, levels);
-        for (int64_t i = 0; i < kTile; ++i) own[i] = largest > 0 ? own[i] * inverse : 0.0f;
-        worth[g] = largest / levels * unit;
+    ForAlike(task, slot, [&](Mask seen, int64_t first, int64_t rows) {
+      const float* of_seen = scales;
+      if (seen != kAll) {
+        for (int64_t i = 0; i < groups * kTile; ++i) own[i] = seen >> i % kTile & 1 ? scales[i] : 0.0f;
+        of_seen = own;
       }
-      ForBlocks<4>(rows, [&](auto block, int64_t first) {
-        for (int64_t r = 0; r < block; ++r) {
-          for (int64_t i = 0; i < kTile; i += L) {
-            const auto weight = Isa::Load(weights + (m + first + r) * kChunk + (slot - task.begin) + i);
-            for (int64_t g = 0; g < groups; ++g)
-              Isa::StoreShorts(integers + (g * block + r) * kTile + i,
-                               Isa::ToInts(Isa::Multiply(weight, Isa::Load(factors + g * kTile + i))));
-          }
-        }
-        AddIntegerRows<Isa, block>(array, pairs, integers, worth, task.sums + (m + first) * width);
+      float most[kTile];
+      LargestScales<Isa>(of_seen, groups, most);
+      ForBlocks<4>(rows, [&](auto block, int64_t m) {
+        float worth[block];
+        RoundWeights<Isa, block>(array, weights + (first + m) * kChunk + (slot - task.begin), of_seen, most,
+                                 integers, worth);
+        AddIntegerRows<Isa, block>(array, pairs, integers, worth, task.sums + (first + m) * width);
       });
     });
   });

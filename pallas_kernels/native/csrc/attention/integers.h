@@ -29,14 +29,14 @@ template <typename Isa>
 inline float Largest(const float* x, int64_t count) {
   typename Isa::Ints top = Isa::NoInts();
   for (int64_t i = 0; i < count; i += Isa::kLanes)
-    top = Isa::MaxInts(top, Isa::And(Isa::LoadInts(reinterpret_cast<const int32_t*>(x + i)), 0x7fffffff));
+    top = Isa::MaxInts(top, Isa::And(Isa::LoadInts(x + i), 0x7fffffff));
   const int32_t bits = Isa::LargestInt(top);
   float largest;
   std::memcpy(&largest, &bits, 4);
   return bits < 0x7f800000 ? largest : kNan;
 }
 
-// What the largest of some values has to be multiplied with to become `levels`.
+// What values have to be multiplied with so that the largest becomes `levels`, as far as floats reach.
 inline float Inverse(float largest, int32_t levels) {
   return largest > 0 ? std::min(levels / largest, std::numeric_limits<float>::max()) : 0.0f;
 }
@@ -87,13 +87,17 @@ inline void ForFours(const void* const* slots, int64_t bytes, const Ask& ask, co
   for (int64_t j = 0; at + 4 * j < bytes; ++j) body(at / 4 + j, columns[j]);
 }
 
-// Scales of a tile as floats [groups, kTile]; there is room for one group more.
+// Scales of a tile as floats [groups, kTile]; there is room for one group more. What is not finite becomes NaN, as its
+// products would sooner or later.
 template <typename Isa>
 inline void ReadScales(const Places& places, int64_t groups, float* scales) {
   for (int64_t i = 0; i < kTile; i += Isa::kLanes) {
+    const auto store = [&](int64_t group, typename Isa::Floats x) {
+      Isa::Store(scales + group * kTile + i, Isa::Fma(x, Isa::Set(0.0f), x));
+    };
     ForFours<Isa>(places.scales + i, 2 * groups, [](int64_t) {}, [&](int64_t pair, typename Isa::Ints halves) {
-      Isa::Store(scales + 2 * pair * kTile + i, Isa::LowHalves(halves));
-      Isa::Store(scales + (2 * pair + 1) * kTile + i, Isa::LowHalves(Isa::ShiftRight(halves, 16)));
+      store(2 * pair, Isa::LowHalves(halves));
+      store(2 * pair + 1, Isa::LowHalves(Isa::ShiftRight(halves, 16)));
     });
   }
 }

@@ -26,8 +26,8 @@ struct Neon : NeonFloats {
   static Floats Brains(const uint16_t* in) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(in), 16)); }
 
   static Ints NoInts() { return vdupq_n_s32(0); }
-  static Ints LoadInts(const int32_t* in) { return vld1q_s32(in); }
-  static void StoreInts(int32_t* out, Ints x) { vst1q_s32(out, x); }
+  static Ints LoadInts(const void* in) { return vreinterpretq_s32_u8(vld1q_u8(static_cast<const uint8_t*>(in))); }
+  static void StoreInts(void* out, Ints x) { vst1q_u8(static_cast<uint8_t*>(out), vreinterpretq_u8_s32(x)); }
   static Floats LowHalves(Ints x) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(vreinterpretq_u32_s32(x))));
   }

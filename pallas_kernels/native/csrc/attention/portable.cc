@@ -54,10 +54,12 @@ struct Portable : PortableFloats {
   }
 
   static Ints NoInts() { return {}; }
-  static Ints LoadInts(const int32_t* in) {
-    return EachInt([=](int i) { return in[i]; });
+  static Ints LoadInts(const void* in) {
+    Ints out;
+    std::memcpy(out.lane, in, sizeof out);
+    return out;
   }
-  static void StoreInts(int32_t* out, const Ints& x) { std::memcpy(out, x.lane, sizeof x); }
+  static void StoreInts(void* out, const Ints& x) { std::memcpy(out, x.lane, sizeof x); }
   static Floats LowHalves(const Ints& x) {
     return Each([&](int i) { return Half(static_cast<uint16_t>(x.lane[i])); });
   }

@@ -62,7 +62,7 @@ class NextTile {
 
   // Compilers take calls of what only prefetches for calls without an effect, and leave them out: so it is inlined.
   __attribute__((always_inline)) void Ask(int64_t i) const {
-    if (array_ == nullptr || i >= kTile) return;
+    if (array_ == nullptr) return;
     const int64_t index = index_ + i * heads_;
     const uint8_t* const codes = array_->codes + index * array_->code_bytes;
     for (int64_t at = 0; at < array_->code_bytes; at += 64) __builtin_prefetch(codes + at);

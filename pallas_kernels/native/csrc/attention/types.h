@@ -17,7 +17,7 @@ struct KvType {
   // A value is unit * scale * an integer: the code itself or, for codes of few bits, its entry of the table.
   float unit = 1;
   bool by_variance = false;  // whether the unit is for values of variance 1, where those of a group have 1 / group
-  int32_t levels = 0;        // the largest integer that 32 products with these integers leave in 32 bits
+  int32_t levels = 0;        // the integer that the largest query or weight becomes; sums of 32 products fit 32 bits
   int16_t table[16] = {};    // shorter ones are repeated
 
   constexpr bool scaled() const { return kind >= KvKind::kBytes; }
