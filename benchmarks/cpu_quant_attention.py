@@ -4,7 +4,8 @@ Some layers' caches, larger together than the processor's, are attended over one
 kernels and by XLA: in the form that is used without native kernels (quantized caches are decoded by tiles), and, where
 they are quantized, by decoding the whole cache first, as one would write it down. The limit is how fast the bytes of
 the caches can be read, or how fast floats can be multiplied (known for AVX2 and AVX-512), whichever takes longer: each
-query is multiplied with each key, and each weight with each value. Both rates are taken in the same run.
+query is multiplied with each key, and each weight with each value. Both rates are taken in the same run. The error is
+that of all layers together, against XLA's products of floats.
 
     python benchmarks/cpu_quant_attention.py
 """
@@ -91,18 +92,19 @@ def main() -> None:
             )
             for impl, rows in best
         }
-        for call in calls.values():
-            jax.block_until_ready(attend_all(*call))
+        outputs = {key: np.asarray(attend_all(*call)) for key, call in calls.items()}
+        native_output, floats = (outputs[impl, ROWS[-1]] for impl in ("cpu_native", forms[0]))
+        error = np.linalg.norm(native_output - floats) / np.linalg.norm(floats)
         for turn in range(args.repetitions):
             limit.measure()
             for key, call in calls.items():
                 if key[0] == "cpu_native" or turn % 5 == 0:
                     best[key] = min(best[key], seconds(*call))
-        results.append((name, size, best, forms))
+        results.append((name, size, best, forms, error))
 
     print(f"\nlimits: {limit.reads / 1e9:.1f} GB/s, {limit.products / 1e9:.0f} billion products of floats a second")
-    print(f"{'type':<8} {'bits':>6} | ms at 1, 4 rows | share of the limit | times as fast as XLA; decoding first")
-    for name, size, best, forms in results:
+    print(f"{'type':<8} {'bits':>6} | ms at 1, 4 rows | share of the limit | error | times as fast as XLA; decoding first")
+    for name, size, best, forms, error in results:
         native_times = [best["cpu_native", rows] for rows in ROWS]
         bits = FORMATS[name].bits_per_value(args.width)
         milliseconds = " ".join(f"{1e3 * t:>7.2f}" for t in native_times)
@@ -110,7 +112,7 @@ def main() -> None:
         shares = " ".join(f"{limit_time / t:>8.2f}" for limit_time, t in zip(least, native_times, strict=True))
         ratios = [[best[form, rows] / t for rows, t in zip(ROWS, native_times, strict=True)] for form in forms]
         over_xla = "; ".join(" ".join(f"{ratio:>6.1f}" for ratio in form) for form in ratios)
-        print(f"{name:<8} {bits:>6.3f} | {milliseconds} | {shares}  | {over_xla}")
+        print(f"{name:<8} {bits:>6.3f} | {milliseconds} | {shares}  | {error:.0e} | {over_xla}")
 
 
 if __name__ == "__main__":

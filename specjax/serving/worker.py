@@ -27,7 +27,7 @@ Work = Generator[None, None, Value]
 AHEAD = 1
 """Texts that wait in the engine's own queue, so that a free seat is taken at once. The others wait in the fair one."""
 
-LEAD = 0.014
+LEAD = 0.008
 """Seconds before rounds are done at which the next ones are started. It takes the host some milliseconds, and estimates
 are not exact."""
 
