@@ -110,13 +110,17 @@ inline void RoundWeights(const KvArray& array, const float* weights, const float
       Isa::Store(products + i, Isa::Multiply(Isa::Load(weights + i), Isa::Load(most + i)));
     const float largest = Largest<Isa>(products, kTile);
     const auto inverse = Isa::Set(Inverse(largest, levels));
+    worth[r] = largest / levels * Unit<Isa>(array);
+    if (!(largest > 0)) {  // NaN has no integer: what they are worth is NaN
+      for (int64_t g = 0; g < array.groups; ++g) std::fill_n(out + g * rows * kTile, kTile, int16_t{0});
+      continue;
+    }
     for (int64_t i = 0; i < kTile; i += L) {
       const auto weight = Isa::Multiply(Isa::Load(weights + i), inverse);
       for (int64_t g = 0; g < array.groups; ++g)
         Isa::StoreShorts(out + g * rows * kTile + i,
                          Isa::ToInts(Isa::Multiply(weight, Isa::Load(scales + g * kTile + i))));
     }
-    worth[r] = largest / levels * Unit<Isa>(array);
   }
 }
 
