@@ -103,7 +103,7 @@ def main() -> None:
         results.append((name, size, best, forms, error))
 
     print(f"\nlimits: {limit.reads / 1e9:.1f} GB/s, {limit.products / 1e9:.0f} billion products of floats a second")
-    print(f"{'type':<8} {'bits':>6} | ms at 1, 4 rows | share of the limit | error | times as fast as XLA; decoding first")
+    print(f"{'type':<8} {'bits':>6} | ms at 1, 4 rows | of the limit | error | times as fast as XLA; decoding first")
     for name, size, best, forms, error in results:
         native_times = [best["cpu_native", rows] for rows in ROWS]
         bits = FORMATS[name].bits_per_value(args.width)
