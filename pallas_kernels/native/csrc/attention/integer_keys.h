@@ -16,10 +16,11 @@ namespace {
 // the first and the third come first, see RoundQuery.
 //
 // Groups of codes of 2 or 4 bits are in planes: byte i has value i in its lowest bits, value i + bytes in the next, ...
-// With `high`, each code has a third bit, in the order of the values.
-template <typename Isa, int bits, bool high>
+// Of 3 bits the lower two are so, and then come the third bits, in the order of the values.
+template <typename Isa, int bits>
 inline void PairTable(const KvArray& array, const int32_t* fours, int32_t* out) {
-  constexpr int L = Isa::kLanes, kPlanes = 8 / bits;
+  constexpr bool high = bits == 3;
+  constexpr int L = Isa::kLanes, kLow = high ? 2 : bits, kPlanes = 8 / kLow;
   const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
   const typename Isa::ByteTable table = Isa::LoadByteTable(array.type->table);
   for (int64_t g = 0; g < array.groups; ++g, fours += group_bytes / 4 * L, out += array.group / 2 * L) {
@@ -28,10 +29,10 @@ inline void PairTable(const KvArray& array, const int32_t* fours, int32_t* out) 
 #pragma GCC unroll 4
       for (int plane = 0; plane < kPlanes; ++plane) {
         const int64_t at = plane * bytes + 4 * j;
-        typename Isa::Ints codes = Isa::And(packed, 0x01010101 * ((1 << bits) - 1));
+        typename Isa::Ints codes = Isa::And(packed, 0x01010101 * ((1 << kLow) - 1));
         if constexpr (high) codes = Isa::AddFours(codes, Isa::LoadInts(fours + (bytes / 4 + at / 32) * L), at % 32);
         Isa::LookUpPairs(table, codes, out + at / 2 * L);
-        packed = Isa::ShiftRight(packed, bits);
+        packed = Isa::ShiftRight(packed, kLow);
       }
     }
   }
@@ -52,9 +53,7 @@ inline void PairCodes(const KvArray& array, const void* const* codes, const Next
   if (array.type->kind == KvKind::kBytes)
     return turn([&](int64_t i, typename Isa::Ints bytes) { Isa::SignedPairs(bytes, out + 2 * i * L); });
   turn([&](int64_t i, typename Isa::Ints bytes) { Isa::StoreInts(fours + i * L, bytes); });
-  if (array.type->bits == 2) PairTable<Isa, 2, false>(array, fours, out);
-  if (array.type->bits == 3) PairTable<Isa, 2, true>(array, fours, out);
-  if (array.type->bits == 4) PairTable<Isa, 4, false>(array, fours, out);
+  WithBits(*array.type, [&](auto bits) { PairTable<Isa, bits>(array, fours, out); });
 }
 
 // A query as pairs of integers [width / 2, 2], `step` integers from one to the next. Of four values the first and the

@@ -16,9 +16,10 @@ namespace {
 inline uint64_t PlaceOf(uint64_t column) { return column / kStep * (kTile / 2 * kStep) + column % kStep; }
 
 // The integers of two slots as pairs. See PairTable for the order of codes.
-template <typename Isa, int bits, bool high>
+template <typename Isa, int bits>
 inline void JoinTable(const KvArray& array, const uint8_t* first, const uint8_t* second, int32_t* out) {
-  constexpr int kPlanes = 8 / bits;
+  constexpr bool high = bits == 3;
+  constexpr int kLow = high ? 2 : bits, kPlanes = 8 / kLow;
   const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
   const typename Isa::Table table = Isa::LoadTable(array.type->table);
   for (int64_t g = 0; g < array.groups; ++g, first += group_bytes, second += group_bytes) {
@@ -30,10 +31,10 @@ inline void JoinTable(const KvArray& array, const uint8_t* first, const uint8_t*
         typename Isa::Ints values[2];
 #pragma GCC unroll 2
         for (int slot = 0; slot < 2; ++slot) {
-          auto code = Isa::And(packed[slot], (1 << bits) - 1);
+          auto code = Isa::And(packed[slot], (1 << kLow) - 1);
           if constexpr (high) code = Isa::AddBits(code, (slot ? second : first) + bytes + at / 8, at % 8, 4);
           values[slot] = Isa::LookUp(table, code);
-          packed[slot] = Isa::ShiftRight(packed[slot], bits);
+          packed[slot] = Isa::ShiftRight(packed[slot], kLow);
         }
         Isa::StoreInts(out + PlaceOf(g * array.group + at), Isa::Join(values[0], values[1]));
       }
@@ -53,9 +54,7 @@ inline void JoinCodes(const KvArray& array, const void* const* codes, int32_t* o
     }
     return;
   }
-  if (array.type->bits == 2) JoinTable<Isa, 2, false>(array, first, second, out);
-  if (array.type->bits == 3) JoinTable<Isa, 2, true>(array, first, second, out);
-  if (array.type->bits == 4) JoinTable<Isa, 4, false>(array, first, second, out);
+  WithBits(*array.type, [&](auto bits) { JoinTable<Isa, bits>(array, first, second, out); });
 }
 
 // Adds a tile to the sums of `rows` rows. Weights [groups, rows, kTile] are integers; one of them times one of the
@@ -111,7 +110,7 @@ inline void RoundWeights(const KvArray& array, const float* weights, const float
     const float largest = Largest<Isa>(products, kTile);
     const auto inverse = Isa::Set(Inverse(largest, levels));
     worth[r] = largest / levels * Unit<Isa>(array);
-    if (!(largest > 0)) {  // NaN has no integer: what they are worth is NaN
+    if (largest != largest) {  // NaN has no integer, and what they are worth is NaN
       for (int64_t g = 0; g < array.groups; ++g) std::fill_n(out + g * rows * kTile, kTile, int16_t{0});
       continue;
     }

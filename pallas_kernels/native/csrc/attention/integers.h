@@ -51,6 +51,14 @@ inline void ForBlocks(int64_t rows, const Body& body) {
   for (; m < rows; ++m) body(std::integral_constant<int, 1>(), m);
 }
 
+// Calls body(bits) with the bits of a type's codes, which are looked up in a table, as a constant.
+template <typename Body>
+inline void WithBits(const KvType& type, const Body& body) {
+  if (type.bits == 2) body(std::integral_constant<int, 2>());
+  if (type.bits == 3) body(std::integral_constant<int, 3>());
+  if (type.bits == 4) body(std::integral_constant<int, 4>());
+}
+
 // Where the codes and scales of a tile stand. Those of slots that no row sees are zeros and are not read.
 struct Places {
   const void* codes[kTile];

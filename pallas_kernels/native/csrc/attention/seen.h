@@ -35,10 +35,10 @@ inline Mask SeenOfTile(const ChunkTask& task, int64_t slot) {
 // Calls body(mask, first row, rows) for tokens that follow each other and see the same slots of a tile.
 template <typename Body>
 inline void ForAlike(const ChunkTask& task, int64_t slot, const Body& body) {
-  for (int64_t t = 0, first; t < task.tokens;) {
-    const Mask mask = SeenOfTile(task.seen[first = t], slot);
-    for (++t; t < task.tokens && SeenOfTile(task.seen[t], slot) == mask;) ++t;
-    if (mask) body(mask, first * task.per_token, (t - first) * task.per_token);
+  for (int64_t first = 0, end = 1; first < task.tokens; first = end++) {
+    const Mask mask = SeenOfTile(task.seen[first], slot);
+    while (end < task.tokens && SeenOfTile(task.seen[end], slot) == mask) ++end;
+    if (mask) body(mask, first * task.per_token, (end - first) * task.per_token);
   }
 }
 
