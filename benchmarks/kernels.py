@@ -49,7 +49,7 @@ from pallas_kernels.cases import Case, words
 from pallas_kernels.measuring import measure as measure_choices
 from pallas_kernels.measuring import worth_measuring
 from pallas_kernels.measuring.agreement import largest_error, numbers
-from pallas_kernels.measuring.timing import Effort, best_seconds, seconds_of_a_call
+from pallas_kernels.measuring.timing import Effort, best_seconds, timing
 from pallas_kernels.measuring.trials import line_of, tried
 from pallas_kernels.recording import Call
 from pallas_kernels.table import TABLE
@@ -95,7 +95,7 @@ def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
         about = (case.operation.name, case.sizes, each.name, case.num_bytes)
         try:
             outputs = numbers(jax.jit(partial(case.call, each.name))(material[0]))
-            seconds = seconds_of_a_call(case, each.name, material, effort)
+            seconds = timing(case, each.name, material, effort)()
         except Exception as error:  # what a compiler or a device refuses is a result like others
             yield Result(*about, refused=line_of(error))
             continue

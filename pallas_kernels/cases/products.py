@@ -118,6 +118,8 @@ def _cruel(given: Given) -> tuple[Given, Given]:
 
 
 def _judged(given: Given, outcome: Outcome) -> Any:
-    """Rows of numbers; where a row of the arguments is NaN, nothing is asked of the result."""
-    of_nan = jnp.isnan(given.x).any(axis=-1, keepdims=True)
-    return jnp.where(of_nan, 0, outcome.results)
+    """Rows of numbers, each over the RMS of its arguments: else a huge value of one row would hide all others, and what
+    16 bits make of it would count for all. Where a row of the arguments is NaN, nothing is asked of the result.
+    """
+    size = jnp.sqrt(jnp.mean(jnp.square(given.x), axis=-1, keepdims=True))
+    return jnp.where(jnp.isnan(size), 0, outcome.results / jnp.where(size > 0, size, 1))

@@ -1,6 +1,7 @@
 """Finding out which implementations are the fastest on this device, for the calls that a program makes.
 
-Everything runs in a process of its own, which may crash or hang without harm; on TPUs in this one, see `measure`.
+Everything runs in processes of their own, which may crash or hang without harm; on TPUs in this one, see `measure`.
+Compiling takes most of the time. So on a GPU several processes compile side by side, and time in turns.
 An implementation is chosen if its results agree with the law, on random input and on cruel input, and if it is clearly
 faster than what the table takes.
 """
@@ -8,11 +9,16 @@ faster than what the table takes.
 from __future__ import annotations
 
 import math
+import os
+import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,6 +43,8 @@ STARTING = 120.0
 """Seconds in which a process must open the device."""
 EFFORT = Effort(copies=2, cache_bytes=1 << 27, seconds=0.05, runs=3)
 CASES = "pallas_kernels.cases"
+WORKERS = 8
+"""Processes that share a GPU, at most. Each takes half a gigabyte of its memory, and about two cores."""
 
 Progress = Callable[[int, int], None]
 """Is told how many calls are done, of how many."""
@@ -63,22 +71,22 @@ def worth_measuring(calls: Iterable[Call], *, anew: bool = False) -> list[Call]:
         anew: also what has been measured on this device.
 
     Returns:
-        Those with the most to do first.
+        Those of few rows first, as every round has them; of these, and of the others, those with the most to do.
     """
     largest: dict[str, Call] = {}
     for call in sorted(calls, key=_company):
         largest[key_of(*call)] = call
     known = {} if anew else {**tuning.choices(), **memory.remembered()}
-    return sorted((call for key, call in largest.items() if key not in known), key=_weight, reverse=True)
+    return sorted((call for key, call in largest.items() if key not in known), key=_urgency)
 
 
 def _company(call: Call) -> int:
     return math.prod(call[1].get(axis, 1) for axis in (*COMPANY, "S"))
 
 
-def _weight(call: Call) -> int:
-    """About as much as a call has to do."""
-    return math.prod(size for size in call[1].values() if type(size) is int)
+def _urgency(call: Call) -> tuple[bool, int]:
+    """Whether it is of many rows, and, below zero, about as much as it has to do."""
+    return group_of(call[1]).get("many", False), -math.prod(size for size in call[1].values() if type(size) is int)
 
 
 @dataclass
@@ -107,6 +115,7 @@ def measure(
     cases: str = CASES,
     progress: Progress | None = None,
     here: bool | None = None,
+    workers: int | None = None,
 ) -> Report:
     """Measure calls, and remember what was found; what is done is kept also when something interrupts it.
 
@@ -119,37 +128,82 @@ def measure(
         progress: see `Progress`.
         here: try everything in this process, in which nothing is contained: what crashes it is left out the next time.
             By default only on TPUs, which one process can have.
+        workers: processes that try calls side by side, by default one for two cores on a GPU; on a CPU one, because
+            there they would slow each other down.
 
     Warns:
         RuntimeWarning: an implementation is left out, because it did not compile, crashed, hung or is wrong.
     """
     here = jax.default_backend() == "tpu" if here is None else here
-    measuring = _Measuring(calls, time.monotonic() + budget, patience, progress or (lambda done, total: None))
-    if here and (fatal := memory.fatal()) is not None:
-        measuring.leave_out(*fatal, "crashed the process that tried it")
-    while measuring.work:
-        order = Order(cases, measuring.open_calls(), asdict(effort))
-        if here:
-            measuring.follow(Here(order), noted=memory.noted)
-        else:
-            with process(order) as tried:
-                measuring.follow(tried)
-    _warn(measuring.found)
-    return Report(measuring.found, measuring.unfinished)
+    found = _Found(len(calls), progress or (lambda done, total: None))
+    lane = partial(_Lane, found, time.monotonic() + budget, patience)
+    order = partial(Order, cases, effort=asdict(effort))
+    if here:
+        only = lane(calls)
+        if (fatal := memory.fatal()) is not None:
+            only.leave_out(*fatal, "crashed the process that tried it")
+        while only.work:
+            only.follow(Here(order(only.open_calls())), noted=memory.noted)
+    elif calls:
+        count = min(len(calls), _workers() if workers is None else workers)
+        _side_by_side([lane(calls[first::count]) for first in range(count)], order)
+    _warn(found.choices)
+    return Report(found.choices, found.unfinished)
+
+
+def _workers() -> int:
+    return min(WORKERS, max(1, (os.cpu_count() or 1) // 2)) if jax.default_backend() == "gpu" else 1
+
+
+def _side_by_side(lanes: Sequence[_Lane], order: Callable[..., Order]) -> None:
+    """Let every lane do its work, in processes of its own. What interrupts this process ends them all."""
+    stop = threading.Event()
+    with tempfile.NamedTemporaryFile() as turns, ThreadPoolExecutor(len(lanes)) as threads:
+
+        def run(lane: _Lane) -> None:
+            while lane.work and not stop.is_set():
+                with process(order(lane.open_calls(), turns=turns.name), stop) as tried:
+                    lane.follow(tried)
+
+        try:
+            list(threads.map(run, lanes))
+        finally:
+            stop.set()
 
 
 def _not_noted(key: str, impl: str) -> AbstractContextManager:
     return nullcontext()
 
 
-class _Measuring:
+class _Found:
+    """What all lanes have found; they tell it at the same time."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self.choices: dict[str, Choice] = {}
+        self.unfinished: list[str] = []
+        self._total, self._done, self._progress, self._one = total, 0, progress, threading.Lock()
+
+    def add(self, choice: Choice) -> None:
+        """A call is done."""
+        with self._one:
+            self.choices[choice.key] = choice
+            memory.remember({choice.key: choice})
+            self._done += 1
+            self._progress(self._done, self._total)
+
+    def give_up(self, calls: Sequence[Call], why: str) -> None:
+        """Calls cannot be measured now."""
+        with self._one:
+            self.unfinished += [f"{operation} {words(dims)}: {why}" for operation, dims in calls]
+            self._done += len(calls)
+
+
+class _Lane:
     """Calls that are being measured, by one worker after the other."""
 
-    def __init__(self, calls: Sequence[Call], deadline: float, patience: float, progress: Progress) -> None:
+    def __init__(self, found: _Found, deadline: float, patience: float, calls: Sequence[Call]) -> None:
         self.work = {number: _Work(call) for number, call in enumerate(calls)}
-        self.found: dict[str, Choice] = {}
-        self.unfinished: list[str] = []
-        self._total, self._deadline, self._patience, self._progress = len(calls), deadline, patience, progress
+        self._found, self._deadline, self._patience = found, deadline, patience
 
     def open_calls(self) -> list[tuple[int, str, Dims, list[str]]]:
         """What a worker is to try."""
@@ -197,10 +251,7 @@ class _Measuring:
             case {"call": number, **trial}:
                 self.work[number].trials[trial["impl"]] = Trial(**trial)
             case {"done": number} if number in self.work:
-                choice = self.work.pop(number).choice()
-                self.found[choice.key] = choice
-                memory.remember({choice.key: choice})
-                self._progress(self._total - len(self.work), self._total)
+                self._found.add(self.work.pop(number).choice())
         return None
 
     def _blame(self, ready: bool, trying: tuple[int, str] | None, why: str) -> None:
@@ -212,9 +263,7 @@ class _Measuring:
             self._give_up(list(self.work)[:1] if ready else list(self.work), why)
 
     def _give_up(self, numbers: Sequence[int], why: str) -> None:
-        for number in numbers:
-            operation, dims = self.work.pop(number).call
-            self.unfinished.append(f"{operation} {words(dims)}: {why}")
+        self._found.give_up([self.work.pop(number).call for number in numbers], why)
 
 
 def _warn(found: Mapping[str, Choice]) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,6 +20,8 @@ from pallas_kernels.measuring.worker import GONE_WRONG, Order, lines
 from pallas_kernels.override import VARIABLE
 
 _END = ""
+_LISTENING = 0.2
+"""Seconds after which somebody who waits for a line looks whether it is still wanted."""
 
 
 class Hung(Exception):
@@ -59,13 +62,14 @@ class Here:
 class Process:
     """A process that works, and what it says."""
 
-    def __init__(self, process: subprocess.Popen, errors: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen, errors: IO[bytes], stop: threading.Event) -> None:
         """
         Args:
             process: with a pipe for its output.
             errors: the file that it writes other output to.
+            stop: set when nobody wants to hear more.
         """
-        self._process, self._errors = process, errors
+        self._process, self._errors, self._stop = process, errors, stop
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -76,11 +80,16 @@ class Process:
 
     def next_line(self, seconds: float) -> dict[str, Any] | None:
         """What it says next; see `Worker`."""
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            self._process.kill()
-            raise Hung from None
+        deadline, line = time.monotonic() + seconds, None
+        while line is None and not self._stop.is_set():
+            try:
+                line = self._lines.get(timeout=_LISTENING)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    self._process.kill()
+                    raise Hung from None
+        if line is None:
+            return None
         if line != _END:
             return dict(json.loads(line))
         if (status := self._process.wait()) not in (0, GONE_WRONG):
@@ -95,8 +104,8 @@ class Process:
 
 
 @contextmanager
-def process(order: Order) -> Iterator[Worker]:
-    """A process for an order; it is gone when the block ends."""
+def process(order: Order, stop: threading.Event) -> Iterator[Worker]:
+    """A process for an order, which says nothing more after `stop`; it is gone when the block ends."""
     with tempfile.TemporaryFile() as errors:
         started = subprocess.Popen(
             [sys.executable, "-m", "pallas_kernels.measuring.worker"],
@@ -111,7 +120,7 @@ def process(order: Order) -> Iterator[Worker]:
             assert started.stdin is not None
             started.stdin.write(json.dumps(asdict(order)) + "\n")
             started.stdin.close()
-            yield Process(started, errors)
+            yield Process(started, errors, stop)
         finally:
             started.kill()
             started.wait()

@@ -51,8 +51,10 @@ def best_seconds(run: Callable[[], Any], effort: Effort) -> float:
     return min(times)
 
 
-def seconds_of_a_call(case: Case, impl: str | None, material: list[Given], effort: Effort) -> float:
-    """By a program that makes many calls, over one copy of the material after the other."""
+def timing(case: Case, impl: str | None, material: list[Given], effort: Effort) -> Callable[[], float]:
+    """Compiles a program that makes many calls, over one copy of the material after the other; returns what runs it and
+    tells the seconds of a call.
+    """
     passes = PASSES if jax.tree.leaves(material[0].own) else 1
     calls = passes * len(material)
 
@@ -73,7 +75,12 @@ def seconds_of_a_call(case: Case, impl: str | None, material: list[Given], effor
         return lax.fori_loop(0, repeats, partial(body, fixed=fixed), (x, owns))
 
     arguments = material[0].x, [each.own for each in material], [each.fixed for each in material]
-    jax.block_until_ready(program(1, *arguments))
-    once = best_seconds(lambda: program(1, *arguments), Effort(1, 1, 0, 2))
-    repeats = max(1, min(200, round(effort.seconds / 8 / max(once, 1e-7))))
-    return best_seconds(lambda: program(repeats, *arguments), effort) / (repeats * calls)
+    compiled = program.lower(1, *arguments).compile()
+
+    def run() -> float:
+        jax.block_until_ready(compiled(1, *arguments))
+        once = best_seconds(lambda: compiled(1, *arguments), Effort(1, 1, 0, 2))
+        repeats = max(1, min(200, round(effort.seconds / 8 / max(once, 1e-7))))
+        return best_seconds(lambda: compiled(repeats, *arguments), effort) / (repeats * calls)
+
+    return run

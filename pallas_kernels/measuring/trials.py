@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import numpy as np
 from pallas_kernels.cases.case import Case, Given
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.measuring.agreement import AGREES, largest_error, numbers
-from pallas_kernels.measuring.timing import Effort, seconds_of_a_call
+from pallas_kernels.measuring.timing import Effort, timing
+from pallas_kernels.measuring.turns import Turns
 from pallas_kernels.table import made_for
 
 COMPILING, RUNNING = "did not compile", "failed when it ran"
@@ -51,8 +53,10 @@ class Failure(Exception):
     """An implementation cannot be used; the message says why."""
 
 
-def trials(case: Case, settled: Iterable[str], effort: Effort) -> Iterator[Trial]:
+def trials(case: Case, settled: Iterable[str], effort: Effort, turns: Turns) -> Iterator[Trial]:
     """Try the implementations of a call that are not settled yet: each comes before it is tried, and after it.
+
+    While it waits for its turn to be timed, it comes again and again.
 
     Raises:
         RuntimeError: the law itself cannot be computed here.
@@ -67,19 +71,26 @@ def trials(case: Case, settled: Iterable[str], effort: Effort) -> Iterator[Trial
     for each in some:
         yield Trial(each.name)
         try:
-            program = _compiled(case, each.name, given)
+            program = _compiled(partial(_program, case, each.name, given))
             for (name, cruel, harmless), want in zip(checks, wanted, strict=True):
                 _compare(program, judged, name, harmless if each.reads_all else cruel, want)
-            seconds = _timed(case, each.name, material, effort)
+            run = _compiled(partial(timing, case, each.name, material, effort))
+            for _ in turns.waiting():
+                yield Trial(each.name)
+            seconds = _timed(run, turns)
         except Failure as failure:
             yield Trial(each.name, left_out=str(failure))
         else:
             yield Trial(each.name, microseconds=round(seconds * 1e6, 2))
 
 
-def _compiled(case: Case, impl: str, given: Given) -> jax.stages.Compiled:
+def _program(case: Case, impl: str, given: Given) -> jax.stages.Compiled:
+    return jax.jit(partial(case.call, impl)).lower(given).compile()
+
+
+def _compiled(compile_it: Callable[[], Any]) -> Any:
     try:
-        return jax.jit(lambda given: case.call(impl, given)).lower(given).compile()
+        return compile_it()
     except Exception as error:  # whatever a compiler says
         raise Failure(f"{COMPILING}: {line_of(error)}") from error
 
@@ -93,11 +104,13 @@ def _compare(program: Any, judged: Any, name: str, given: Given, want: list[np.n
         raise Failure(f"results differ by {off:.0e} on {name} input, where {AGREES:.0e} is accepted")
 
 
-def _timed(case: Case, impl: str, material: list[Given], effort: Effort) -> float:
+def _timed(run: Callable[[], float], turns: Turns) -> float:
     try:
-        return seconds_of_a_call(case, impl, material, effort)
+        return run()
     except Exception as error:  # as above
         raise Failure(f"{RUNNING}, many times in a row: {line_of(error)}") from error
+    finally:
+        turns.end()
 
 
 def line_of(error: Exception) -> str:

@@ -17,6 +17,7 @@ import jax
 
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.trials import RUNNING, candidates, line_of, trials
+from pallas_kernels.measuring.turns import Turns
 
 GONE_WRONG = 3
 """The exit status after an implementation that failed on the device."""
@@ -30,11 +31,13 @@ class Order:
         cases: the module whose `CASES` has a case for each operation.
         calls: [number, operation, dims, names of implementations that are settled].
         effort: how much to measure.
+        turns: a file, see `Turns`.
     """
 
     cases: str
     calls: Sequence[tuple[int, str, Mapping[str, Any], Sequence[str]]]
     effort: Mapping[str, Any]
+    turns: str = ""
 
 
 def lines(order: Order) -> Iterator[dict[str, Any]]:
@@ -43,6 +46,7 @@ def lines(order: Order) -> Iterator[dict[str, Any]]:
     The last line has `gone_wrong` if an implementation failed on the device: what comes after it needs another process.
     """
     cases, effort = importlib.import_module(order.cases).CASES, Effort(**order.effort)
+    turns = Turns(order.turns)
     yield {"ready": jax.devices()[0].device_kind}
     for number, operation, dims, settled in order.calls:
         try:
@@ -50,7 +54,7 @@ def lines(order: Order) -> Iterator[dict[str, Any]]:
             some = candidates(case, jax.default_backend())
             yield {"call": number, "default": some[0].name}
             if len(some) > 1:  # else there is nothing to choose
-                for found in trials(case, settled, effort):
+                for found in trials(case, settled, effort, turns):
                     if not found.settled:
                         yield {"trying": [number, found.impl]}
                         continue

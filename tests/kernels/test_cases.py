@@ -14,6 +14,7 @@ from pallas_kernels.cases import CASES, random_blocks, words
 from pallas_kernels.matmul import FORMATS, from_blocks
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.trials import candidates, trials
+from pallas_kernels.measuring.turns import Turns
 from pallas_kernels.table import TABLE
 
 LAYOUT = "panels16" if native.available() else "blocks"
@@ -53,7 +54,7 @@ def test_every_operation_has_a_case() -> None:
 )
 def test_what_runs_here_agrees_with_the_law(operation: str, dims: dict) -> None:
     case = CASES[operation](dims)
-    every = list(trials(case, (), QUICK))
+    every = list(trials(case, (), QUICK, Turns("")))
     before, found = every[::2], every[1::2]
     names = [each.name for each in candidates(case, "cpu")]
     assert [each.impl for each in found] == [each.impl for each in before] == names

@@ -22,6 +22,7 @@ from pallas_kernels.dispatch import choose, explain
 from pallas_kernels.measuring import measure, worth_measuring
 from pallas_kernels.measuring.agreement import largest_error
 from pallas_kernels.measuring.timing import Effort
+from pallas_kernels.measuring.turns import Turns
 
 QUICK = Effort(copies=1, cache_bytes=1, seconds=0.01, runs=3)
 DIMS = {"rows": 64, "N": 256}
@@ -86,6 +87,44 @@ def test_what_hangs_is_left_out_and_a_second_time_measures_nothing(folder: Path)
     assert worth_measuring(calls) == []
     assert choose(OPERATIONS["good"], None, {**DIMS, "rows": 3}).name == "fast"
     assert len(worth_measuring(calls, anew=True)) == 3
+
+
+def test_several_processes_measure_side_by_side_and_time_in_turns(folder: Path) -> None:
+    calls = [("hanging", DIMS), *(("good", {**DIMS, "N": n}) for n in (64, 128, 256, 512)), ("bad", DIMS)]
+    done: list[tuple[int, int]] = []
+    with pytest.warns(RuntimeWarning, match="left out on cpu"):
+        report = measure(
+            calls,
+            cases="fake_kernels",
+            effort=QUICK,
+            patience=6,
+            workers=3,
+            progress=lambda *step: done.append(step),
+        )
+    assert done == [(number, 6) for number in range(1, 7)]
+    assert not report.unfinished
+    assert report.choices.keys() == {key_of(*call) for call in calls} == memory.remembered().keys()
+    assert {choice.order[0] for choice in report.choices.values()} <= {"fast", "reads_all"}
+    memory._known.clear()
+    assert worth_measuring(calls) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files are closed with the process
+def test_a_turn_on_the_device_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "turns"
+    path.touch()
+    first, second = Turns(str(path)), Turns(str(path))
+    assert list(first.waiting()) == []
+    waiting = second.waiting(seconds=0.02)
+    next(waiting)
+    next(waiting)
+    first.end()
+    assert list(waiting) == []
+    assert next(first.waiting(seconds=0.02), "its turn") is None
+    second.end()
+    assert list(first.waiting()) == []
+    first.end()
+    assert list(Turns("").waiting()) == []
 
 
 def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
@@ -171,7 +210,8 @@ measure(calls, cases="fake_kernels", effort=QUICK, progress=lambda *step: print(
 def test_ctrl_c_leaves_the_file_whole_and_no_process_behind(folder: Path) -> None:
     with process(MEASURER, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as measuring:
         assert measuring.stdout.readline() == "1 16\n"
-        children = Path(f"/proc/{measuring.pid}/task/{measuring.pid}/children").read_text().split()
+        threads = Path(f"/proc/{measuring.pid}/task").glob("*/children")
+        children = [child for thread in threads for child in thread.read_text().split()]
         measuring.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in measuring.communicate()[1]
     assert children
