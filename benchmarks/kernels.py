@@ -95,7 +95,7 @@ def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
         about = (case.operation.name, case.sizes, each.name, case.num_bytes)
         try:
             outputs = numbers(jax.jit(partial(case.call, each.name))(material[0]))
-            seconds = timing(case, each.name, material, effort)()
+            seconds = timing(case, each.name, material, effort)(material)
         except Exception as error:  # what a compiler or a device refuses is a result like others
             yield Result(*about, refused=line_of(error))
             continue

@@ -35,7 +35,7 @@ from pallas_kernels.table import Dims
 
 WORTH_IT = 1.05
 """Times as fast as what the table takes, at which another implementation is chosen."""
-BUDGET = 60.0
+BUDGET = 45.0
 """Seconds after which no further call is tried; the next time goes on there."""
 PATIENCE = 40.0
 """Seconds in which an implementation must compile, and in which it must run."""
@@ -121,7 +121,8 @@ def measure(
 
     Args:
         calls: see `worth_measuring`.
-        budget: seconds after which no further call is begun.
+        budget: seconds after which no further call is begun; each process does one at least. Those that work side by
+            side time what they have begun after that.
         patience: seconds in which an implementation must compile, run and be timed.
         effort: how much to measure.
         cases: the module whose `CASES` has the operations.
@@ -136,14 +137,18 @@ def measure(
     """
     here = jax.default_backend() == "tpu" if here is None else here
     found = _Found(len(calls), progress or (lambda done, total: None))
-    lane = partial(_Lane, found, time.monotonic() + budget, patience)
-    order = partial(Order, cases, effort=asdict(effort))
+    lane = partial(_Lane, found, patience)
+    deadline = time.monotonic() + budget
+
+    def order(lane: _Lane, turns: str = "") -> Order:
+        return Order(cases, lane.open_calls(), asdict(effort), max(0, deadline - time.monotonic()), turns)
+
     if here:
         only = lane(calls)
         if (fatal := memory.fatal()) is not None:
             only.leave_out(*fatal, "crashed the process that tried it")
         while only.work:
-            only.follow(Here(order(only.open_calls())), noted=memory.noted)
+            only.follow(Here(order(only)), noted=memory.noted)
     elif calls:
         count = min(len(calls), _workers() if workers is None else workers)
         _side_by_side([lane(calls[first::count]) for first in range(count)], order)
@@ -162,7 +167,7 @@ def _side_by_side(lanes: Sequence[_Lane], order: Callable[..., Order]) -> None:
 
         def run(lane: _Lane) -> None:
             while lane.work and not stop.is_set():
-                with process(order(lane.open_calls(), turns=turns.name), stop) as tried:
+                with process(order(lane, turns.name if len(lanes) > 1 else ""), stop) as tried:
                     lane.follow(tried)
 
         try:
@@ -201,9 +206,9 @@ class _Found:
 class _Lane:
     """Calls that are being measured, by one worker after the other."""
 
-    def __init__(self, found: _Found, deadline: float, patience: float, calls: Sequence[Call]) -> None:
+    def __init__(self, found: _Found, patience: float, calls: Sequence[Call]) -> None:
         self.work = {number: _Work(call) for number, call in enumerate(calls)}
-        self._found, self._deadline, self._patience = found, deadline, patience
+        self._found, self._patience = found, patience
 
     def open_calls(self) -> list[tuple[int, str, Dims, list[str]]]:
         """What a worker is to try."""
@@ -231,9 +236,6 @@ class _Lane:
                 if line is None:
                     return
                 ready, trying = True, self._take(line)
-                if "done" in line and time.monotonic() > self._deadline:
-                    self._give_up(list(self.work), "no time was left")
-                    return
         except Hung:
             self._blame(ready, trying, f"did not end within {self._patience:g} seconds")
         except Ended as ended:

@@ -51,9 +51,15 @@ def best_seconds(run: Callable[[], Any], effort: Effort) -> float:
     return min(times)
 
 
-def timing(case: Case, impl: str | None, material: list[Given], effort: Effort) -> Callable[[], float]:
-    """Compiles a program that makes many calls, over one copy of the material after the other; returns what runs it and
-    tells the seconds of a call.
+Timing = Callable[[list[Given]], float]
+"""From copies of what calls use to the seconds of a call."""
+
+
+def timing(case: Case, impl: str | None, material: list[Given], effort: Effort) -> Timing:
+    """Compile a program that makes many calls, over one copy of the material after the other.
+
+    Returns:
+        What runs it, with material like this.
     """
     passes = PASSES if jax.tree.leaves(material[0].own) else 1
     calls = passes * len(material)
@@ -74,10 +80,13 @@ def timing(case: Case, impl: str | None, material: list[Given], effort: Effort) 
     def program(repeats: Any, x: Any, owns: list[Any], fixed: list[Any]) -> tuple[Any, list[Any]]:
         return lax.fori_loop(0, repeats, partial(body, fixed=fixed), (x, owns))
 
-    arguments = material[0].x, [each.own for each in material], [each.fixed for each in material]
-    compiled = program.lower(1, *arguments).compile()
+    def arguments_of(material: list[Given]) -> tuple[Any, ...]:
+        return material[0].x, [each.own for each in material], [each.fixed for each in material]
 
-    def run() -> float:
+    compiled = program.lower(1, *arguments_of(material)).compile()
+
+    def run(material: list[Given]) -> float:
+        arguments = arguments_of(material)
         jax.block_until_ready(compiled(1, *arguments))
         once = best_seconds(lambda: compiled(1, *arguments), Effort(1, 1, 0, 2))
         repeats = max(1, min(200, round(effort.seconds / 8 / max(once, 1e-7))))

@@ -1,8 +1,8 @@
-"""What is tried of a call: each implementation is compiled, compared with the law, and timed."""
+"""What is tried of a call: implementations are compiled and compared with the law, and those that agree are timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,7 @@ import numpy as np
 from pallas_kernels.cases.case import Case, Given
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.measuring.agreement import AGREES, largest_error, numbers
-from pallas_kernels.measuring.timing import Effort, timing
-from pallas_kernels.measuring.turns import Turns
+from pallas_kernels.measuring.timing import Effort, Timing, timing
 from pallas_kernels.table import made_for
 
 COMPILING, RUNNING = "did not compile", "failed when it ran"
@@ -53,16 +52,20 @@ class Failure(Exception):
     """An implementation cannot be used; the message says why."""
 
 
-def trials(case: Case, settled: Iterable[str], effort: Effort, turns: Turns) -> Iterator[Trial]:
-    """Try the implementations of a call that are not settled yet: each comes before it is tried, and after it.
+def prepared(case: Case, settled: Iterable[str], effort: Effort, ready: dict[str, Timing]) -> Iterator[Trial]:
+    """Compile the implementations of a call that are not settled yet, and compare them with the law.
 
-    While it waits for its turn to be timed, it comes again and again.
+    Args:
+        ready: takes those that agree.
+
+    Yields:
+        Each one before it is tried, and those that are left out.
 
     Raises:
         RuntimeError: the law itself cannot be computed here.
     """
     some = [each for each in candidates(case, jax.default_backend()) if each.name not in settled]
-    material = [case.make(seed) for seed in range(effort.copies_of(case))]
+    material = material_of(case, effort)
     given = material[0]
     poisoned, finite = jax.jit(case.cruel)(given) if case.cruel else (given, given)
     checks = [("random", given, given), ("cruel", poisoned, finite)][: 2 if case.cruel else 1]
@@ -74,14 +77,25 @@ def trials(case: Case, settled: Iterable[str], effort: Effort, turns: Turns) -> 
             program = _compiled(partial(_program, case, each.name, given))
             for (name, cruel, harmless), want in zip(checks, wanted, strict=True):
                 _compare(program, judged, name, harmless if each.reads_all else cruel, want)
-            run = _compiled(partial(timing, case, each.name, material, effort))
-            for _ in turns.waiting():
-                yield Trial(each.name)
-            seconds = _timed(run, turns)
+            ready[each.name] = _compiled(partial(timing, case, each.name, material, effort))
         except Failure as failure:
             yield Trial(each.name, left_out=str(failure))
-        else:
-            yield Trial(each.name, microseconds=round(seconds * 1e6, 2))
+
+
+def timed(case: Case, ready: Mapping[str, Timing], effort: Effort) -> Iterator[Trial]:
+    """Time what `prepared` found to agree: each comes before it is timed, and after it."""
+    material = material_of(case, effort) if ready else []
+    for name, run in ready.items():
+        yield Trial(name)
+        try:
+            yield Trial(name, microseconds=round(run(material) * 1e6, 2))
+        except Exception as error:  # whatever a device says
+            yield Trial(name, left_out=f"{RUNNING}, many times in a row: {line_of(error)}")
+
+
+def material_of(case: Case, effort: Effort) -> list[Given]:
+    """Copies of what calls use."""
+    return [case.make(seed) for seed in range(effort.copies_of(case))]
 
 
 def _program(case: Case, impl: str, given: Given) -> jax.stages.Compiled:
@@ -102,15 +116,6 @@ def _compare(program: Any, judged: Any, name: str, given: Given, want: list[np.n
         raise Failure(f"{RUNNING}, on {name} input: {line_of(error)}") from error
     if not (off := largest_error(got, want)) <= AGREES:
         raise Failure(f"results differ by {off:.0e} on {name} input, where {AGREES:.0e} is accepted")
-
-
-def _timed(run: Callable[[], float], turns: Turns) -> float:
-    try:
-        return run()
-    except Exception as error:  # as above
-        raise Failure(f"{RUNNING}, many times in a row: {line_of(error)}") from error
-    finally:
-        turns.end()
 
 
 def line_of(error: Exception) -> str:

@@ -12,9 +12,8 @@ from compiled import dequantize
 from pallas_kernels import native
 from pallas_kernels.cases import CASES, random_blocks, words
 from pallas_kernels.matmul import FORMATS, from_blocks
-from pallas_kernels.measuring.timing import Effort
-from pallas_kernels.measuring.trials import candidates, trials
-from pallas_kernels.measuring.turns import Turns
+from pallas_kernels.measuring.timing import Effort, Timing
+from pallas_kernels.measuring.trials import candidates, prepared, timed
 from pallas_kernels.table import TABLE
 
 LAYOUT = "panels16" if native.available() else "blocks"
@@ -54,9 +53,13 @@ def test_every_operation_has_a_case() -> None:
 )
 def test_what_runs_here_agrees_with_the_law(operation: str, dims: dict) -> None:
     case = CASES[operation](dims)
-    every = list(trials(case, (), QUICK, Turns("")))
-    before, found = every[::2], every[1::2]
+    ready: dict[str, Timing] = {}
+    before = list(prepared(case, (), QUICK, ready))
     names = [each.name for each in candidates(case, "cpu")]
+    assert [each.impl for each in before] == list(ready) == names, before
+    assert not any(each.settled for each in before)
+    every = list(timed(case, ready, QUICK))
+    before, found = every[::2], every[1::2]
     assert [each.impl for each in found] == [each.impl for each in before] == names
     assert not any(each.settled for each in before)
     assert all(each.left_out is None and each.microseconds > 0 for each in found), found

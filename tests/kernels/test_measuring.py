@@ -109,22 +109,23 @@ def test_several_processes_measure_side_by_side_and_time_in_turns(folder: Path) 
     assert worth_measuring(calls) == []
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files are closed with the process
-def test_a_turn_on_the_device_is_given_back(tmp_path: Path) -> None:
+def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
     path = tmp_path / "turns"
     path.touch()
-    first, second = Turns(str(path)), Turns(str(path))
-    assert list(first.waiting()) == []
-    waiting = second.waiting(seconds=0.02)
-    next(waiting)
-    next(waiting)
-    first.end()
-    assert list(waiting) == []
-    assert next(first.waiting(seconds=0.02), "its turn") is None
-    second.end()
-    assert list(first.waiting()) == []
-    first.end()
-    assert list(Turns("").waiting()) == []
+    with Turns(str(path)) as first, Turns(str(path)) as second:
+        assert list(first.with_others()) == list(second.with_others()) == []
+        waiting = second.without_others(seconds=0.05)
+        next(waiting)
+        next(waiting)
+        list(first.without_others())  # second has given way
+        first_times = second.with_others(seconds=0.05)
+        next(first_times)
+        first.__exit__(None, None, None)
+        assert list(first_times) == []
+        assert list(second.without_others()) == []
+    with Turns("") as only:
+        assert only.alone
+        assert list(only.with_others()) == list(only.without_others()) == []
 
 
 def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
@@ -224,7 +225,7 @@ HERE = """
 import sys
 from test_measuring import DIMS, QUICK, measure
 report = measure([("bad", DIMS), ("good", DIMS)], cases="fake_kernels", effort=QUICK, here=True)
-print(*[choice.left_out.get("crashing") for choice in report.choices.values()])
+print(*[report.choices[key].left_out.get("crashing") for key in sorted(report.choices)])
 """
 
 
