@@ -9,6 +9,7 @@ from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.dispatch import Form, kernel, operation, triton_kernel
 from pallas_kernels.matmul import (
     cpu_native,
+    pallas_gpu,
     pallas_gpu_prefill,
     pallas_tpu,
     reference,
@@ -16,7 +17,7 @@ from pallas_kernels.matmul import (
     triton_prefill,
     xla_dequant,
 )
-from pallas_kernels.matmul.operands import wrong_layout
+from pallas_kernels.matmul.operands import unfit_for_few_rows, wrong_layout
 from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.mosaic_gpu import on_hopper
 
@@ -57,7 +58,7 @@ QUANT_MATMUL = operation(
     cpu_native=Form(_natively, cpu_native.unfit),
     xla_dequant=Form(_by_xla),
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
-    **kernel("pallas_gpu", pallas_gpu_prefill.by_rows, pallas_gpu_prefill.unfit_by_rows, wrong_layout),
+    **kernel("pallas_gpu", pallas_gpu.quant_matmul, unfit_for_few_rows),
     **kernel("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(wrong_layout), wrong_layout),
     **triton_kernel("triton", triton_planes.quant_matmul, triton_planes.unfit),
     **triton_kernel("triton_prefill", triton_prefill.quant_matmul, triton_prefill.unfit),

@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat, tq_rotation, turned
 from pallas_kernels.matmul.planes import CHUNK, PLANES, pack
 from pallas_kernels.matmul.qtensor import QTensor, from_blocks
@@ -23,6 +24,11 @@ MODEL_SIZES = ((17408, 5120), (5120, 17408))
 def wrong_layout(dims: Dims) -> str | None:
     """Why kernels on planes cannot serve a call."""
     return None if dims["layout"] == PLANES else f"reads the layout {PLANES!r}, see `prepare`"
+
+
+def unfit_for_few_rows(dims: Dims) -> str | None:
+    """Why kernels of few rows, on planes, cannot serve a call."""
+    return wrong_layout(dims) or (f"M={dims['M']} is over {FEW_ROWS}" if dims["M"] > FEW_ROWS else None)
 
 
 def num_rows(x: Float[Array, "... K"], index: Int[Array, " B"] | None) -> int:

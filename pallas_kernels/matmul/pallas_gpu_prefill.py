@@ -21,10 +21,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
 from pallas_kernels.block_sizes import BlockSizes, one_of
-from pallas_kernels.matmul import pallas_gpu
-from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import BlockFormat
-from pallas_kernels.matmul.operands import Operands, example, model_shapes, num_rows, wrong_layout
+from pallas_kernels.matmul.operands import Operands, example, model_shapes
 from pallas_kernels.matmul.planes import (
     CHUNK,
     LANES,
@@ -34,7 +32,7 @@ from pallas_kernels.matmul.planes import (
     scale_and_bias,
 )
 from pallas_kernels.matmul.qtensor import Activations, QTensor
-from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, on_hopper, tiled_memory
+from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, tiled_memory
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
 
@@ -84,11 +82,6 @@ def heuristic(dims: Dims) -> Config:
     busy = [config for config in fitting if programs(config) >= PROGRAMS]
     tile = max(config.tile for config in busy) if busy else MMA_ROWS
     return max((config for config in fitting if config.tile == tile), key=lambda config: config.warpgroups)
-
-
-def unfit_by_rows(dims: Dims) -> str | None:
-    """Why `by_rows` cannot serve a call."""
-    return wrong_layout(dims) if dims["M"] <= FEW_ROWS else on_hopper(wrong_layout)(dims)
 
 
 class _Given(NamedTuple):
@@ -265,19 +258,6 @@ def quant_matmul(
         **kernel_options(interpreted=interpret),
     )(given.numbers, blocks, *given.parts.values())
     return given.result(out)
-
-
-def by_rows(
-    x: Float[Array, "... K"],
-    weight: QTensor,
-    act: Activations,
-    index: Int[Array, " B"] | None = None,
-    *,
-    interpret: bool = False,
-) -> Float[Array, "... N"]:
-    """x @ weight.T in float32: up to 16 rows (of a block) on CUDA cores, nothing rounded; more on tensor cores."""
-    run = pallas_gpu.quant_matmul if num_rows(x, index) <= FEW_ROWS else quant_matmul
-    return run(x, weight, act, index, interpret=interpret)
 
 
 SHAPES, RUN = model_shapes(512), functools.partial(quant_matmul, act="a16")

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import FORMATS
-from pallas_kernels.matmul.operands import Operands, example, model_shapes, wrong_layout
+from pallas_kernels.matmul.operands import Operands, example, model_shapes, unfit_for_few_rows
 from pallas_kernels.matmul.planes import CHUNK, GROUP
 from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.table import Dims
@@ -79,8 +79,7 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why the kernel cannot serve a call, or None."""
-    too_many = f"M={dims['M']} is over {FEW_ROWS}" if dims["M"] > FEW_ROWS else None
-    return wrong_layout(dims) or too_many or missing(interpreted=interpreted)
+    return unfit_for_few_rows(dims) or missing(interpreted=interpreted)
 
 
 def quant_matmul(

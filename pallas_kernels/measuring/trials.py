@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pallas_kernels.cases.case import Case, Given
+from pallas_kernels.choices import group_of
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.measuring.agreement import AGREES, largest_error, numbers
 from pallas_kernels.measuring.timing import Effort, Timing, timing
@@ -34,8 +35,16 @@ class Trial:
 
 
 def candidates(case: Case, platform: str) -> list[Implementation]:
-    """What can be tried of a call on a platform, the first being what the table takes there."""
-    fitting = [each for each in tried(case, platform) if each.unfit(case.dims) is None]
+    """What can be tried of a call on a platform, the first being what the table takes there.
+
+    Kernels for prompts are left out of calls of few rows: compiling them takes time, and they are slower there.
+    """
+    of_prompts = group_of(case.dims).get("many", True)
+    fitting = [
+        each
+        for each in tried(case, platform)
+        if each.unfit(case.dims) is None and (of_prompts or not each.name.endswith("_prefill"))
+    ]
     return sorted(fitting, key=lambda each: platform not in each.platforms)
 
 
@@ -85,6 +94,8 @@ def prepared(case: Case, settled: Iterable[str], effort: Effort, ready: dict[str
 def timed(case: Case, ready: Mapping[str, Timing], effort: Effort) -> Iterator[Trial]:
     """Time what `prepared` found to agree: each comes before it is timed, and after it."""
     material = material_of(case, effort) if ready else []
+    for run in list(ready.values())[:1]:
+        run(material)  # a device that was idle is slow at first
     for name, run in ready.items():
         yield Trial(name)
         try:

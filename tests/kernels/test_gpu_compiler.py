@@ -26,6 +26,7 @@ import test_quant_pallas_lowering as matmul
 from gpu_compiler import compiled_for_gpu, without_mosaic_gpu_compiler
 
 from pallas_kernels.kv_formats import FORMATS
+from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import FORMATS as BLOCK_FORMATS
 from pallas_kernels.mosaic_gpu import SHARED_MEMORY
 
@@ -43,7 +44,8 @@ def delta(operation: str, n_tokens: int, shape: dict[str, int], dtype: Any, head
 
 
 def product(name: str, shape: tuple[int, ...], rows: int) -> Program:
-    return matmul.product("pallas_gpu"), matmul.arguments(name, shape, rows)
+    impl = "pallas_gpu" if rows <= FEW_ROWS else "pallas_gpu_prefill"
+    return matmul.product(impl), matmul.arguments(name, shape, rows)
 
 
 def verification(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> Program:

@@ -21,7 +21,7 @@ def prompt_attends() -> jax.Array:
 
 def many_rows() -> jax.Array:
     blocks = matrix("Q4_0", 40)
-    return matmul.quant_matmul(activations(18, blocks.width), pack(blocks), impl="pallas_gpu")
+    return matmul.quant_matmul(activations(18, blocks.width), pack(blocks), impl="pallas_gpu_prefill")
 
 
 def prompt_in_chunks() -> jax.Array:
@@ -46,7 +46,8 @@ def test_kernels_for_hopper_say_so_on_another_gpu(call: Callable[[], jax.Array])
 @pytest.mark.usefixtures("blackwell")
 def test_products_of_few_rows_are_for_later_gpus_too() -> None:
     weight = pack(matrix("Q4_0", 40))
-    with using("matmul.packed=pallas_gpu"):
+    with using("matmul.packed=pallas_gpu+pallas_gpu_prefill"):
         few, many = (matmul.explain(activations(rows, weight.width), weight) for rows in (16, 17))
     assert re.search(r"pallas_gpu +chosen", few)
-    assert re.search(r"pallas_gpu +passed over: multiplies with wgmma", many)
+    assert re.search(r"pallas_gpu +passed over: M=17 is over 16", many)
+    assert re.search(r"pallas_gpu_prefill +passed over: multiplies with wgmma", many)

@@ -54,7 +54,7 @@ def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_the_tile() -> None:
 def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
     stack = pack(from_blocks(jnp.stack([matrix("Q4_0", 40, seed).parts["blocks"] for seed in range(3)]), "Q4_0"))
     x = activations(4, FEW_ROWS + 1, stack.width).at[2].set(jnp.nan)
-    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl="pallas_gpu_interpret")
+    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl="pallas_gpu_prefill_interpret")
     values = dequantize(stack)
     for block, number in ((0, 2), (1, 0), (3, 2)):
         assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF
@@ -91,10 +91,10 @@ def test_what_does_not_fit_is_an_error() -> None:
         Config(1, 32)
     with pytest.raises(ValueError, match="warpgroups is 3; accepted: 1, 2"):
         Config(3, 64)
-    assert re.search("pallas_gpu +passed over: by name only", explain(x, pack(blocks), platform="gpu"))
-    with using("matmul.packed=pallas_gpu"):
+    assert re.search("pallas_gpu_prefill +passed over: by name only", explain(x, pack(blocks), platform="gpu"))
+    with using("matmul.packed=pallas_gpu+pallas_gpu_prefill"):
         said = explain(x, pack(blocks), platform="gpu")
-    assert re.search(r"pallas_gpu +chosen \(using", said)
+    assert re.search(r"pallas_gpu_prefill +chosen \(using", said)
 
 
 def test_tiles_are_tall_where_that_leaves_work_for_the_whole_gpu() -> None:

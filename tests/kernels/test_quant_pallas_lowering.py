@@ -49,7 +49,7 @@ def test_few_rows_lower(impl: str, platform: str, name: str, shape: tuple[int, .
     assert len(kernel_calls(module, platform)) == 1
 
 
-@pytest.mark.parametrize(("impl", "platform"), [("pallas_tpu", "tpu"), ("pallas_gpu", "cuda")])
+@pytest.mark.parametrize(("impl", "platform"), [("pallas_tpu", "tpu"), ("pallas_gpu_prefill", "cuda")])
 @pytest.mark.parametrize(("name", "shape", "rows"), [("Q4_K", WIDE, 512), ("Q8_0", EXPERTS, 64)])
 def test_many_rows_lower(impl: str, platform: str, name: str, shape: tuple[int, ...], rows: int) -> None:
     module = lowered(product(impl), platform, *arguments(name, shape, rows))
