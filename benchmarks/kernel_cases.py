@@ -12,6 +12,9 @@ from pallas_kernels.recording import Call
 
 DELTAS = {"Hk": 16, "Hv": 48, "Dk": 128, "Dv": 128}
 HEADS = {"H": 24, "G": 4, "N": 256}
+MATRICES = ((10240, 5120), (6144, 5120), (12288, 5120), (5120, 6144), (5120, 10240), (1024, 5120), (48, 5120))
+"""N and K of the matrices beside those of the MLP; HEAD is that of the output."""
+HEAD = (248320, 5120)
 
 
 def cases(*, small: bool) -> list[Case]:
@@ -26,15 +29,17 @@ def calls(*, small: bool) -> Iterator[Call]:
         yield "gated_delta.verify", rounds
         yield "gated_delta.commit", rounds
         yield "gated_delta.verify_snapshots", {**rounds, "M": 4}
-    yield "gated_delta.prefill", {"B": 1, "T": 128 if small else 2048, **DELTAS}
-    for batch, tokens in ((4, 4), (1, 256)) if small else ((8, 4), (1, 2048)):
+    for tokens in (128,) if small else (1, 2048):
+        yield "gated_delta.prefill", {"B": 1, "T": tokens, **DELTAS}
+    for batch, tokens in ((4, 4), (1, 256)) if small else ((1, 4), (8, 4), (1, 2048)):
         yield "causal_conv1d", {"B": batch, "T": tokens, "C": 10240, "W": 4}
     yield "hadamard", {"rows": 8192 if small else 65536, "N": 256}
     yield "rms_norm", {"rows": 512, "D": 1024} if small else {"rows": 2048, "D": 5120}
     yield "softmax_totals", {"rows": 4, "V": 8192} if small else {"rows": 16, "V": 248320}
     yield from _products(small=small)
     for kind in ("f32" if small else "bf16", "q8_0"):
-        yield "cache_attention", _attention(kind, 4, 2048 if small else 32768)
+        for slots in (2048,) if small else (256, 4096, 32768):
+            yield "cache_attention", _attention(kind, 4, slots)
     rows, slots = (64, 1024) if small else (512, 32768)
     yield "cache_attention", _attention("f32" if small else "bf16", rows, slots)
 
@@ -46,6 +51,9 @@ def _products(*, small: bool) -> Iterator[Call]:
             for name in ("Q8_0", "Q4_K"):
                 yield "matmul.packed", {"M": rows, "N": n, "K": k, "format": name, "layout": layout()}
             yield "matmul.float", {"M": rows, "N": n, "K": k, "dtype": "float32" if small else "bfloat16"}
+        if not small:
+            for n, k in (*MATRICES, *([HEAD] if rows == 4 else [])):
+                yield "matmul.packed", {"M": rows, "N": n, "K": k, "format": "Q4_K", "layout": layout()}
         experts = {"E": 16, "F": 512, "D": 256} if small else {"E": 64, "F": 1024, "D": 2048}
         yield "matmul.experts", {"M": rows, "k": 2, **experts}
 

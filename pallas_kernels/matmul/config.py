@@ -81,7 +81,8 @@ class GpuConfig(BlockSizes):
 
     Attributes:
         columns: rows of the matrix, which are columns of the result: 128 threads with 1, 2 or 4 each.
-        splits: shares of the depth; divides the number of chunks of 256. It changes how sums are rounded.
+        splits: shares of the depth, as equal as bytes of the first plane can be shared, `unroll` at a time. It changes
+            how sums are rounded.
         unroll: bytes of a plane and column that are loaded before the next ones: 4, 8 or 16.
     """
 
@@ -90,32 +91,41 @@ class GpuConfig(BlockSizes):
     unroll: int = one_of(4, 8, 16)
 
 
-PROGRAMS = 1024
-"""So many programs are enough for the largest GPUs: about eight for each of their multiprocessors."""
+MULTIPROCESSORS, PROGRAMS = 132, {128: 8, 256: 5, 512: 3}
+"""Of an H100, and how many programs one of them holds at a time, by their columns: their registers allow so many."""
+STARTING, ADDING = 1 / 4, 1e-6
+"""What a program takes to start, and what a share takes for each column to be added, in times of a chunk."""
+SHARES = 2
+"""So many at most for each chunk of 256."""
 
 
 def gpu_heuristic(dims: Dims) -> GpuConfig:
-    """A configuration for N, K and a format: four columns a thread, and as few splits as keep the GPU busy."""
-    configs = [config for config in gpu_candidates(dims) if config.unroll == 8]
-    widest = max(config.columns for config in configs)
-
-    def programs(config: GpuConfig) -> int:
-        return -(-dims["N"] // config.columns) * config.splits
-
-    return min(
-        (config for config in configs if config.columns == widest),
-        key=lambda config: (programs(config) < PROGRAMS, abs(programs(config) - PROGRAMS)),
-    )
+    """A configuration for N, K and a format: four columns a thread, and splits that keep the GPU busy to the end."""
+    return next(config for config in reversed(gpu_candidates(dims)) if config.unroll == 8)
 
 
 def gpu_candidates(dims: Dims) -> list[GpuConfig]:
-    """All configs for N and K with up to 32 splits."""
-    lanes, chunks = -(-dims["N"] // LANES) * LANES, -(-dims["K"] // CHUNK)
+    """Configs for N and K: the numbers of splits that should be the fastest, the best one last."""
+    lanes = -(-dims["N"] // LANES) * LANES
     return [
         GpuConfig(columns, splits, unroll)
         for columns in (128, 256, 512)
         if columns <= lanes
-        for splits in range(1, min(chunks, 32) + 1)
-        if chunks % splits == 0
+        for splits in _splits(dims, columns)
         for unroll in (4, 8, 16)
     ]
+
+
+def _splits(dims: Dims, columns: int) -> list[int]:
+    """The three best numbers of splits, the best one last.
+
+    Programs begin together, as many as the GPU holds; the next ones begin when these end. A last round of few programs
+    takes as long as a full one.
+    """
+    chunks, tiles = -(-dims["K"] // CHUNK), -(-dims["N"] // columns)
+
+    def time(splits: int) -> float:
+        rounds = -(-tiles * splits // (MULTIPROCESSORS * PROGRAMS[columns]))
+        return rounds * (chunks / splits + STARTING) + ADDING * splits * dims["N"]
+
+    return sorted(range(1, SHARES * chunks + 1), key=time, reverse=True)[-3:]

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
-from pallas_kernels.matmul.config import GpuConfig, gpu_candidates, gpu_heuristic
+from pallas_kernels.matmul.config import SHARES, GpuConfig, gpu_candidates, gpu_heuristic
 from pallas_kernels.matmul.formats import BlockFormat
 from pallas_kernels.matmul.operands import Operands, example, model_shapes
 from pallas_kernels.matmul.planes import (
@@ -52,7 +52,7 @@ def _body(
 
     def step(index: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         """Adds what some rows of the first plane's bytes come to: columns of the matrix, `span` apart."""
-        chunk = split * (chunks // config.splits) + index // (span // config.unroll)
+        chunk = index // (span // config.unroll)
         first = index % (span // config.unroll) * config.unroll
         group = kind.per_scale
         starts = [field * span + first for field in range(fields)]
@@ -79,8 +79,9 @@ def _body(
         return sums
 
     zeros = laid_out(jnp.zeros(config.columns, jnp.float32), layout, interpreted=interpreted)
-    steps = jnp.where(index_ref[block] < 0, 0, chunks // config.splits * (span // config.unroll))
-    sums = lax.fori_loop(0, steps, step, (zeros,) * x_ref.shape[1])
+    steps = chunks * (span // config.unroll)
+    begin, end = (share * steps // config.splits for share in (split, split + 1))
+    sums = lax.fori_loop(begin, jnp.where(index_ref[block] < 0, begin, end), step, (zeros,) * x_ref.shape[1])
     for m, total in enumerate(sums):
         out_ref[split, block, m, columns] = total
 
@@ -104,9 +105,9 @@ def quant_matmul(
     n_blocks, n_rows, _ = given.blocks.shape
     chunks, lanes = given.chunks, given.lanes
     config = config_for(TUNABLE, {"N": weight.rows, "K": weight.width, "format": weight.format}, config)
-    if chunks % config.splits or config.columns > lanes:
+    if config.splits > SHARES * chunks or config.columns > lanes:
         raise ValueError(
-            f"quant_matmul: config is {config}; accepted: splits that divide {chunks}, at most {lanes} columns"
+            f"quant_matmul: config is {config}; accepted: at most {SHARES * chunks} splits and {lanes} columns"
         )
     body = functools.partial(_body, kind=given.kind, names=tuple(given.parts), config=config, chunks=chunks)
     shares = pl.kernel(

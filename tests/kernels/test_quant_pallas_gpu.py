@@ -19,15 +19,16 @@ from pallas_kernels.matmul import (
     quant_matmul,
     triton_planes,
 )
-from pallas_kernels.matmul.config import GpuConfig
+from pallas_kernels.matmul.config import MULTIPROCESSORS, PROGRAMS, SHARES, GpuConfig, gpu_candidates, gpu_heuristic
+from pallas_kernels.matmul.planes import CHUNK
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""
 KERNELS = {
-    "pallas_gpu": partial(pallas_gpu.quant_matmul, config=GpuConfig(columns=128, splits=2, unroll=4), interpret=True),
+    "pallas_gpu": partial(pallas_gpu.quant_matmul, config=GpuConfig(columns=128, splits=3, unroll=4), interpret=True),
     "triton": partial(triton_planes.quant_matmul, config=triton_planes.Config(128, 2, 4, 1), interpret=True),
 }
-"""In their interpreters, with two splits."""
+"""In their interpreters, with two splits, or three, which share the two chunks and are not equal."""
 QUICK = ("Q4_K",)
 IMPLEMENTATIONS = ["pallas_gpu", pytest.param("triton", marks=needs_triton)]
 
@@ -95,14 +96,24 @@ def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str) -> None
     assert not np.any(got[2])
 
 
+@pytest.mark.parametrize("n", [48, 1024, 5120, 6144, 10240, 17408, 248320])
+@pytest.mark.parametrize("k", [2048, 5120, 17408])
+def test_the_last_programs_keep_the_gpu_busy_as_the_first_do(n: int, k: int) -> None:
+    dims = {"N": n, "K": k, "format": "Q4_K"}
+    config = gpu_heuristic(dims)
+    assert config in gpu_candidates(dims)
+    rounds = -(-n // config.columns) * config.splits / (MULTIPROCESSORS * PROGRAMS[config.columns])
+    assert config.splits == SHARES * k // CHUNK or rounds >= 0.9 * np.ceil(rounds)
+
+
 def test_what_does_not_fit_is_an_error() -> None:
     weight, x = pack(matrix("Q8_0")), activations(2, 512)
     with pytest.raises(ValueError, match="'triton' does not fit: M=17 is over 16"):
         quant_matmul(activations(17, 512), weight, impl="triton")
     with pytest.raises(ValueError, match="'triton' does not fit: reads the layout 'planes'"):
         quant_matmul(x, matrix("Q8_0"), impl="triton")
-    with pytest.raises(ValueError, match="accepted: splits that divide 2, at most 256 columns"):
-        pallas_gpu.quant_matmul(x, weight, "a16", config=GpuConfig(128, 3, 4), interpret=True)
+    with pytest.raises(ValueError, match="accepted: at most 4 splits and 256 columns"):
+        pallas_gpu.quant_matmul(x, weight, "a16", config=GpuConfig(128, 5, 4), interpret=True)
     with pytest.raises(ValueError, match="columns is 100; accepted: 128, 256, 512"):
         GpuConfig(100, 1, 4)
     with pytest.raises(ValueError, match="warps is 3; accepted: 2, 4, 8"):
