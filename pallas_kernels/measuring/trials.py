@@ -92,13 +92,13 @@ def prepared(case: Case, settled: Iterable[str], effort: Effort, ready: dict[str
 
 
 def timed(case: Case, ready: Mapping[str, Timing], effort: Effort) -> Iterator[Trial]:
-    """Time what `prepared` found to agree: each comes before it is timed, and after it."""
+    """Time what `prepared` found to agree: yields each before it is timed, and after it."""
     material = material_of(case, effort) if ready else []
-    for run in list(ready.values())[:1]:
-        run(material)  # a device that was idle is slow at first
-    for name, run in ready.items():
+    for index, (name, run) in enumerate(ready.items()):
         yield Trial(name)
         try:
+            if index == 0:
+                run(material)  # a device that was idle is slow at first
             yield Trial(name, microseconds=round(run(material) * 1e6, 2))
         except Exception as error:  # whatever a device says
             yield Trial(name, left_out=f"{RUNNING}, many times in a row: {line_of(error)}")
