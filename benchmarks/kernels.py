@@ -54,6 +54,8 @@ from pallas_kernels.measuring.trials import line_of, tried
 from pallas_kernels.recording import Call
 from pallas_kernels.table import TABLE
 
+KEPT_TOGETHER = 16
+"""Calls whose choices are written together: what interrupts it costs no more."""
 SMALL, FULL = Effort(2, 1 << 26, 0.15, 3), Effort(6, 1 << 28, 0.5, 5)
 
 
@@ -150,13 +152,16 @@ def _prefer(calls: list[Call]) -> None:
     device = tuning.device_kind()
     path = tuning.file_of(device)
     known = tuning.read(path, device)
-    report = measure_choices(worth_measuring(calls, anew=True), budget=math.inf, progress=_count)
-    tuning.write(path, replace(known, choices={**known.choices, **report.choices}))
-    for choice in report.choices.values():
-        for impl in choice.order[:1]:
-            print(f"{choice.operation} {words(choice.measured)}: {impl}, {choice.because(impl, device)}")
-    for why in report.unfinished:
-        print(f"not measured: {why}")
+    work = worth_measuring(calls, anew=True)
+    for first in range(0, len(work), KEPT_TOGETHER):
+        report = measure_choices(work[first : first + KEPT_TOGETHER], budget=math.inf, progress=_count)
+        known = replace(known, choices={**known.choices, **report.choices})
+        tuning.write(path, known)
+        for choice in report.choices.values():
+            for impl in choice.order[:1]:
+                print(f"{choice.operation} {words(choice.measured)}: {impl}, {choice.because(impl, device)}")
+        for why in report.unfinished:
+            print(f"not measured: {why}")
     print(f"written to {path}")
 
 

@@ -28,7 +28,7 @@ from pallas_kernels.cases.case import words
 from pallas_kernels.choices import COMPANY, Choice, group_of, key_of
 from pallas_kernels.measuring.process import Ended, Here, Hung, Worker, process
 from pallas_kernels.measuring.timing import Effort
-from pallas_kernels.measuring.trials import Trial
+from pallas_kernels.measuring.trials import Trial, line_of
 from pallas_kernels.measuring.worker import Order
 from pallas_kernels.recording import Call
 from pallas_kernels.table import Dims
@@ -44,7 +44,7 @@ STARTING = 120.0
 EFFORT = Effort(copies=2, cache_bytes=1 << 27, seconds=0.05, runs=3)
 CASES = "pallas_kernels.cases"
 WORKERS = 8
-"""Processes that share a GPU, at most. Each takes half a gigabyte of its memory, and about two cores."""
+"""Processes that share a GPU, at most. Each takes about two cores."""
 
 Progress = Callable[[int, int], None]
 """Is told how many calls are done, of how many."""
@@ -68,7 +68,8 @@ def worth_measuring(calls: Iterable[Call], *, anew: bool = False) -> list[Call]:
 
     Args:
         calls: of a program.
-        anew: also what has been measured on this device.
+        anew: also what has been measured on this device. What comes with the package was measured elsewhere, perhaps
+            with other versions: it says what is taken until then.
 
     Returns:
         Those of few rows first, as every round has them; of these, and of the others, those with the most to do.
@@ -76,7 +77,7 @@ def worth_measuring(calls: Iterable[Call], *, anew: bool = False) -> list[Call]:
     largest: dict[str, Call] = {}
     for call in sorted(calls, key=_company):
         largest[key_of(*call)] = call
-    known = {} if anew else {**tuning.choices(), **memory.remembered()}
+    known = {} if anew else memory.remembered()
     return sorted((call for key, call in largest.items() if key not in known), key=_urgency)
 
 
@@ -117,7 +118,7 @@ def measure(
     here: bool | None = None,
     workers: int | None = None,
 ) -> Report:
-    """Measure calls, and remember what was found; what is done is kept also when something interrupts it.
+    """Measure calls, and remember what was found; what has been timed is kept also when something interrupts it.
 
     Args:
         calls: see `worth_measuring`.
@@ -141,7 +142,9 @@ def measure(
     deadline = time.monotonic() + budget
 
     def order(lane: _Lane, turns: str = "") -> Order:
-        return Order(cases, lane.open_calls(), asdict(effort), max(0, deadline - time.monotonic()), turns)
+        # After a crash what had been compiled is compiled again.
+        left = max(deadline - time.monotonic(), budget / 2 if lane.tried else 0)
+        return Order(cases, lane.open_calls(), asdict(effort), left, turns)
 
     if here:
         only = lane(calls)
@@ -157,7 +160,11 @@ def measure(
 
 
 def _workers() -> int:
-    return min(WORKERS, max(1, (os.cpu_count() or 1) // 2)) if jax.default_backend() == "gpu" else 1
+    if jax.default_backend() != "gpu":
+        return 1
+    # Of a container or a job, where the system says it.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(WORKERS, max(1, cores // 2))
 
 
 def _side_by_side(lanes: Sequence[_Lane], order: Callable[..., Order]) -> None:
@@ -166,9 +173,12 @@ def _side_by_side(lanes: Sequence[_Lane], order: Callable[..., Order]) -> None:
     with tempfile.NamedTemporaryFile() as turns, ThreadPoolExecutor(len(lanes)) as threads:
 
         def run(lane: _Lane) -> None:
-            while lane.work and not stop.is_set():
-                with process(order(lane, turns.name if len(lanes) > 1 else ""), stop) as tried:
-                    lane.follow(tried)
+            try:
+                while lane.work and not stop.is_set():
+                    with process(order(lane, turns.name if len(lanes) > 1 else ""), stop) as tried:
+                        lane.follow(tried)
+            except OSError as error:  # no process can be started
+                lane.give_up(list(lane.work), line_of(error))
 
         try:
             list(threads.map(run, lanes))
@@ -208,7 +218,9 @@ class _Lane:
 
     def __init__(self, found: _Found, patience: float, calls: Sequence[Call]) -> None:
         self.work = {number: _Work(call) for number, call in enumerate(calls)}
+        self.tried = False
         self._found, self._patience = found, patience
+        self._at: int | None = None  # the call that the worker is at
 
     def open_calls(self) -> list[tuple[int, str, Dims, list[str]]]:
         """What a worker is to try."""
@@ -227,7 +239,7 @@ class _Lane:
             tried: the worker.
             noted: what to be in while an implementation, of the call of a choice, is tried.
         """
-        ready, trying = False, None
+        ready, trying, self.tried = False, None, True
         try:
             while True:
                 about = nullcontext() if trying is None else noted(key_of(*self.work[trying[0]].call), trying[1])
@@ -244,12 +256,14 @@ class _Lane:
     def _take(self, line: Mapping[str, Any]) -> tuple[int, str] | None:
         """Take in a line; returns the call and the implementation that are being tried then."""
         match line:
+            case {"at": number}:
+                self._at = number
             case {"trying": [number, impl]}:
                 return int(number), str(impl)
             case {"call": number, "default": name}:
                 self.work[number].default = name
             case {"call": number, "failed": why}:
-                self._give_up([number], why)
+                self.give_up([number], why)
             case {"call": number, **trial}:
                 self.work[number].trials[trial["impl"]] = Trial(**trial)
             case {"done": number} if number in self.work:
@@ -262,9 +276,11 @@ class _Lane:
             number, impl = trying
             self.work[number].trials[impl] = Trial(impl, left_out=why)
         else:
-            self._give_up(list(self.work)[:1] if ready else list(self.work), why)
+            first = [self._at] if self._at in self.work else list(self.work)[:1]
+            self.give_up(first if ready else list(self.work), why)
 
-    def _give_up(self, numbers: Sequence[int], why: str) -> None:
+    def give_up(self, numbers: Sequence[int], why: str) -> None:
+        """Do not measure calls now."""
         self._found.give_up([self.work.pop(number).call for number in numbers], why)
 
 

@@ -71,7 +71,7 @@ def prepared(case: Case, settled: Iterable[str], effort: Effort, ready: dict[str
         Each one before it is tried, and those that are left out.
 
     Raises:
-        RuntimeError: the law itself cannot be computed here.
+        RuntimeError: the law itself cannot be computed here, or no memory is left.
     """
     some = [each for each in candidates(case, jax.default_backend()) if each.name not in settled]
     material = material_of(case, effort)
@@ -101,6 +101,7 @@ def timed(case: Case, ready: Mapping[str, Timing], effort: Effort) -> Iterator[T
                 run(material)  # a device that was idle is slow at first
             yield Trial(name, microseconds=round(run(material) * 1e6, 2))
         except Exception as error:  # whatever a device says
+            _not_for_want_of_memory(error)
             yield Trial(name, left_out=f"{RUNNING}, many times in a row: {line_of(error)}")
 
 
@@ -117,6 +118,7 @@ def _compiled(compile_it: Callable[[], Any]) -> Any:
     try:
         return compile_it()
     except Exception as error:  # whatever a compiler says
+        _not_for_want_of_memory(error)
         raise Failure(f"{COMPILING}: {line_of(error)}") from error
 
 
@@ -124,9 +126,16 @@ def _compare(program: Any, judged: Any, name: str, given: Given, want: list[np.n
     try:
         got = numbers(judged(given, program(given)))
     except Exception as error:  # whatever a device says
+        _not_for_want_of_memory(error)
         raise Failure(f"{RUNNING}, on {name} input: {line_of(error)}") from error
     if not (off := largest_error(got, want)) <= AGREES:
         raise Failure(f"results differ by {off:.0e} on {name} input, where {AGREES:.0e} is accepted")
+
+
+def _not_for_want_of_memory(error: Exception) -> None:
+    """Others may hold the memory now: then it is the call that cannot be measured, and no implementation's fault."""
+    if "RESOURCE_EXHAUSTED" in str(error):
+        raise error
 
 
 def line_of(error: Exception) -> str:

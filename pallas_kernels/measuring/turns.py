@@ -23,7 +23,7 @@ class Turns:
         Args:
             path: the file, which exists; "" if this process is alone.
         """
-        self._file = Path(path).open() if path else None  # noqa: SIM115  # closed by __exit__
+        self._file = Path(path).open("r+") if path else None  # noqa: SIM115  # closed by __exit__
 
     def __enter__(self) -> Turns:
         return self

@@ -57,6 +57,7 @@ def lines(order: Order) -> Iterator[dict[str, Any]]:
 
     def time_them() -> Iterator[dict[str, Any]]:
         for number, case, ready in compiled:
+            yield {"at": number}
             yield from _said(number, timed(case, ready, effort), "done")
         compiled.clear()
 
@@ -68,6 +69,7 @@ def lines(order: Order) -> Iterator[dict[str, Any]]:
             if index and time.monotonic() > end:
                 yield {"call": number, "failed": "no time was left"}
                 continue
+            yield {"at": number}
             ready: dict[str, Timing] = {}
             try:
                 case = cases[operation](dims)

@@ -49,9 +49,13 @@ def _unfit(dims: Dims) -> str | None:
     return "only for widths of 7" if dims["N"] != 7 else None
 
 
-def _operation(name: str, *others: Implementation) -> Operation:
+def _too_large(x: Array) -> Array:
+    raise RuntimeError("RESOURCE_EXHAUSTED: out of memory while trying to allocate 5 GB")
+
+
+def _operation(name: str, *others: Implementation, law: Callable[[Array], Array] = _doubled) -> Operation:
     usual = Implementation("usual", _rounds_of_work(20), ANYWHERE)
-    return Operation(name, (usual, *others, Implementation("reference", _doubled)))
+    return Operation(name, (usual, *others, Implementation("reference", law)))
 
 
 def _case(operation: Operation) -> Callable[[Dims], Case]:
@@ -88,6 +92,8 @@ OPERATIONS = {
         _operation("good", Implementation("fast", _doubled)),
         _operation("hanging", Implementation("endless", _on_host(_sleep)), Implementation("fast", _doubled)),
         _operation("alone"),
+        _operation("large", Implementation("fast", _doubled), Implementation("larger", _too_large)),
+        _operation("lawless", Implementation("fast", _doubled), law=_on_host(_abort)),
     )
 }
 CASES: Mapping[str, Callable[[Dims], Case]] = {name: _case(each) for name, each in OPERATIONS.items()}

@@ -128,6 +128,27 @@ def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
         assert list(only.with_others()) == list(only.without_others()) == []
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_law_that_goes_wrong_and_want_of_memory_cost_their_calls_alone(folder: Path, workers: int) -> None:
+    calls = [(name, {**DIMS, "N": n}) for n in (64, 128) for name in ("good", "good", "large", "lawless", "alone")]
+    calls = list({key_of(*call): call for call in calls}.values())
+    report = measure(calls, cases="fake_kernels", effort=QUICK, workers=workers)
+    assert {operation for operation, _ in calls} - {"large", "lawless"} == {"good", "alone"}
+    assert report.choices.keys() == {key_of(*call) for call in calls if call[0] in ("good", "alone")}
+    why = sorted(report.unfinished)
+    assert [line.split()[0] for line in why] == ["large", "large", "lawless", "lawless"]
+    assert all("RESOURCE_EXHAUSTED" in line for line in why[:2])
+    assert all("crashed: signal SIGABRT" in line for line in why[2:])
+
+
+def test_what_comes_with_the_package_is_measured_here_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = choice(5)
+    monkeypatch.setattr("pallas_kernels.tuning.choices", lambda: {found.key: found})
+    assert worth_measuring([(found.operation, found.measured)]) == [(found.operation, found.measured)]
+
+
 def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
     report = measure([("good", {})], cases="fake_kernels", effort=QUICK)  # its case needs N
     assert not report.choices
