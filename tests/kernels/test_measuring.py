@@ -130,10 +130,8 @@ def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_law_that_goes_wrong_and_want_of_memory_cost_their_calls_alone(folder: Path, workers: int) -> None:
-    calls = [(name, {**DIMS, "N": n}) for n in (64, 128) for name in ("good", "good", "large", "lawless", "alone")]
-    calls = list({key_of(*call): call for call in calls}.values())
+    calls = [(name, {**DIMS, "N": n}) for n in (64, 128) for name in ("good", "large", "lawless", "alone")]
     report = measure(calls, cases="fake_kernels", effort=QUICK, workers=workers)
-    assert {operation for operation, _ in calls} - {"large", "lawless"} == {"good", "alone"}
     assert report.choices.keys() == {key_of(*call) for call in calls if call[0] in ("good", "alone")}
     why = sorted(report.unfinished)
     assert [line.split()[0] for line in why] == ["large", "large", "lawless", "lawless"]
