@@ -199,7 +199,7 @@ class _Found:
         self._total, self._done, self._progress, self._one = total, 0, progress, threading.Lock()
 
     def add(self, choice: Choice) -> None:
-        """A call is done."""
+        """Keep the choice for a call that is done."""
         with self._one:
             self.choices[choice.key] = choice
             memory.remember({choice.key: choice})
@@ -207,7 +207,7 @@ class _Found:
             self._progress(self._done, self._total)
 
     def give_up(self, calls: Sequence[Call], why: str) -> None:
-        """Calls cannot be measured now."""
+        """Say why calls are not measured now."""
         with self._one:
             self.unfinished += [f"{operation} {words(dims)}: {why}" for operation, dims in calls]
             self._done += len(calls)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 _BETWEEN = 0.02
-"""Seconds between two looks."""
+"""Seconds between two looks at the lock."""
 
 
 class Turns:
