@@ -50,7 +50,7 @@ from pallas_kernels.measuring import measure as measure_choices
 from pallas_kernels.measuring import worth_measuring
 from pallas_kernels.measuring.agreement import largest_error, numbers
 from pallas_kernels.measuring.timing import Effort, best_seconds, timing
-from pallas_kernels.measuring.trials import line_of, tried
+from pallas_kernels.measuring.trials import line_of, material_of, tried
 from pallas_kernels.recording import Call
 from pallas_kernels.table import TABLE
 
@@ -91,7 +91,7 @@ def memory_rate(small: bool) -> float:
 def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
     """All implementations that run here, those in plain XLA first, then what others have for the same call."""
     platform = jax.default_backend()
-    material = [case.make(seed) for seed in range(effort.copies_of(case))]
+    material = material_of(case, effort)
     xla: tuple[float, list[np.ndarray]] | None = None
     for each in sorted(tried(case, platform), key=lambda each: not each.name.startswith("xla_")):
         about = (case.operation.name, case.sizes, each.name, case.num_bytes)

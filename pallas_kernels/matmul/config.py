@@ -94,7 +94,7 @@ class GpuConfig(BlockSizes):
 MULTIPROCESSORS, PROGRAMS = 132, {128: 8, 256: 5, 512: 3}
 """Of an H100, and how many programs one of them holds at a time, by their columns: their registers allow so many."""
 STARTING, ADDING = 1 / 4, 1e-6
-"""What a program takes to start, and what a share takes for each column to be added, in times of a chunk."""
+"""Estimates: what a program takes to start, and a share for each column to be added, in times of a chunk."""
 SHARES = 2
 """So many at most for each chunk of 256."""
 

@@ -239,7 +239,7 @@ class _Lane:
             tried: the worker.
             noted: what to be in while an implementation, of the call of a choice, is tried.
         """
-        ready, trying, self.tried = False, None, True
+        ready, trying, self.tried, self._at = False, None, True, None
         try:
             while True:
                 about = nullcontext() if trying is None else noted(key_of(*self.work[trying[0]].call), trying[1])
@@ -258,6 +258,8 @@ class _Lane:
         match line:
             case {"at": number}:
                 self._at = number
+            case {"waiting": _}:
+                self._at = None
             case {"trying": [number, impl]}:
                 return int(number), str(impl)
             case {"call": number, "default": name}:
