@@ -70,7 +70,7 @@ class Contender:
         while left > 0:
             self._fill_seats(stats)
             begin = self._clock()
-            while left > begin - self._clock() and self.running == self.batch:
+            while self._clock() - begin < left and self.running == self.batch:
                 self._step(stats)
             self._step(stats, rounds=0)
             left -= self._clock() - begin

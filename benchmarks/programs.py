@@ -37,6 +37,8 @@ dnn_version_info { major: 9 minor: 10 }
 runtime_version { major: 13 }
 gpu_device_info {
   cuda_compute_capability { major: 9 }
+  driver_version: "13.0.0"
+  runtime_version: "13.0.0"
   core_count: 132
   fpus_per_core: 128
   clock_rate_ghz: 1.98

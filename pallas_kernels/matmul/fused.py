@@ -1,6 +1,7 @@
 """Several products at once. Each is what `quant_matmul` alone gives, to the bit where native kernels compute it.
 
-On CPUs a call costs as much as some hundred kilobytes of weights; the matrices of a layer are not much larger.
+On CPUs a call costs as much as some hundred kilobytes of weights; the matrices of a layer are not much larger. On GPUs
+a small matrix cannot fill the device, and each kernel takes time to launch.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pallas_kernels import dispatch
 from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.matmul import cpu_native
 from pallas_kernels.matmul.api import check, dims_of, quant_matmul
-from pallas_kernels.matmul.implementations import QUANT_MATMUL
+from pallas_kernels.matmul.implementations import QUANT_MATMUL, TOGETHER
 from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.matmul.swiglu import swiglu
 
@@ -33,14 +34,8 @@ def quant_matmuls(
         ValueError: as `quant_matmul`.
     """
     check("quant_matmuls", x, {f"weights[{i}]": weight for i, weight in enumerate(weights)}, None, act)
-    if len(weights) > 1 and _native(x, weights, act, impl):
-        native = with_derivatives_of(
-            lambda x, *weights: [quant_matmul(x, weight, act=act, dtype=jnp.float32) for weight in weights],
-            lambda x, *weights: cpu_native.quant_matmuls(x, weights, act or weights[0].act),
-        )
-        outs = native(x, *weights)
-        return [out.astype(x.dtype if dtype is None else dtype) for out in outs]
-    return [quant_matmul(x, weight, act=act, dtype=dtype, impl=impl) for weight in weights]
+    dtype = x.dtype if dtype is None else dtype
+    return [out.astype(dtype) for out in _together(x, weights, None, act, impl)]
 
 
 def quant_swiglu(
@@ -75,7 +70,7 @@ def quant_swiglu(
         raise ValueError(f"quant_swiglu: limit is {limit}; accepted: numbers above 0, or 0 for none")
 
     def by_products(x: Array, gate: QTensor, up: QTensor, down: QTensor, index: Array | None) -> Array:
-        gated, upper = (quant_matmul(x, weight, index=index, act=act, impl=impl) for weight in (gate, up))
+        gated, upper = (out.astype(x.dtype) for out in _together(x, [gate, up], index, act, impl))
         return quant_matmul(swiglu(gated, upper, limit), down, index=index, act=act, impl=impl)
 
     def natively(x: Array, gate: QTensor, up: QTensor, down: QTensor, index: Array | None) -> Array:
@@ -84,6 +79,27 @@ def quant_swiglu(
     native = _native(x, [gate, up, down], act, impl)
     run = with_derivatives_of(by_products, natively) if native else by_products
     return run(x, gate, up, down, index)
+
+
+def _together(
+    x: Array, weights: Sequence[QTensor], index: Array | None, act: Activations | None, impl: str | None
+) -> list[Array]:
+    """The products in float32. What computes that with the largest matrix takes along those that it can serve."""
+    dims = [dims_of(x, weight) for weight in weights]
+    chosen = [dispatch.choose(QUANT_MATMUL, impl, of) for of in dims]
+    largest = max(range(len(weights)), key=lambda i: weights[i].rows)
+    leading, rounding = chosen[largest], act or weights[largest].act
+    outs: dict[int, Array] = {}
+    if x.size and leading.name in TOGETHER:
+        able = [
+            leading.unfit(of) is None and rounding == (act or each.act) for each, of in zip(weights, dims, strict=True)
+        ]
+        joined = [i for i, it_is in enumerate(able) if it_is]
+        outs = dict(zip(joined, TOGETHER[leading.name](x, [weights[i] for i in joined], rounding, index), strict=True))
+    return [
+        outs[i] if i in outs else quant_matmul(x, weight, index=index, act=act, dtype=jnp.float32, impl=impl)
+        for i, weight in enumerate(weights)
+    ]
 
 
 def _native(x: Array, weights: Sequence[QTensor], act: Activations | None, impl: str | None) -> bool:

@@ -1,6 +1,7 @@
 """What computes products with quantized matrices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -44,14 +45,25 @@ def _block_by_block(one: Callable[[Array, QTensor, Activations], Array]) -> Prod
 _by_xla = _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight))
 
 
-def _natively(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
-    """The native product, with the derivatives of XLA's form, because rounding has none."""
-    product = with_derivatives_of(
-        lambda x, weight, index: _by_xla(x, weight, act, index),
-        lambda x, weight, index: cpu_native.quant_matmul(x, weight, act, index),
+def _natively_together(x: Array, weights: Sequence[QTensor], act: Activations, index: Array | None) -> list[Array]:
+    """Native products, with the derivatives of XLA's form, because rounding has none."""
+    products = with_derivatives_of(
+        lambda x, index, *weights: [_by_xla(x, weight, act, index) for weight in weights],
+        lambda x, index, *weights: cpu_native.quant_matmuls(x, weights, act, index),
     )
-    return product(x, weight, index)
+    return products(x, index, *weights)
 
+
+def _natively(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
+    return _natively_together(x, [weight], act, index)[0]
+
+
+TOGETHER: dict[str, Callable[[Array, Sequence[QTensor], Activations, Array | None], list[Array]]] = {
+    "cpu_native": _natively_together,
+    "pallas_gpu": pallas_gpu.quant_matmuls,
+    "pallas_gpu_interpret": partial(pallas_gpu.quant_matmuls, interpret=True),
+}
+"""Implementations that multiply x with several matrices in one call."""
 
 QUANT_MATMUL = operation(
     "matmul.packed",

@@ -80,9 +80,10 @@ class Operands:
         """The product in its own shape, without the rows and lanes that are padding."""
         return out[:, : self.blocks.shape[1], : self.shape[-1]].reshape(self.shape)
 
-    def added(self, shares: Float[Array, "splits B rows lanes"]) -> Float[Array, "... N"]:
-        """The result as the sum of shares, in their order."""
-        return self.result(functools.reduce(jnp.add, [shares[i] for i in range(len(shares))]))
+
+def added(shares: Float[Array, "splits B rows lanes"]) -> Float[Array, "B rows lanes"]:
+    """The sum of shares, in their order."""
+    return functools.reduce(jnp.add, [shares[i] for i in range(len(shares))])
 
 
 def example(dims: Dims) -> tuple[Array, QTensor]:

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import FORMATS
-from pallas_kernels.matmul.operands import Operands, example, model_shapes, unfit_for_few_rows
+from pallas_kernels.matmul.operands import Operands, added, example, model_shapes, unfit_for_few_rows
 from pallas_kernels.matmul.planes import CHUNK, GROUP
 from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.table import Dims
@@ -124,7 +124,7 @@ def quant_matmul(
         WIDEN=interpret,
         **meaning(given),
     )
-    return given.added(shares)
+    return given.result(added(shares))
 
 
 PARTS = ("plane0", "plane1", "scales", "super_scales", "minima", "super_minima")

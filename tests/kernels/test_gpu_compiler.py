@@ -77,6 +77,13 @@ PROGRAMS["cache_attention_prefill global"] = prompt("bf16", of_prompts.GLOBAL)
 for name in BLOCK_FORMATS:
     for rows in (4, 512):
         PROGRAMS[f"quant_matmul {name}, {rows} rows"] = product(name, matmul.WIDE, rows)
+GATED_DELTA_NET = [
+    matmul.arguments(name, (n, 5120), 4)[1] for name, n in (("Q4_K", 10240), ("Q6_K", 6144), ("Q8_0", 48))
+]
+PROGRAMS["quant_matmul of several, Q4_K, Q6_K and Q8_0"] = (
+    matmul.of_several,
+    (jax.ShapeDtypeStruct((4, 5120), jnp.bfloat16), *GATED_DELTA_NET),
+)
 PROGRAMS["quant_matmul experts"] = product("Q6_K", matmul.EXPERTS, 2)
 PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", matmul.EXPERTS, 64)
 

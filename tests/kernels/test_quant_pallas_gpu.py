@@ -1,5 +1,6 @@
 """The kernels for GPUs multiply few rows with the decoded values, row by row alike."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,14 @@ from compiled import dequantize, pack
 from lowering import needs_triton
 from test_quant_formats import random_blocks
 
+from pallas_kernels import using
 from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
     from_blocks,
     pallas_gpu,
     quant_matmul,
+    quant_swiglu,
     triton_planes,
 )
 from pallas_kernels.matmul.config import MULTIPROCESSORS, PROGRAMS, SHARES, GpuConfig, gpu_candidates, gpu_heuristic
@@ -94,6 +97,31 @@ def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str) -> None
     for block, number in ((0, 2), (1, 0), (3, 2)):
         assert off_by(got[block], x[block], values[number]) <= OFF
     assert not np.any(got[2])
+
+
+def test_matrices_that_share_a_launch_are_multiplied_as_each_alone() -> None:
+    """Of several formats, one of which is rotated; with fewer columns than a tile, with more, and with an odd rest."""
+    matrices = [matrix("Q4_0", 300), matrix("TQ4_1S", 40, 1), matrix("Q8_0", 150, 2)]
+    weights, x = [pack(each) for each in matrices], activations(2, 512)
+    config = GpuConfig(columns=256, splits=3, unroll=4)
+    together = pallas_gpu.quant_matmuls(x, weights, "a16", config=config, interpret=True)
+    for got, each, weight in zip(together, matrices, weights, strict=True):
+        assert off_by(got, x, dequantize(each)) <= OFF
+        own = replace(config, columns=256 if weight.rows > 128 else 128)
+        np.testing.assert_array_equal(got, pallas_gpu.quant_matmul(x, weight, "a16", config=own, interpret=True))
+
+
+def test_blocks_of_rows_meet_stacks_that_share_a_launch() -> None:
+    gate, up, down = (
+        from_blocks(jnp.stack([matrix("Q4_0", rows, seed + i).parts["blocks"] for i in range(2)]), "Q4_0")
+        for seed, rows in ((0, 512), (2, 512), (4, 40))
+    )
+    x, index = activations(3, 1, 512).at[1].set(jnp.nan), jnp.array([1, -1, 0])
+    with using("matmul.packed=pallas_gpu_interpret"):
+        got = quant_swiglu(x, pack(gate), pack(up), pack(down), index=index)
+    want = quant_swiglu(x, gate, up, down, index=index, impl="reference")
+    np.testing.assert_allclose(got[::2], want[::2], rtol=1e-4, atol=1e-4 * float(jnp.abs(want[::2]).max()))
+    assert not np.any(got[1])
 
 
 @pytest.mark.parametrize("n", [48, 1024, 5120, 6144, 10240, 17408, 248320])

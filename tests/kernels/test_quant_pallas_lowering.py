@@ -1,6 +1,7 @@
 """The kernels on planes become programs for their devices, at the sizes of real models, on a machine that has none."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,16 @@ from lowering import (
     needs_jax_triton,
 )
 
-from pallas_kernels.matmul import FORMATS, from_blocks, pallas_tpu, quant_matmul, take_rows
+from pallas_kernels.matmul import (
+    FORMATS,
+    QTensor,
+    from_blocks,
+    pallas_tpu,
+    quant_matmul,
+    quant_matmuls,
+    quant_swiglu,
+    take_rows,
+)
 from pallas_kernels.matmul.config import tpu_candidates
 from pallas_kernels.matmul.planes import pack
 
@@ -47,6 +57,20 @@ def product(impl: str) -> Any:
 def test_few_rows_lower(impl: str, platform: str, name: str, shape: tuple[int, ...], rows: int) -> None:
     module = lowered(product(impl), platform, *arguments(name, shape, rows))
     assert len(kernel_calls(module, platform)) == 1
+
+
+def of_several(x: Any, *weights: QTensor) -> list[jax.Array]:
+    return quant_matmuls(x, weights, impl="pallas_gpu")
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_products_with_one_x_are_one_launch(name: str) -> None:
+    """A gated delta net of Qwen3.6-27B, and gate, up and down."""
+    x = jax.ShapeDtypeStruct((4, 5120), jnp.bfloat16)
+    weights = [arguments(name, (rows, 5120), 4)[1] for rows in (10240, 6144, 48, 48)]
+    assert len(kernel_calls(lowered(of_several, "cuda", x, *weights), "cuda")) == 1
+    mlp = [arguments(name, shape, 4)[1] for shape in (WIDE, WIDE, DEEP)]
+    assert len(kernel_calls(lowered(partial(quant_swiglu, impl="pallas_gpu"), "cuda", x, *mlp), "cuda")) == 2
 
 
 @pytest.mark.parametrize(("impl", "platform"), [("pallas_tpu", "tpu"), ("pallas_gpu_prefill", "cuda")])

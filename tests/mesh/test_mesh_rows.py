@@ -76,7 +76,9 @@ def test_a_drafter_is_given_what_it_has_not_seen(load: Load, mesh: str) -> None:
                 waiting = backlog.taken(program, model.params, 30)
             else:
                 assert decoder.drafter is not None
-                state = replace(state, sequences=backlog.given(decoder.drafter, model.params, state.sequences))
+                if backlog:
+                    sequences, _ = backlog.given(decoder.drafter, model.params, state.sequences)
+                    state = replace(state, sequences=sequences)
             state, record = decode_chunk(program, model.params, state, 30, np.int32(rounds), waiting=waiting)
             if record.waiting is not None:
                 backlog.put(record.waiting, rounds, rows)

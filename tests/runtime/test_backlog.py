@@ -87,7 +87,7 @@ class Rounds:
         """What the drafter is given, at its positions."""
         said = jnp.full((ROWS, SLOTS), NOTHING)
         state = SequenceState((), (said, jnp.zeros((ROWS, SLOTS))), jnp.asarray(self.length, jnp.int32))
-        return self.backlog.given(Scribe(), {}, state).drafter
+        return self.backlog.given(Scribe(), {}, state)[0].drafter
 
 
 write = jax.jit(Waiting.with_round)
