@@ -98,13 +98,16 @@ class Backlog:
         """
         return self._waiting is None or int(self._most.max()) + rounds <= self._waiting.room
 
-    def given(self, drafter: Drafter, params: Params, state: SequenceState) -> SequenceState:
-        """The state, which is consumed, after its drafter has been given everything."""
-        if self._waiting is not None and self:
-            state, self._waiting = give_unseen(drafter, params, state, self._without_left(self._waiting))
-            self._most[:] = 0
-            self._epochs += 1
-        return state
+    def given(self, drafter: Drafter, params: Params, state: SequenceState) -> tuple[SequenceState, jax.Array]:
+        """The state, which is consumed, after its drafter has been given everything; and what is ready when it has.
+
+        Something must wait.
+        """
+        assert self._waiting is not None
+        state, self._waiting = give_unseen(drafter, params, state, self._without_left(self._waiting))
+        self._most[:] = 0
+        self._epochs += 1
+        return state, self._waiting.tokens
 
     def build(self, decoder: Decoder, params: Params, state: SequenceState) -> SequenceState:
         """Build the programs for what waits: they will be needed without warning. The state is consumed."""

@@ -87,16 +87,24 @@ class Rounds:
 
     def caught_up(self, decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
         """The state, which is consumed, after its drafter has been given what it has not seen of earlier chunks."""
-        if not self._backlog:
-            return state
-        assert decoder.drafter is not None
-        jax.block_until_ready(state)
-        begin = self._look()
-        state = replace(state, sequences=self._backlog.given(decoder.drafter, params, state.sequences))
-        jax.block_until_ready(state)
-        seconds = self._building.clock() - begin
-        self._control.lost(self._of_first(seconds))
+        state, catching_up = self._catch_up(decoder, params, state)
+        self._lost(catching_up)
         return state
+
+    def _catch_up(self, decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, Running | None]:
+        """Start what `caught_up` waits for, if there is anything. The next chunk can be started right behind it."""
+        if not self._backlog:
+            return state, None
+        assert decoder.drafter is not None
+        begin = self._look()
+        sequences, given = self._backlog.given(decoder.drafter, params, state.sequences)
+        return replace(state, sequences=sequences), Running(given, self._building.clock, begin, 0.0)
+
+    def _lost(self, catching_up: Running | None) -> None:
+        """Wait for it, and take its time from what visits of other depths may cost."""
+        if catching_up:
+            free = self._last.wait() if self._last else 0.0
+            self._control.lost(self._of_first(catching_up.seconds(free)))
 
     def start(
         self,
@@ -126,13 +134,19 @@ class Rounds:
         program, new = decoder.at_most(choice.depth), choice.depth not in self._ready
         limits = (1,) if new else (self._most(program), self._pace.rounds(choice.depth), choice.rounds, most)
         rounds = min(each for each in limits if each is not None)
+        catching_up = None
         if choice.depth or not self._backlog.has_room(rounds):
-            state = self.caught_up(decoder, params, state)
+            state, catching_up = self._catch_up(decoder, params, state)
         begin = self._look()  # before it is started: where devices do not run beside the host, it ends at once
         if new:
+            self._lost(catching_up)
             state, record, added = self._build(decoder, params, state, jobs, choice.depth)
         else:
+            goes_on = catching_up is not None and catching_up.goes_on()
             state, record, added = self._run(program, params, state, rounds, jobs)
+            self._lost(catching_up)
+            if catching_up and goes_on:
+                begin = catching_up.wait()  # the chunk waited for it
         expected = self._pace.expected(rounds, choice.depth)
         self._last = Running(record.n_rounds, self._building.clock, begin, expected)
         return state, Reading(record, jobs, self._last, choice, built=new, alone=alone and not new, added=added)
@@ -141,6 +155,15 @@ class Rounds:
         """Look whether the last chunk has ended. Returns the time."""
         if self._last:
             self._last.goes_on()
+        return self._building.clock()
+
+    def _settle(self, state: DecodeState) -> float:
+        """Wait for the state. The last chunk is awaited by itself: otherwise its end would be known inexactly, and its
+        time would mean nothing. Returns the time.
+        """
+        if self._last:
+            self._last.wait()
+        jax.block_until_ready(state)
         return self._building.clock()
 
     def read(self, reading: Reading) -> None:
@@ -183,7 +206,7 @@ class Rounds:
 
         `jax.jit` compiles at the first call, and XLA's CPU backend sets up kernels when a loop body first runs.
         """
-        jax.block_until_ready(state)
+        self._settle(state)
         before = self._building.seconds
         with self._building.at_first(f"rounds of {depth} drafts", jobs.values(), *self._program(depth)):
             state, record, added = self._run(decoder.at_most(depth), params, state, 1, jobs)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count, cycle
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from test_engine import DRAFTING, PROMPTS, WANTS, alone, assert_as_alone, engine, finish
@@ -15,11 +17,14 @@ import specjax
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
+from specjax.runtime.building import Building
 from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import Choice, DepthControl
 from specjax.runtime.engine import Engine
 from specjax.runtime.feeding import feed
+from specjax.runtime.reading import Reading
 from specjax.runtime.request import Request
+from specjax.runtime.rounds import Rounds
 
 AUTO = DraftConfig(n_max=3, auto=True)
 
@@ -61,6 +66,33 @@ def test_rounds_without_drafts_leave_nothing_out_of_the_state(monkeypatch: pytes
         for got, want in zip(state.drafter.contents(row, len(text)), fed.drafter.contents(0, len(text)), strict=True):
             np.testing.assert_array_equal(got.positions, want.positions)
             np.testing.assert_allclose(got.rows, want.rows, rtol=1e-3, atol=1e-4)
+
+
+def test_chunks_before_the_drafter_catches_up_have_exact_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that jumps wherever the host waits for something else than a chunk: who does that does not know when
+    the chunk ended, and learns nothing of costs.
+    """
+    now, block_until_ready, learn, doubts = count(), jax.block_until_ready, Rounds.learn, []
+
+    def wait(result: Any) -> Any:
+        for _ in range(0 if isinstance(result, jax.Array) else 1000):
+            next(now)
+        return block_until_ready(result)
+
+    def note(self: Rounds, reading: Reading, jobs: Any) -> None:
+        learn(self, reading, jobs)
+        if reading.running and reading.alone:
+            doubts.append(reading.running.doubt)
+
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    monkeypatch.setattr(Building, "clock", lambda self: next(now))
+    monkeypatch.setattr(Rounds, "learn", note)
+    scripted(monkeypatch, cycle([Choice(0), Choice(3, 1, visit=True)]))
+    running = engine(DRAFTING, 1, 512)
+    running.submit(Request(tuple(PROMPTS[0]), 120, Settings(SamplerConfig(), AUTO)))
+    finish(running)
+    assert len(doubts) > 20
+    assert max(doubts) < 1000
 
 
 @pytest.mark.slow

@@ -116,6 +116,20 @@ def test_visits_are_rare_and_what_they_lose_is_bounded() -> None:
     assert 0.97 < speed < 1
 
 
+def test_where_visits_cannot_be_timed_they_do_not_go_on_for_ever() -> None:
+    """As under a server, where prompts come all the time; the drafter catches up after each visit."""
+    control = DepthControl(8, 1)
+    wants, visits = {0: AUTO}, 0
+    for _ in range(400):
+        choice = control.choose(wants, set(ALL), may_build=True)
+        drafted = np.full((choice.rounds or USUAL, 1), choice.depth)
+        control.saw(choice, drafted, drafted * 0, None if choice.visit else 1e-3 * fast(choice.depth) * len(drafted))
+        if choice.visit:
+            control.lost(0.5 * 1e-3 * fast(3) * USUAL)
+            visits += 1
+    assert 0 < visits < 40
+
+
 def test_a_stall_in_a_visit_does_not_end_visits() -> None:
     machine = Machine(slow)
     control, _ = settled(machine, 0.0)

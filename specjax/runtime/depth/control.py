@@ -33,6 +33,10 @@ NEARBY = 0.7
 of costs may be wrong by so much, and dear visits would keep cheap ones waiting. Plain decoding is visited in any case:
 nothing may be slower for long."""
 
+DEBT = 5.0
+"""Usual chunks that visits of depths of which too little is known may lose before there is credit for them. More are
+needed only where nothing can be learned, because other work is always under way."""
+
 HOPELESS = 4.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
 
@@ -83,9 +87,9 @@ class DepthControl:
     all rows have fixed numbers it is the least such depth whose program has been built, else the largest of all.
 
     Other depths are visited between two chunks of the usual one. A depth of which too little is known is visited as
-    soon as it promises an advantage. Further visits, which tell whether acceptance has risen while nothing was drafted
-    and keep costs exact, may lose `VISIT_SHARE` of the time. A visit that measures costs lasts `MEASURED_SECONDS` or
-    longer, because each chunk has a cost of its own, whatever its length.
+    soon as it promises an advantage, up to a `DEBT`. Further visits, which tell whether acceptance has risen while
+    nothing was drafted and keep costs exact, may lose `VISIT_SHARE` of the time. A visit that measures costs lasts
+    `MEASURED_SECONDS` or longer, because each chunk has a cost of its own, whatever its length.
 
     Nothing that happens in a chunk has a say in that chunk: the choice looks at earlier ones only.
 
@@ -149,12 +153,16 @@ class DepthControl:
         expected = rounds * self.costs.of(visit.depth)
         took = expected if seconds is None else min(self.costs.in_units(seconds), STALL * expected)
         loss = took - (rounds * self._rows + accepted) / self._speed
-        self._credit -= self._dear * max(loss, LEAST_LOSS * self._rounds * self.costs.of(self._usual or 0))
+        self._credit -= self._dear * max(loss, LEAST_LOSS * self._usual_chunk())
         measured = visit.timed and seconds is not None
         self._probes = 0 if measured else self._probes + 1
         if measured:
             self._turns.remove(visit.depth)
             self._turns.append(visit.depth)
+
+    def _usual_chunk(self) -> float:
+        """What a usual chunk costs."""
+        return self._rounds * self.costs.of(self._usual or 0)
 
     def choose(self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool) -> Choice:
         """The next chunk.
@@ -195,7 +203,7 @@ class DepthControl:
         self._dear = 1.0
         best = max(others, key=speed.__getitem__)
         new = self.costs.samples(best) < SETTLED or best not in ready  # it may be known from other processes
-        if new and speed[best] > ADVANTAGE * speed[usual]:
+        if new and speed[best] > ADVANTAGE * speed[usual] and self._credit > -DEBT * self._usual_chunk():
             return self._measuring(best)
         tried = [depth for depth in self._turns if depth in others and self.costs.samples(depth)]
         if not tried:
