@@ -42,6 +42,7 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
         "cpu_native": CPU,
         "xla_floats": ANYWHERE,
         "xla_tiles": ANYWHERE,
+        "xla_decoded": BY_NAME,
         **_kernels(
             *("pallas_tpu", "pallas_tpu_prefill", "pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill")
         ),

@@ -20,6 +20,7 @@ from pallas_kernels.table import TABLE
 
 RATE = 1e9
 MISSING = () if native.available() else ("cpu_native",)
+BY_XLA = {"xla_floats", "xla_tiles", "xla_decoded"}
 LAYOUT = "panels16" if native.available() else "blocks"
 
 
@@ -83,7 +84,7 @@ def test_implementations_agree_and_are_timed(
             continue
         assert result.refused is None
         assert result.share_of_limit == pytest.approx(case.num_bytes / result.seconds / RATE)
-        assert result.error < 1e-3
+        assert result.error < (1e-2 if impl == "xla_decoded" else 1e-3), "the former rounds to bfloat16"
     assert any(result.times_as_fast_as_xla == 1 for result in results.values())
 
 
@@ -109,9 +110,9 @@ def test_wrong_results_and_failures_are_shown(
 @pytest.mark.parametrize(
     ("platform", "here"),
     [
-        ("cpu", {"cpu_native", "xla_floats", "xla_tiles"}),
-        ("gpu", {"pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill", "xla_floats", "xla_tiles"}),
-        ("tpu", {"pallas_tpu", "pallas_tpu_prefill", "xla_floats", "xla_tiles"}),
+        ("cpu", {"cpu_native", *BY_XLA}),
+        ("gpu", {"pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill", *BY_XLA}),
+        ("tpu", {"pallas_tpu", "pallas_tpu_prefill", *BY_XLA}),
     ],
 )
 def test_interpreters_and_references_are_left_out(kernels: ModuleType, platform: str, here: set[str]) -> None:

@@ -14,6 +14,7 @@ from pallas_kernels.cache_attention import (
     reference,
     triton_prefill,
     triton_splits,
+    xla_decoded,
     xla_floats,
     xla_tiles,
 )
@@ -34,6 +35,7 @@ CACHE_ATTENTION = operation(
     cpu_native=Form(cpu_native.attend, cpu_native.unfit),
     xla_floats=Form(xla_floats.attend, _quantized, reads_all=True),
     xla_tiles=Form(xla_tiles.attend, reads_all=True),
+    xla_decoded=Form(xla_decoded.attend, xla_decoded.unfit, reads_all=True),
     **kernel("pallas_tpu", pallas_tpu.attend, pallas_tpu.unfit),
     **kernel("pallas_tpu_prefill", pallas_tpu_prefill.attend, pallas_tpu_prefill.unfit),
     **kernel("pallas_gpu", pallas_gpu.attend, pallas_gpu.unfit),

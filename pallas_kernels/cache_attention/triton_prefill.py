@@ -14,7 +14,7 @@ from jax import Array
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.triton_splits import Config, over_splits, too_wide
-from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.cache_attention.xla_decoded import decoded
 from pallas_kernels.table import Dims
 from pallas_kernels.triton_launch import missing
 from pallas_kernels.tuning import Tunable, config_for
@@ -50,15 +50,10 @@ def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
 
 def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing."""
-    stores = _decoded(call.k), _decoded(call.v)
+    stores = decoded(call.k), decoded(call.v)
     of_scores, of_sums = (2 if store.format in FINER else 1 for store in stores)
     config = config_for(TUNABLE, call.sizes("T"), config)
     return over_splits(call, stores, (of_scores, of_sums), config, interpret=interpret)
-
-
-def _decoded(store: KVStore) -> KVStore:
-    """Vectors as they are kept, rotated, in floats."""
-    return KVStore.of(store.rotated(), "bf16") if store.kind.quantized else store
 
 
 SHAPES = model_shapes(T=512, S=8192)

@@ -35,8 +35,10 @@ def attend_masked(
     scale: float,
     soft_cap: float | None = None,
     sinks: Float[Array, " H"] | None = None,
-) -> Float[Array, "B T H N"]:
-    """Attention over the slots that each row sees, whichever these are; k and v are of float types."""
+) -> Float[Array, "B T H N_v"]:
+    """Attention over the slots that each row sees, whichever these are; k and v are of float types. They may have
+    different widths.
+    """
     batch, rows, heads, width = q.shape
     kv_heads = k.shape[2]
     keys, values = _floats(k), _floats(v)
@@ -47,7 +49,7 @@ def attend_masked(
         out = jax.lax.platform_dependent(grouped, keys, values, visible, logits, cpu=in_place, default=by_head)
     else:
         out = by_head(grouped, keys, values, visible, logits)
-    return out.reshape(batch, rows, heads, width)
+    return out.reshape(batch, rows, heads, -1)
 
 
 def _floats(store: KVStore) -> Float[Array, "B S G N"]:
@@ -59,13 +61,13 @@ def _floats(store: KVStore) -> Float[Array, "B S G N"]:
 def _by_head(
     q: Float[Array, "B T G H/G N"],
     k: Float[Array, "B S G N"],
-    v: Float[Array, "B S G N"],
+    v: Float[Array, "B S G N_v"],
     visible: Bool[Array, "B T S"],
     sinks: Float[Array, "G H/G"] | None,
     *,
     scale: float,
     soft_cap: float | None,
-) -> Float[Array, "B T G H/G N"]:
+) -> Float[Array, "B T G H/G N_v"]:
     """One product per KV head."""
     scores = capped(jnp.einsum("btgrn,bsgn->bgrts", q, k, preferred_element_type=jnp.float32) * scale, soft_cap)
     scores = jnp.where(visible[:, None, None], scores, UNSEEN)
@@ -76,13 +78,13 @@ def _by_head(
 def _in_place(
     q: Float[Array, "B T G H/G N"],
     k: Float[Array, "B S G N"],
-    v: Float[Array, "B S G N"],
+    v: Float[Array, "B S G N_v"],
     visible: Bool[Array, "B T S"],
     sinks: Float[Array, "G H/G"] | None,
     *,
     scale: float,
     soft_cap: float | None,
-) -> Float[Array, "B T G H/G N"]:
+) -> Float[Array, "B T G H/G N_v"]:
     """One product over all KV heads at once, each query padded with zeros in the place of the heads it does not read.
 
     G times the arithmetic, but XLA's CPU backend copies and transposes the whole cache for one product per head, which
@@ -92,7 +94,7 @@ def _in_place(
     capacity, queries = k.shape[1], rows * kv_heads * per_kv_head
     own = jnp.eye(kv_heads, dtype=bool)[:, None, :, None]
     padded = jnp.where(own, q[:, :, :, :, None], 0).reshape(batch, queries, kv_heads * width)
-    flat_k, flat_v = (x.reshape(batch, capacity, kv_heads * width) for x in (k, v))
+    flat_k, flat_v = (x.reshape(batch, capacity, -1) for x in (k, v))
     # The barriers keep XLA from merging the transposes into the products and so choosing operands to copy.
     scores = jnp.einsum("bsc,bqc->bsq", flat_k, padded, preferred_element_type=jnp.float32)
     scores = jnp.swapaxes(jax.lax.optimization_barrier(scores), 1, 2).reshape(batch, rows, -1, capacity) * scale
@@ -101,5 +103,5 @@ def _in_place(
     out = jnp.einsum(
         "bqs,bsc->bqc", weights.reshape(batch, queries, capacity), flat_v, preferred_element_type=jnp.float32
     )
-    out = jax.lax.optimization_barrier(out).reshape(batch, rows, kv_heads, per_kv_head, kv_heads, width)
+    out = jax.lax.optimization_barrier(out).reshape(batch, rows, kv_heads, per_kv_head, kv_heads, -1)
     return jnp.stack([out[:, :, head, :, head] for head in range(kv_heads)], axis=2)

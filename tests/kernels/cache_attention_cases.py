@@ -46,6 +46,8 @@ def rounded_weights(impl: str, kind: str) -> str | None:
     """The type to which weights that meet values of a kind are rounded, and queries that meet keys; or None."""
     if impl == "xla_floats":
         return {"f16": "float16", "bf16": "bfloat16"}.get(kind)
+    if impl == "xla_decoded":
+        return {"f32": None, "f16": "float16"}.get(kind, "bfloat16")
     if impl.startswith(("pallas_tpu", "triton_prefill")):
         return None if kind in ("f32", "f16") else "bfloat16"
     if impl.startswith("pallas_gpu_prefill"):

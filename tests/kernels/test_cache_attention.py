@@ -74,7 +74,7 @@ def test_every_implementation_follows_the_law(name: str, impl: str) -> None:
     sees = case.rows >= 0
     assert relative_rms(got[sees], case.wanted_from(impl)[sees]) < bound(impl, case)
     assert np.isfinite(got).all()
-    if impl != "xla_floats":
+    if impl not in ("xla_floats", "xla_decoded"):
         assert not got[~sees].any(), "rows that see nothing"
 
 

@@ -22,7 +22,7 @@ START = 3
 ADVANTAGE = 1.02
 """How many times as fast another depth must promise to be. Less is noise, and changing is not for nothing."""
 
-VISIT_SHARE = 0.02
+VISIT_SHARE = 0.015
 """The share of the time that may be lost to visits of other depths, and to bringing the drafter up for them."""
 
 LEAST_LOSS = 0.03
