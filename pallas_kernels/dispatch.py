@@ -116,6 +116,12 @@ def choose(operation: Operation, impl: str | None, dims: Dims, platform: str | N
     raise ValueError(f"{operation.name}: impl={impl!r} is not known. {_fitting(operation, dims)}")
 
 
+def could_take(operation: Operation, candidate: Implementation, dims: Dims) -> bool:
+    """Whether an implementation fits a call for which another one may be chosen, and was not left out there."""
+    preferred = preference(operation.name, dims, override.current_platform())
+    return candidate.unfit(dims) is None and preferred.refusal(candidate.name) is None
+
+
 def explain(operation: Operation, dims: Dims, platform: str | None = None) -> str:
     """One line for each implementation: chosen, fits, or why not; and what was said or measured of it.
 

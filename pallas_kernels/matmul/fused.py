@@ -1,4 +1,4 @@
-"""Several products at once. Each is what `quant_matmul` alone gives, to the bit where native kernels compute it.
+"""Several products at once. Each is what `quant_matmul` alone gives, to the bit where native kernels compute both.
 
 On CPUs a call costs as much as some hundred kilobytes of weights; the matrices of a layer are not much larger. On GPUs
 a small matrix cannot fill the device, and each kernel takes time to launch.
@@ -84,17 +84,21 @@ def quant_swiglu(
 def _together(
     x: Array, weights: Sequence[QTensor], index: Array | None, act: Activations | None, impl: str | None
 ) -> list[Array]:
-    """The products in float32. What computes that with the largest matrix takes along those that it can serve."""
+    """The products in float32. What multiplies with the largest matrix takes along others that it could take alone."""
+    if not weights:
+        return []
     dims = [dims_of(x, weight) for weight in weights]
     chosen = [dispatch.choose(QUANT_MATMUL, impl, of) for of in dims]
     largest = max(range(len(weights)), key=lambda i: weights[i].rows)
     leading, rounding = chosen[largest], act or weights[largest].act
     outs: dict[int, Array] = {}
     if x.size and leading.name in TOGETHER:
-        able = [
-            leading.unfit(of) is None and rounding == (act or each.act) for each, of in zip(weights, dims, strict=True)
+        joined = [
+            i
+            for i, weight in enumerate(weights)
+            if rounding == (act or weight.act)
+            and (chosen[i] is leading or dispatch.could_take(QUANT_MATMUL, leading, dims[i]))
         ]
-        joined = [i for i, it_is in enumerate(able) if it_is]
         outs = dict(zip(joined, TOGETHER[leading.name](x, [weights[i] for i in joined], rounding, index), strict=True))
     return [
         outs[i] if i in outs else quant_matmul(x, weight, index=index, act=act, dtype=jnp.float32, impl=impl)

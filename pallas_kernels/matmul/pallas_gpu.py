@@ -167,12 +167,12 @@ def quant_matmuls(
     given, largest = operands[0], max(weights, key=lambda weight: weight.rows)
     n_blocks, n_rows, _ = given.blocks.shape
     dims = {"N": sum(weight.rows for weight in weights), "K": largest.width, "format": largest.format}
-    config = config_for(TUNABLE, dims, config)
     most = max(each.lanes for each in operands)
-    if config.splits > SHARES * given.chunks or config.columns > most:
+    if config is not None and (config.splits > SHARES * given.chunks or config.columns > most):
         raise ValueError(
             f"quant_matmul: config is {config}; accepted: at most {SHARES * given.chunks} splits and {most} columns"
         )
+    config = config_for(TUNABLE, dims, config)
     matrices = _side_by_side(operands, config.columns)
     blocks = {each.kind.rotated: each.blocks for each in operands}
     shares = pl.kernel(

@@ -96,7 +96,7 @@ class FloatWeight(Weight):
 
 @dataclass(frozen=True)
 class PackedWeight(Weight):
-    """A matrix that stays quantized. Products with several are one call where native kernels compute them."""
+    """A matrix that stays quantized. Products with several are one call where kernels take several."""
 
     tensor: QTensor
 

@@ -37,13 +37,16 @@ class Trial:
 def candidates(case: Case, platform: str) -> list[Implementation]:
     """What can be tried of a call on a platform, the first being what the table takes there.
 
-    Kernels for prompts are left out of calls of few rows: compiling them takes time, and they are slower there.
+    Kernels for prompts are left out of calls of few rows: compiling them takes time, and they are slower there. So is
+    what reads all slots of a cache, used or not, and is chosen nowhere by itself: the caches of a case are full.
     """
     of_prompts = group_of(case.dims).get("many", True)
     fitting = [
         each
         for each in tried(case, platform)
-        if each.unfit(case.dims) is None and (of_prompts or not each.name.endswith("_prefill"))
+        if each.unfit(case.dims) is None
+        and (of_prompts or not each.name.endswith("_prefill"))
+        and (each.platforms or not each.reads_all)
     ]
     return sorted(fitting, key=lambda each: platform not in each.platforms)
 

@@ -87,15 +87,19 @@ class Rounds:
 
     def caught_up(self, decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
         """The state, which is consumed, after its drafter has been given what it has not seen of earlier chunks."""
-        state, catching_up = self._catch_up(decoder, params, state)
+        state, catching_up = self._catch_up(decoder, params, state, alone=False)
         self._lost(catching_up)
         return state
 
-    def _catch_up(self, decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, Running | None]:
-        """Start what `caught_up` waits for, if there is anything. The next chunk can be started right behind it."""
+    def _catch_up(
+        self, decoder: Decoder, params: Params, state: DecodeState, *, alone: bool
+    ) -> tuple[DecodeState, Running | None]:
+        """Start what `caught_up` waits for, if there is anything. Rounds with drafts can be started right behind it."""
         if not self._backlog:
             return state, None
         assert decoder.drafter is not None
+        if not alone:  # what else runs must not count
+            self._settle(state)
         begin = self._look()
         sequences, given = self._backlog.given(decoder.drafter, params, state.sequences)
         return replace(state, sequences=sequences), Running(given, self._building.clock, begin, 0.0)
@@ -136,17 +140,20 @@ class Rounds:
         rounds = min(each for each in limits if each is not None)
         catching_up = None
         if choice.depth or not self._backlog.has_room(rounds):
-            state, catching_up = self._catch_up(decoder, params, state)
+            state, catching_up = self._catch_up(decoder, params, state, alone=alone)
+        # Rounds without drafts consume what waited. Processes that have to agree would wait for the chunk as well.
+        if new or not choice.depth or self._alike:
+            self._lost(catching_up)
+            catching_up = None
         begin = self._look()  # before it is started: where devices do not run beside the host, it ends at once
         if new:
-            self._lost(catching_up)
             state, record, added = self._build(decoder, params, state, jobs, choice.depth)
         else:
-            goes_on = catching_up is not None and catching_up.goes_on()
+            behind = catching_up is not None and catching_up.goes_on()
             state, record, added = self._run(program, params, state, rounds, jobs)
             self._lost(catching_up)
-            if catching_up and goes_on:
-                begin = catching_up.wait()  # the chunk waited for it
+            if catching_up and behind:
+                begin = catching_up.wait()
         expected = self._pace.expected(rounds, choice.depth)
         self._last = Running(record.n_rounds, self._building.clock, begin, expected)
         return state, Reading(record, jobs, self._last, choice, built=new, alone=alone and not new, added=added)
@@ -157,14 +164,13 @@ class Rounds:
             self._last.goes_on()
         return self._building.clock()
 
-    def _settle(self, state: DecodeState) -> float:
+    def _settle(self, state: DecodeState) -> None:
         """Wait for the state. The last chunk is awaited by itself: otherwise its end would be known inexactly, and its
-        time would mean nothing. Returns the time.
+        time would mean nothing.
         """
         if self._last:
             self._last.wait()
         jax.block_until_ready(state)
-        return self._building.clock()
 
     def read(self, reading: Reading) -> None:
         """Wait for a chunk, or for first tokens, and take the time."""

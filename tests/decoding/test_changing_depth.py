@@ -118,8 +118,9 @@ def decode(
     chunk, backlog = 0, Backlog(len(LENGTHS), slots=64)
     while bool(jnp.any(state.active)):
         depth, rounds = changes[chunk % len(changes)]
-        if depth and decoder.drafter:
-            state = replace(state, sequences=backlog.given(decoder.drafter, params, state.sequences))
+        if depth and decoder.drafter and backlog:
+            sequences, _ = backlog.given(decoder.drafter, params, state.sequences)
+            state = replace(state, sequences=sequences)
         program = decoder.at_most(depth)
         waiting = backlog.taken(program, params, 11) if leaves_behind(program, state) else None
         state, record = decode_chunk(program, params, state, 11, np.int32(rounds), waiting=waiting)

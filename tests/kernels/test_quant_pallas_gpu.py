@@ -1,5 +1,6 @@
 """The kernels for GPUs multiply few rows with the decoded values, row by row alike."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,18 +13,22 @@ from compiled import dequantize, pack
 from lowering import needs_triton
 from test_quant_formats import random_blocks
 
-from pallas_kernels import using
+from pallas_kernels import preference, using
+from pallas_kernels.choices import Choice
 from pallas_kernels.matmul import (
     FORMATS,
     QTensor,
     from_blocks,
     pallas_gpu,
     quant_matmul,
+    quant_matmuls,
     quant_swiglu,
     triton_planes,
 )
 from pallas_kernels.matmul.config import MULTIPROCESSORS, PROGRAMS, SHARES, GpuConfig, gpu_candidates, gpu_heuristic
+from pallas_kernels.matmul.implementations import TOGETHER
 from pallas_kernels.matmul.planes import CHUNK
+from pallas_kernels.table import Dims
 
 OFF = 5e-7
 """Relative error of sums in float32; neither factor is rounded."""
@@ -109,6 +114,36 @@ def test_matrices_that_share_a_launch_are_multiplied_as_each_alone() -> None:
         assert off_by(got, x, dequantize(each)) <= OFF
         own = replace(config, columns=256 if weight.rows > 128 else 128)
         np.testing.assert_array_equal(got, pallas_gpu.quant_matmul(x, weight, "a16", config=own, interpret=True))
+
+
+def test_small_matrices_share_a_launch_however_wide_the_tiles_of_their_sum_are() -> None:
+    matrices = [matrix("Q4_0", rows, seed) for seed, rows in enumerate((384, 128, 250))]
+    assert gpu_heuristic({"N": 762, "K": 512, "format": "Q4_0"}).columns > 384
+    x = activations(1, 512)
+    together = quant_matmuls(x, [pack(each) for each in matrices], impl="pallas_gpu_interpret")
+    for got, each in zip(together, matrices, strict=True):
+        assert off_by(got, x, dequantize(each)) <= OFF
+    assert quant_matmuls(x, []) == []
+
+
+def test_what_was_left_out_for_a_matrix_does_not_take_it_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that multiplies with the largest matrix was found wrong for another one."""
+    weights = [pack(matrix(name, rows)) for name, rows in (("Q4_0", 300), ("Q8_0", 150))]
+    kernel, other, joined = "pallas_gpu_interpret", "xla_dequant", []
+
+    def measured(operation: str, dims: Dims, platform: str) -> Choice:
+        if dims["N"] == 300:
+            return Choice(operation, {}, dims, (kernel, other), {}, {})
+        return Choice(operation, {}, dims, (other,), {}, {kernel: "results differ"})
+
+    def note(x: jax.Array, weights: Sequence[QTensor], *_: Any) -> list[jax.Array]:
+        joined.extend(weight.format for weight in weights)
+        return [jnp.zeros((2, weight.rows)) for weight in weights]
+
+    monkeypatch.setattr(preference, "measured", measured)
+    monkeypatch.setitem(TOGETHER, kernel, note)
+    quant_matmuls(activations(2, 512), weights)
+    assert joined == ["Q4_0"]
 
 
 def test_blocks_of_rows_meet_stacks_that_share_a_launch() -> None:

@@ -17,6 +17,7 @@ import specjax
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
+from specjax.runtime.backlog import Backlog
 from specjax.runtime.building import Building
 from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import Choice, DepthControl
@@ -66,6 +67,22 @@ def test_rounds_without_drafts_leave_nothing_out_of_the_state(monkeypatch: pytes
         for got, want in zip(state.drafter.contents(row, len(text)), fed.drafter.contents(0, len(text)), strict=True):
             np.testing.assert_array_equal(got.positions, want.positions)
             np.testing.assert_allclose(got.rows, want.rows, rtol=1e-3, atol=1e-4)
+
+
+def test_what_waits_for_the_drafter_may_fill_its_room_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter is then given it between chunks that draft nothing."""
+    want = engine(DRAFTING, 1, 512)
+    plain = want.submit(Request(tuple(PROMPTS[0]), 400, Settings(draft=DraftConfig(n_max=0))))
+    finish(want)
+    monkeypatch.setattr("specjax.runtime.backlog.MOST_BYTES", 1)
+    given, fills = Backlog.given, []
+    monkeypatch.setattr(Backlog, "given", lambda self, *args: fills.append(self) or given(self, *args))
+    scripted(monkeypatch, cycle([Choice(0)]))
+    running = engine(DRAFTING, 1, 512)
+    job = running.submit(Request(tuple(PROMPTS[0]), 400, Settings(draft=AUTO)))
+    finish(running)
+    assert job.tokens == plain.tokens
+    assert len(fills) > 1
 
 
 def test_chunks_before_the_drafter_catches_up_have_exact_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,8 @@ nothing may be slower for long."""
 
 DEBT = 5.0
 """Usual chunks that visits of depths of which too little is known may lose before there is credit for them. More are
-needed only where nothing can be learned, because other work is always under way."""
+lost only where nothing can be learned, because other work is always under way. The debt is never more than twice that,
+so that visits go on in time."""
 
 HOPELESS = 4.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
@@ -146,19 +147,22 @@ class DepthControl:
 
     def lost(self, seconds: float) -> None:
         """Take seconds from the credit that visits cost besides their rounds."""
-        self._credit -= self.costs.in_units(seconds)
+        self._pay(self.costs.in_units(seconds))
 
     def _charge(self, visit: Choice, rounds: int, accepted: int, seconds: float | None) -> None:
         """Take from the credit what the visit took longer than usual rounds would have taken for as many tokens."""
         expected = rounds * self.costs.of(visit.depth)
         took = expected if seconds is None else min(self.costs.in_units(seconds), STALL * expected)
         loss = took - (rounds * self._rows + accepted) / self._speed
-        self._credit -= self._dear * max(loss, LEAST_LOSS * self._usual_chunk())
+        self._pay(self._dear * max(loss, LEAST_LOSS * self._usual_chunk()))
         measured = visit.timed and seconds is not None
         self._probes = 0 if measured else self._probes + 1
         if measured:
             self._turns.remove(visit.depth)
             self._turns.append(visit.depth)
+
+    def _pay(self, cost: float) -> None:
+        self._credit = max(self._credit - cost, -2 * DEBT * self._usual_chunk())
 
     def _usual_chunk(self) -> float:
         """What a usual chunk costs."""
