@@ -24,7 +24,8 @@ def _rounds_of_work(rounds: int) -> Callable[[Array], Array]:
     return lambda x: lax.fori_loop(0, rounds, lambda _, y: jnp.sin(y) + y - jnp.sin(y), 2 * x)
 
 
-def _on_host(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Array], Array]:
+def on_host(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Array], Array]:
+    """A function of numpy as a kernel."""
     return lambda x: jax.pure_callback(function, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
@@ -58,7 +59,9 @@ def _operation(name: str, *others: Implementation, law: Callable[[Array], Array]
     return Operation(name, (usual, *others, Implementation("reference", law)))
 
 
-def _case(operation: Operation) -> Callable[[Dims], Case]:
+def case_of(operation: Operation) -> Callable[[Dims], Case]:
+    """From sizes to the case of an operation that doubles x."""
+
     def case(dims: Dims) -> Case:
         def call(impl: str | None, given: Given) -> Outcome:
             return Outcome(choose(operation, impl, dims).run(given.x))
@@ -83,18 +86,18 @@ OPERATIONS = {
             Implementation("wrong", lambda x: 2.1 * x),
             Implementation("leaking", lambda x: 2 * x + 0 * x[0]),
             Implementation("not_compiling", _refused),
-            Implementation("crashing", _on_host(_abort)),
-            Implementation("failing", _on_host(_fail)),
+            Implementation("crashing", on_host(_abort)),
+            Implementation("failing", on_host(_fail)),
             Implementation("unfit", _doubled, BY_NAME, _unfit),
             Implementation("fast", _doubled),
             Implementation("reads_all", lambda x: 2 * x + 0 * x[0], ANYWHERE, reads_all=True),
             Implementation("reads_all_by_name", lambda x: 2 * x + 0 * x[0], reads_all=True),
         ),
         _operation("good", Implementation("fast", _doubled)),
-        _operation("hanging", Implementation("endless", _on_host(_sleep)), Implementation("fast", _doubled)),
+        _operation("hanging", Implementation("endless", on_host(_sleep)), Implementation("fast", _doubled)),
         _operation("alone"),
         _operation("large", Implementation("fast", _doubled), Implementation("larger", _too_large)),
-        _operation("lawless", Implementation("fast", _doubled), law=_on_host(_abort)),
+        _operation("lawless", Implementation("fast", _doubled), law=on_host(_abort)),
     )
 }
-CASES: Mapping[str, Callable[[Dims], Case]] = {name: _case(each) for name, each in OPERATIONS.items()}
+CASES: Mapping[str, Callable[[Dims], Case]] = {name: case_of(each) for name, each in OPERATIONS.items()}

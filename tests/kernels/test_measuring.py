@@ -8,21 +8,25 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_kernels import OPERATIONS
+from fake_kernels import OPERATIONS, case_of, on_host
 
 from pallas_kernels import memory, using
 from pallas_kernels.choices import Choice, key_of
-from pallas_kernels.dispatch import choose, explain
-from pallas_kernels.measuring import measure, worth_measuring
+from pallas_kernels.dispatch import Implementation, Operation, choose, explain
+from pallas_kernels.measuring import measure, timing, worth_measuring
 from pallas_kernels.measuring.agreement import largest_error
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.turns import Turns
+from pallas_kernels.table import ANYWHERE
 
 QUICK = Effort(copies=1, cache_bytes=1, seconds=0.01, runs=3)
 DIMS = {"rows": 64, "N": 256}
@@ -145,6 +149,30 @@ def test_what_comes_with_the_package_is_measured_here_all_the_same(
     found = choice(5)
     monkeypatch.setattr("pallas_kernels.tuning.choices", lambda: {found.key: found})
     assert worth_measuring([(found.operation, found.measured)]) == [(found.operation, found.measured)]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_time_is_that_of_one_call(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that counts the calls. A device makes more of them in a run than a CPU."""
+    made, runs = count(), []
+
+    def counting(x: np.ndarray) -> np.ndarray:
+        next(made)
+        return 2 * x
+
+    def calls_in(run: Callable[[], Any], effort: Effort) -> float:
+        before = next(made)
+        jax.block_until_ready(run())
+        runs.append(next(made) - before - 1)
+        return float(runs[-1])
+
+    operation = Operation("counted", (Implementation("counting", on_host(counting), ANYWHERE),))
+    case = case_of(operation)(DIMS)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(timing, "best_seconds", calls_in)
+    material = [case.make(seed) for seed in range(2)]
+    assert timing.timing(case, "counting", material, QUICK)(material) == 1.0
+    assert runs[0] == (2 if platform == "cpu" else 2 * timing.MOST_TURNS)
 
 
 def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
