@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 
 def look_up(table: Sequence[float], index: Int[Array, "..."]) -> Float[Array, "..."]:
     """Entries of a table of a power of two numbers: choices between two by each bit of the index."""
-    entries: list[Array | float] = list(table)
+    # Mosaic GPU takes integers that it has chosen among for numbers without a sign.
+    entries: list[Array | float] = [float(entry) for entry in table]
     bit = 0
     while len(entries) > 1:
         odd = index >> bit & 1 != 0

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     },
     "checkpoints": {"checkpoints", "pallas_kernels"},
 }
-KERNELS_NEED = {"jax", "jaxtyping", "numpy", "jax_triton", "triton"}
+KERNELS_NEED = {"jax", "jaxlib", "jaxtyping", "numpy", "jax_triton", "triton"}
 
 
 @cache
@@ -169,7 +169,9 @@ def test_modules_import_no_more_than_the_core_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     core = {re.split(r"[<>=\[]", requirement)[0] for requirement in project["dependencies"]}
     names = {"orbax-checkpoint": "orbax"}
-    allowed = {names.get(name, name) for name in core} | set(PACKAGES) | sys.stdlib_module_names | {"ml_dtypes"}
+    allowed = (
+        {names.get(name, name) for name in core} | set(PACKAGES) | sys.stdlib_module_names | {"ml_dtypes", "jaxlib"}
+    )
     for name, tree in modules().items():
         if below(name, {"specjax.training", "specjax.serving", *DERIVED}):
             continue

@@ -80,18 +80,19 @@ class GpuConfig(BlockSizes):
     """What a program of one warpgroup takes.
 
     Attributes:
-        columns: rows of the matrix, which are columns of the result: 128 threads with 1, 2 or 4 each.
-        splits: shares of the depth, as equal as bytes of the first plane can be shared, `unroll` at a time. It changes
-            how sums are rounded.
-        unroll: bytes of a plane and column that are loaded before the next ones: 4, 8 or 16.
+        columns: rows of the matrix, which are columns of the result: 128, 256 or 512.
+        splits: shares of the depth, as equal as groups of rows of the first plane can be shared. It changes how sums
+            are rounded.
+        groups: of 16 or 32 rows of a plane that are read before they are multiplied: 1, 2 or 4. Formats whose codes are
+            no whole numbers do not go by it.
     """
 
     columns: int = one_of(128, 256, 512)
     splits: int = at_least_one()
-    unroll: int = one_of(4, 8, 16)
+    groups: int = one_of(1, 2, 4)
 
 
-MULTIPROCESSORS, PROGRAMS = 132, {128: 8, 256: 5, 512: 3}
+MULTIPROCESSORS, PROGRAMS = 132, {128: 7, 256: 5, 512: 3}
 """Of an H100, and how many programs one of them holds at a time, by their columns: their registers allow so many."""
 STARTING, ADDING = 1 / 4, 1e-6
 """Estimates: what a program takes to start, and a share for each column to be added, in times of a chunk."""
@@ -100,32 +101,37 @@ SHARES = 2
 
 
 def gpu_heuristic(dims: Dims) -> GpuConfig:
-    """A configuration for N, K and a format: four columns a thread, and splits that keep the GPU busy to the end."""
-    return next(config for config in reversed(gpu_candidates(dims)) if config.unroll == 8)
+    """A configuration for N, K and a format: eight columns a thread, and splits that keep the GPU busy to the end.
+
+    A program that goes through the whole depth reads far ahead. One with a share of it had better be small.
+    """
+    fitting = [config for config in gpu_candidates(dims) if config.columns <= 256]
+    groups = 4 if fitting[-1].splits == 1 else 1
+    return next(config for config in reversed(fitting) if config.groups == groups)
 
 
 def gpu_candidates(dims: Dims) -> list[GpuConfig]:
     """Configs for N and K: the numbers of splits that should be the fastest, the best one last."""
     lanes = -(-dims["N"] // LANES) * LANES
     return [
-        GpuConfig(columns, splits, unroll)
+        GpuConfig(columns, splits, groups)
         for columns in (128, 256, 512)
         if columns <= lanes
         for splits in _splits(dims, columns)
-        for unroll in (4, 8, 16)
+        for groups in (1, 2, 4)
     ]
 
 
 def _splits(dims: Dims, columns: int) -> list[int]:
-    """The three best numbers of splits, the best one last.
+    """The three best numbers of splits, the best one last: no split where tiles alone fill the GPU.
 
     Programs begin together, as many as the GPU holds; the next ones begin when these end. A last round of few programs
     takes as long as a full one.
     """
     chunks, tiles = -(-dims["K"] // CHUNK), -(-dims["N"] // columns)
+    places = MULTIPROCESSORS * PROGRAMS[columns]
 
     def time(splits: int) -> float:
-        rounds = -(-tiles * splits // (MULTIPROCESSORS * PROGRAMS[columns]))
-        return rounds * (chunks / splits + STARTING) + ADDING * splits * dims["N"]
+        return -(-tiles * splits // places) * (chunks / splits + STARTING) + ADDING * splits * dims["N"]
 
-    return sorted(range(1, SHARES * chunks + 1), key=time, reverse=True)[-3:]
+    return sorted(range(1, SHARES * chunks + 1), key=time, reverse=True)[-3:] if tiles < places else [1]

@@ -1,9 +1,9 @@
-"""Products of few rows from planes for NVIDIA GPUs since Hopper, in Pallas (Mosaic GPU), on CUDA cores.
+"""Products of few rows from planes for NVIDIA GPUs since Hopper, in Pallas (Mosaic GPU).
 
-A program takes a tile of a result's columns and a share of the depth; a thread has a few neighbouring columns, whose
-bytes it loads row by row of the planes, decodes in registers and multiplies with every row of x, in float32. Neither
-factor is rounded. The shares are added up afterwards, in order. What is computed for a row of x depends neither on the
-rows beside it nor on how many there are.
+A program takes a tile of a result's columns and a share of the depth. The shares are added up afterwards, in order.
+Codes that are whole numbers are multiplied as such, with rows of x that are rounded to 16 bits (`gpu_integers`); others
+are decoded, and x is not rounded (`gpu_floats`). What is computed for a row of x depends neither on the rows beside it
+nor on how many there are.
 
 Matrices that are multiplied with the same x share a launch: the tiles of one come after those of the other.
 """
@@ -11,7 +11,7 @@ Matrices that are multiplied with the same x share a launch: the tiles of one co
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,18 +22,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
+from pallas_kernels.matmul import gpu_floats, gpu_integers
 from pallas_kernels.matmul.config import SHARES, GpuConfig, gpu_candidates, gpu_heuristic
 from pallas_kernels.matmul.formats import BlockFormat
+from pallas_kernels.matmul.gpu_fragments import ROWS
+from pallas_kernels.matmul.gpu_tile import Tile
 from pallas_kernels.matmul.operands import Operands, added, example, model_shapes
-from pallas_kernels.matmul.planes import (
-    CHUNK,
-    code_values,
-    floats,
-    plane_names,
-    scale_and_bias,
-)
 from pallas_kernels.matmul.qtensor import Activations, QTensor
-from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, laid_out, load
+from pallas_kernels.mosaic_gpu import kernel_options
 from pallas_kernels.tuning import Tunable, config_for
 
 
@@ -75,77 +71,66 @@ def _side_by_side(operands: Sequence[Operands], columns: int) -> list[_Matrix]:
     return placed
 
 
-def _rotations(products: Iterable[_Matrix | Operands]) -> list[bool]:
-    """Whether x is rotated: formats that are rotated need another x than those that are not."""
-    return sorted({each.kind.rotated for each in products})
+def _forms_of_x(operands: Sequence[Operands]) -> dict[str, tuple[Array, ...]]:
+    """What the kernels read of x, by what they call it."""
+    forms: dict[str, tuple[Array, ...]] = {}
+    for each in operands:
+        if (form := _form_of_x(each.kind)) not in forms:
+            forms[form] = gpu_integers.rounded(each.blocks) if form == "whole" else (each.blocks,)
+    return forms
 
 
-def _body(index_ref: Any, *refs: Any, matrices: Sequence[_Matrix], config: GpuConfig, interpreted: bool) -> None:
-    tile, given, out_ref = lax.axis_index("tile"), iter(refs[:-1]), refs[-1]
-    x_refs = {rotated: next(given) for rotated in _rotations(matrices)}
-    for each in matrices:
-        own = {name: next(given) for name in each.names}
-        own_tile = functools.partial(
-            _tile, index_ref, x_refs[each.kind.rotated], own, out_ref, tile - each.first_tile, each, config,
-            interpreted=interpreted,
-        )  # fmt: skip
+def _form_of_x(kind: BlockFormat) -> str:
+    """Codes that are whole numbers are multiplied with whole numbers, rotated values with rotated ones."""
+    if kind.table is None:
+        return "whole"
+    return "rotated" if kind.rotated else "floats"
+
+
+def _body(
+    index_ref: Any, x: Mapping[str, Sequence[Any]], parts: Sequence[Mapping[str, Any]], out_ref: Any,
+    *, matrices: Sequence[_Matrix], config: GpuConfig, interpreted: bool,
+) -> None:  # fmt: skip
+    tile = lax.axis_index("tile")
+    for own, refs in zip(matrices, parts, strict=True):
+        form = _form_of_x(own.kind)
+        run = functools.partial(
+            _multiply, index_ref, form, x[form], refs, out_ref, own, config, interpreted=interpreted
+        )
         if len(matrices) == 1:
-            own_tile()
+            run()
         else:
-            pl.when((tile >= each.first_tile) & (tile < each.end_tile))(own_tile)
+            pl.when((tile >= own.first_tile) & (tile < own.end_tile))(run)
 
 
-def _tile(
-    index_ref: Any, x_ref: Any, parts: Mapping[str, Any], out_ref: Any, tile: Array, own: _Matrix, config: GpuConfig,
-    *, interpreted: bool,
+def _multiply(
+    index_ref: Any, form: str, x: Sequence[Any], parts: Mapping[str, Any], out_ref: Any, own: _Matrix,
+    config: GpuConfig, *, interpreted: bool,
 ) -> None:  # fmt: skip
     block, split = lax.axis_index("block"), lax.axis_index("split")
-    kind, chunks = own.kind, x_ref.shape[-1] // CHUNK
-    layout = plgpu.Layout.WG_STRIDED((own.columns,), vec_size=own.columns // WARPGROUP)
     # The last tile begins where it ends with the matrix; what two tiles have in common both write.
-    first_column = jnp.minimum(tile * own.columns, own.lanes - own.columns)
-    columns = pl.ds(first_column, own.columns)
-    matrix = jnp.maximum(index_ref[block], 0)
-
-    def row_of(name: str, row: Any) -> Array:
-        return load(parts[name].at[matrix, row, columns], layout, interpreted=interpreted)
-
-    span, fields = 32 * kind.planes[0], 8 // kind.planes[0]
-
-    def step(index: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Adds what some rows of the first plane's bytes come to: columns of the matrix, `span` apart."""
-        chunk = index // (span // config.unroll)
-        first = index % (span // config.unroll) * config.unroll
-        group = kind.per_scale
-        starts = [field * span + first for field in range(fields)]
-
-        def read(start: Any, name: str) -> Array:
-            at = chunk if name.startswith("super_") else chunk * (CHUNK // group) + start // group
-            return floats(row_of(name, at))
-
-        meanings = [scale_and_bias(parts, functools.partial(read, start)) for start in starts]
-        for row in range(config.unroll):
-            bytes_of = [
-                row_of(name, chunk * 32 * bits + (first + row) % (32 * bits)).astype(jnp.int32)
-                for name, bits in zip(plane_names(kind), kind.planes, strict=True)
-            ]
-            for start, (scale, bias) in zip(starts, meanings, strict=True):
-                codes = [
-                    (plane >> start // (32 * bits) * bits & (1 << bits) - 1) << sum(kind.planes[:i])
-                    for i, (plane, bits) in enumerate(zip(bytes_of, kind.planes, strict=True))
-                ]
-                weights = code_values(kind, functools.reduce(jnp.bitwise_or, codes)) * scale
-                weights = weights if bias is None else weights + bias
-                at = chunk * CHUNK + start + row
-                sums = tuple(total + x_ref[block, m, at] * weights for m, total in enumerate(sums))
-        return sums
-
-    zeros = laid_out(jnp.zeros(own.columns, jnp.float32), layout, interpreted=interpreted)
-    steps = chunks * (span // config.unroll)
-    begin, end = (share * steps // config.splits for share in (split, split + 1))
-    sums = lax.fori_loop(begin, jnp.where(index_ref[block] < 0, begin, end), step, (zeros,) * x_ref.shape[1])
-    for m, total in enumerate(sums):
-        out_ref[split, block, m, pl.ds(own.first_lane + first_column, own.columns)] = total
+    first = jnp.minimum((lax.axis_index("tile") - own.first_tile) * own.columns, own.lanes - own.columns)
+    tile = Tile(
+        kind=own.kind,
+        parts=parts,
+        block=block,
+        matrix=index_ref[block],
+        first=first,
+        width=own.columns,
+        chunks=parts["plane0"].shape[1] // (32 * own.kind.planes[0]),
+        split=split,
+        splits=config.splits,
+        interpreted=interpreted,
+    )
+    columns = pl.ds(own.first_lane + first, own.columns)
+    if form == "whole":
+        parts_of_x, largest = x
+        for i, sums in enumerate(gpu_integers.multiply(tile, parts_of_x, largest, config.groups)):
+            out_ref[split, block, pl.ds(i * ROWS, ROWS), columns] = sums
+    else:
+        (rows,) = x
+        for i, sums in enumerate(gpu_floats.multiply(tile, rows)):
+            out_ref[split, block, i, columns] = sums
 
 
 @functools.partial(jax.jit, static_argnames=("act", "config", "interpret"))  # references to GMEM exist under jit
@@ -158,7 +143,7 @@ def quant_matmuls(
     config: GpuConfig | None = None,
     interpret: bool = False,
 ) -> list[Float[Array, "... N"]]:
-    """x @ weight.T of each in float32, of at most 16 rows; activations are not rounded.
+    """x @ weight.T of each in float32, of at most 16 rows.
 
     With an index, x is [B, M, K] and each weight a stack: block b is multiplied with matrix index[b].
     """
@@ -174,18 +159,15 @@ def quant_matmuls(
         )
     config = config_for(TUNABLE, dims, config)
     matrices = _side_by_side(operands, config.columns)
-    blocks = {each.kind.rotated: each.blocks for each in operands}
     shares = pl.kernel(
         functools.partial(_body, matrices=matrices, config=config, interpreted=interpret),
-        out_type=jax.ShapeDtypeStruct((config.splits, n_blocks, n_rows, matrices[-1].end_lane), jnp.float32),
+        out_type=jax.ShapeDtypeStruct(
+            (config.splits, n_blocks, -(-n_rows // ROWS) * ROWS, matrices[-1].end_lane), jnp.float32
+        ),
         mesh=plgpu.Mesh(grid=(n_blocks, matrices[-1].end_tile, config.splits), grid_names=("block", "tile", "split")),
         name="quant_matmul",
         **kernel_options(interpreted=interpret),
-    )(
-        given.numbers,
-        *(blocks[rotated] for rotated in _rotations(operands)),
-        *(part for each in operands for part in each.parts.values()),
-    )
+    )(given.numbers, _forms_of_x(operands), [each.parts for each in operands])
     total = added(shares)
     return [
         each.result(total[..., own.first_lane : own.end_lane]) for each, own in zip(operands, matrices, strict=True)

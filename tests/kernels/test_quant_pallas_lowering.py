@@ -59,6 +59,12 @@ def test_few_rows_lower(impl: str, platform: str, name: str, shape: tuple[int, .
     assert len(kernel_calls(module, platform)) == 1
 
 
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q5_K", "IQ4_XS"])
+def test_numbers_are_divided_without_a_look_at_their_signs(name: str) -> None:
+    """Each sign costs Mosaic GPU two starts of the assembler: lowering a model's kernels took 20 s instead of 4 s."""
+    assert " sign " not in str(jax.make_jaxpr(product("pallas_gpu"))(*arguments(name, WIDE, 4)))
+
+
 def of_several(x: Any, *weights: QTensor) -> list[jax.Array]:
     return quant_matmuls(x, weights, impl="pallas_gpu")
 
