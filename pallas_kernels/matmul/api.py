@@ -32,8 +32,8 @@ def quant_matmul(
         weight: one matrix [N, K]; with an index a stack [E, N, K].
         index: x is [B, M, K], and block b is multiplied with matrix index[b] of the stack, without a copy of it.
             Numbers beyond the stack are clipped; one below zero stands for rows that nobody reads: they become zeros.
-        act: how kernels of integers round the activations, "a8" or "a16"; default: as the weight says. Implementations
-            that multiply floats round nothing.
+        act: how native kernels round the activations, "a8" or "a16"; default: as the weight says. On NVIDIA GPUs few
+            rows are rounded to 16 bits, whatever it is. Implementations that multiply floats round nothing.
         dtype: of the result; default: that of x.
         impl: name of an implementation; default: the first that fits, see `explain`.
 

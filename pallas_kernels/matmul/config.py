@@ -93,7 +93,8 @@ class GpuConfig(BlockSizes):
 
 
 MULTIPROCESSORS, PROGRAMS = 132, {128: 7, 256: 5, 512: 3}
-"""Of an H100, and how many programs one of them holds at a time, by their columns: their registers allow so many."""
+"""Of an H100, and how many programs one of them holds at a time, by their columns: registers allow so many for Q4_K,
+four rows and one group."""
 STARTING, ADDING = 1 / 4, 1e-6
 """Estimates: what a program takes to start, and a share for each column to be added, in times of a chunk."""
 SHARES = 2

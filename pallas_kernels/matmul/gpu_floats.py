@@ -37,7 +37,7 @@ def multiply(tile: Tile, x: Any) -> tuple[Float[Array, " columns"], ...]:
         starts = [field * span + turn * UNROLL for field in range(fields)]
 
         def read(start: Any, name: str) -> Array:
-            at = chunk if name.startswith("super_") else chunk * (CHUNK // group) + lax.div(start, group)
+            at = chunk if name.startswith("super_") else chunk * (CHUNK // group) + quotient_and_rest(start, group)[0]
             return floats(row_of(name, at))
 
         meanings = [scale_and_bias(tile.parts, functools.partial(read, start)) for start in starts]
@@ -48,7 +48,7 @@ def multiply(tile: Tile, x: Any) -> tuple[Float[Array, " columns"], ...]:
             ]
             for start, (scale, bias) in zip(starts, meanings, strict=True):
                 codes = [
-                    (plane >> lax.div(start, 32 * bits) * bits & (1 << bits) - 1) << sum(kind.planes[:i])
+                    (plane >> quotient_and_rest(start, 32 * bits)[0] * bits & (1 << bits) - 1) << sum(kind.planes[:i])
                     for i, (plane, bits) in enumerate(zip(bytes_of, kind.planes, strict=True))
                 ]
                 weights = code_values(kind, functools.reduce(jnp.bitwise_or, codes)) * scale

@@ -57,7 +57,8 @@ class Layouts:
     @property
     def words(self) -> Any:
         """Of a group whose bytes are put together, four rows in a word [group / 4, columns]."""
-        return self.sums if self.group == 4 * ROWS else self._quartered(self.group // 4)
+        # The four words of a group of 16 lie as sums of four rows do: one for each quarter.
+        return self.sums if self.group == 16 else self._quartered(self.group // 4)
 
     @property
     def x(self) -> Any:

@@ -13,6 +13,7 @@ from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int8
@@ -22,23 +23,23 @@ from pallas_kernels.matmul.gpu_tile import Tile, quotient_and_rest
 from pallas_kernels.matmul.planes import CHUNK, GROUP, floats, plane_names, scale_and_bias
 from pallas_kernels.mosaic_gpu import laid_out, load
 
-LARGEST = 127 * 256 + 127
-"""The largest whole number that is 256 times a number of 8 bits, and one more such number."""
+LARGEST, TINY = 127 * 256 + 127, np.float32(1e-33)
+"""The largest whole number that is 256 times a number of 8 bits and one more such number; and what counts as the
+largest size in groups of smaller numbers, because LARGEST is divided by it."""
 
 
 def rounded(x: Float[Array, "B M K"]) -> tuple[Int8[Array, "B T G 8 32"], Float[Array, "B T G 4"]]:
-    """Rows of x in sets of four, for each group of 32 columns: the parts of whole numbers, and the largest size in x.
+    """Rows of x in sets of four, for each group of 32 columns: whole numbers in two parts, and the largest size in x.
 
-    Where that is M, a number x is x * LARGEST / M, rounded, in whole numbers: 256 times the first part and the second.
+    Where that is M, a number x becomes x * LARGEST / M, rounded: 256 times the first part plus the second.
     """
     n_blocks, n_rows, _ = x.shape
     x = jnp.pad(x, ((0, 0), (0, -n_rows % ROWS), (0, 0)))
     x = x.reshape(n_blocks, -1, ROWS, x.shape[-1] // GROUP, GROUP)
     # The bits of a size grow with it, and those of NaN are beyond all: a largest float need not be NaN on every device.
     bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
-    largest = lax.bitcast_convert_type(jnp.max(bits, axis=-1), jnp.float32)
-    factor = jnp.where(largest > 0, LARGEST / largest, 0)
-    whole = jnp.round(x * factor[..., None]).astype(jnp.int32)
+    largest = lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=TINY.view(np.int32)), jnp.float32)
+    whole = jnp.round(x * (LARGEST / largest)[..., None]).astype(jnp.int32)
     high = (whole + 128) >> 8
     parts = jnp.moveaxis(jnp.stack([high, whole - 256 * high], axis=3), 4, 2).astype(jnp.int8)
     return parts.reshape(*parts.shape[:3], 2 * ROWS, GROUP), jnp.swapaxes(largest, -1, -2)
@@ -147,8 +148,8 @@ class _Work:
                 x_scale = largest * (1 / LARGEST)
                 if offset := self.tile.kind.codes.offset:
                     products = products - self.spread(factor * offset * x_sum, 0)
-                scales = self.spread(scale, 1) * self.spread(x_scale * (1 / factor), 0)
-                total = total + products.astype(jnp.float32) * scales
+                scaled = products.astype(jnp.float32) * self.spread(scale, 1)  # the scales' product might underflow
+                total = total + scaled * self.spread(x_scale * (1 / factor), 0)
                 if bias is not None:
                     total = total + self.spread(bias, 1) * self.spread(x_scale * x_sum.astype(jnp.float32), 0)
                 after.append(total)
@@ -169,6 +170,6 @@ class _Work:
             return words[0] & jnp.uint32(0x01010101 * factor * ((1 << kind.planes[0]) - 1)), factor
         codes = []
         for i, (own, bits) in enumerate(zip(words, kind.planes, strict=True)):
-            shift = (lax.div(at, 32 * bits // self.group) * bits).astype(jnp.uint32)
+            shift = (quotient_and_rest(at, 32 * bits // self.group)[0] * bits).astype(jnp.uint32)
             codes.append((own >> shift & jnp.uint32(0x01010101 * ((1 << bits) - 1))) << sum(kind.planes[:i]))
         return reduce(jnp.bitwise_or, codes), 1

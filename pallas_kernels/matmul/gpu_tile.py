@@ -46,7 +46,7 @@ class Tile:
 
     def share(self, steps: int) -> tuple[Array, Array]:
         """Which of all steps through the depth are this program's: none where nobody reads the result."""
-        begin, end = (lax.div(share * steps, self.splits) for share in (self.split, self.split + 1))
+        begin, end = (lax.div(share * steps, jnp.int32(self.splits)) for share in (self.split, self.split + 1))
         return begin, jnp.where(self.matrix < 0, begin, end)
 
 

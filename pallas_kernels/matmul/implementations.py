@@ -45,32 +45,46 @@ def _block_by_block(one: Callable[[Array, QTensor, Activations], Array]) -> Prod
 _by_xla = _block_by_block(lambda x, weight, act: xla_dequant.quant_matmul(x, weight))
 
 
-def _natively_together(x: Array, weights: Sequence[QTensor], act: Activations, index: Array | None) -> list[Array]:
-    """Native products, with the derivatives of XLA's form, because rounding has none."""
-    products = with_derivatives_of(
-        lambda x, index, *weights: [_by_xla(x, weight, act, index) for weight in weights],
-        lambda x, index, *weights: cpu_native.quant_matmuls(x, weights, act, index),
-    )
-    return products(x, index, *weights)
+Products = Callable[[Array, Sequence[QTensor], Activations, Array | None], list[Array]]
 
 
-def _natively(x: Array, weight: QTensor, act: Activations, index: Array | None) -> Array:
-    return _natively_together(x, [weight], act, index)[0]
+def _rounding(run: Products) -> Products:
+    """Products that round x, with the derivatives of XLA's form, because rounding has none."""
+
+    def products(x: Array, weights: Sequence[QTensor], act: Activations, index: Array | None) -> list[Array]:
+        call = with_derivatives_of(
+            lambda x, index, *weights: [_by_xla(x, weight, act, index) for weight in weights],
+            lambda x, index, *weights: run(x, weights, act, index),
+        )
+        return call(x, index, *weights)
+
+    return products
 
 
-TOGETHER: dict[str, Callable[[Array, Sequence[QTensor], Activations, Array | None], list[Array]]] = {
-    "cpu_native": _natively_together,
-    "pallas_gpu": pallas_gpu.quant_matmuls,
-    "pallas_gpu_interpret": partial(pallas_gpu.quant_matmuls, interpret=True),
+def _alone(run: Products) -> Product:
+    return lambda x, weight, act, index: run(x, [weight], act, index)[0]
+
+
+_natively = _rounding(cpu_native.quant_matmuls)
+_on_gpu, _on_gpu_interpreted = (
+    _rounding(partial(pallas_gpu.quant_matmuls, interpret=interpret)) for interpret in (False, True)
+)
+
+
+TOGETHER: dict[str, Products] = {
+    "cpu_native": _natively,
+    "pallas_gpu": _on_gpu,
+    "pallas_gpu_interpret": _on_gpu_interpreted,
 }
 """Implementations that multiply x with several matrices in one call."""
 
 QUANT_MATMUL = operation(
     "matmul.packed",
-    cpu_native=Form(_natively, cpu_native.unfit),
+    cpu_native=Form(_alone(_natively), cpu_native.unfit),
     xla_dequant=Form(_by_xla),
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
-    **kernel("pallas_gpu", pallas_gpu.quant_matmul, unfit_for_few_rows),
+    pallas_gpu=Form(_alone(_on_gpu), unfit_for_few_rows),
+    pallas_gpu_interpret=Form(_alone(_on_gpu_interpreted), unfit_for_few_rows),
     **kernel("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(wrong_layout), wrong_layout),
     **triton_kernel("triton", triton_planes.quant_matmul, triton_planes.unfit),
     **triton_kernel("triton_prefill", triton_prefill.quant_matmul, triton_prefill.unfit),

@@ -62,7 +62,7 @@ class _Matrix:
 
 
 def _side_by_side(operands: Sequence[Operands], columns: int) -> list[_Matrix]:
-    """The matrices of some products."""
+    """The matrices of some products; one that is narrower than a tile gets narrower tiles."""
     placed: list[_Matrix] = []
     for each in operands:
         before = (placed[-1].end_tile, placed[-1].end_lane) if placed else (0, 0)
@@ -147,7 +147,7 @@ def quant_matmuls(
 
     With an index, x is [B, M, K] and each weight a stack: block b is multiplied with matrix index[b].
     """
-    del act  # for kernels of integers
+    del act  # whole numbers have 16 bits, whatever it says
     operands = [Operands.of(x, weight, index, jnp.float32) for weight in weights]
     given, largest = operands[0], max(weights, key=lambda weight: weight.rows)
     n_blocks, n_rows, _ = given.blocks.shape

@@ -13,8 +13,7 @@ from jax import Array
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat
 
 Activations = Literal["a8", "a16"]
-"""How a kernel that multiplies integers rounds what the matrix is multiplied with: to 8 bits per value, as llama.cpp
-does, or to 16."""
+"""How native kernels round what the matrix is multiplied with: to 8 bits per value, as llama.cpp does, or to 16."""
 
 BLOCKS = "blocks"
 """The layout of files: one part, [..., N, bytes of a row] uint8."""

@@ -106,7 +106,7 @@ def _chunk(
         index, state, waiting, records = carry
         after, record, features = run_round(params, state)
         if waiting is not None:
-            waiting = waiting.with_round(index, state.pending, state.active, features)
+            waiting = waiting.with_round(index, features)
         records = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), records, record)
         return index + 1, after, waiting, records
 
@@ -114,7 +114,9 @@ def _chunk(
         unfinished, one_round, (jnp.int32(0), state, waiting, records)
     )
     if behind and waiting is not None:
-        state, waiting = _with_drafter(state, before.sequences.drafter), waiting.after(n_rounds)
+        state = _with_drafter(state, before.sequences.drafter)
+        fed = jnp.concatenate([before.pending[None], records.tokens[:-1, :, 0]])  # what the round before has emitted
+        waiting = waiting.after(n_rounds, fed, records.n_emitted > 0)
     return state, ChunkRecord(n_rounds, jax.tree.map(partial(sharing.whole, axis=1), records), waiting)
 
 

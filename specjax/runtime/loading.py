@@ -71,7 +71,8 @@ def load(
         dtype: the type of matrices that are not quantized or do not stay packed: "float32", "bfloat16" or "float16".
             Norms and recurrent parameters are always float32.
         packed: how to multiply quantized matrices, which stay packed as in the file. "a16" rounds activations to 16
-            bits. "a8" rounds them to 8 bits, as llama.cpp does, and is faster. None decodes the matrices to `dtype`.
+            bits. "a8" rounds them to 8 bits on CPUs, as llama.cpp does, and is faster. None decodes the matrices to
+            `dtype`.
         place: rules "REGEX=PLACE" for parameters that shall not be on the default device, such as "mtp=pinned_host".
             The first rule that matches a parameter's path decides. See `specjax.runtime.placement`.
         mesh: the devices that share the work, as "ROWSxMODEL" or as a `jax.sharding.Mesh` with the axes ("rows",

@@ -26,7 +26,7 @@ from specjax.runtime.running import Running
 T = TypeVar("T")
 _Started = tuple[DecodeState, ChunkRecord, Added | None]
 
-DOUBT, DOUBT_SHARE = 0.01, 0.2
+DOUBT, DOUBT_SHARE = 0.001, 0.1
 """The time of a chunk means nothing if its end is doubtful by more than so many seconds, and than this share of it,
 because the caller was busy when it ended."""
 

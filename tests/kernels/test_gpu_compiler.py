@@ -26,7 +26,8 @@ import test_quant_pallas_lowering as matmul
 from gpu_compiler import compiled_for_gpu, without_mosaic_gpu_compiler
 
 from pallas_kernels.kv_formats import FORMATS
-from pallas_kernels.matmul.config import FEW_ROWS
+from pallas_kernels.matmul import pallas_gpu
+from pallas_kernels.matmul.config import FEW_ROWS, GpuConfig
 from pallas_kernels.matmul.formats import FORMATS as BLOCK_FORMATS
 from pallas_kernels.mosaic_gpu import SHARED_MEMORY
 
@@ -84,18 +85,23 @@ PROGRAMS["quant_matmul of several, Q4_K, Q6_K and Q8_0"] = (
     matmul.of_several,
     (jax.ShapeDtypeStruct((4, 5120), jnp.bfloat16), *GATED_DELTA_NET),
 )
+PROGRAMS["quant_matmul Q5_K, 16 rows"] = product("Q5_K", matmul.WIDE, 16)
+PROGRAMS["quant_matmul Q4_K, tiles of 512 columns"] = (
+    partial(pallas_gpu.quant_matmul, act="a16", config=GpuConfig(512, 7, 1)),
+    matmul.arguments("Q4_K", matmul.WIDE, 4),
+)
 PROGRAMS["quant_matmul experts"] = product("Q6_K", matmul.EXPERTS, 2)
 PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", matmul.EXPERTS, 64)
 
 CAPABILITY = int(os.environ.get("GPU_CAPABILITY", "90"))
-TENSOR_CORES = re.compile(r"prefill|quant_matmul .* (512|64) rows")
+WGMMA = re.compile(r"prefill|quant_matmul .* (512|64) rows")
 """Kernels that multiply by wgmma, an instruction that Hopper has and no later GPU."""
 
 SPILLED = {"prefill 27B": 408, "prefill 27B, 16 tokens": 408, "cache_attention_prefill global": 128}
 """Bytes of addresses that are spilled once and read back in each turn of a loop over whole tiles."""
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if CAPABILITY == 90 or not TENSOR_CORES.search(name)])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if CAPABILITY == 90 or not WGMMA.search(name)])
 def test_kernels_keep_what_they_work_on_in_registers(name: str, tmp_path: Path) -> None:
     run, given = PROGRAMS[name]
     for code in compiled_for_gpu(run, tmp_path, *given, capability=CAPABILITY):

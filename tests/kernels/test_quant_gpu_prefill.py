@@ -73,7 +73,7 @@ def test_the_warpgroups_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> 
     assert not gpu_callbacks.get_races().races_found
 
 
-def test_few_rows_stay_exact() -> None:
+def test_few_rows_stay_more_exact_than_many() -> None:
     blocks = matrix("Q4_0", 40)
     weight, x = pack(blocks), activations(FEW_ROWS, blocks.width)
     few = quant_matmul(x[:2], weight, impl="pallas_gpu_interpret")

@@ -93,6 +93,43 @@ def test_a_row_is_alike_in_a_call_of_any_size(impl: str) -> None:
     assert product(x[:0], weight).shape == (0, 150)
 
 
+def test_rows_of_any_size_are_rounded_by_their_own_numbers() -> None:
+    """Nothing, numbers at both ends of what floats hold, infinities: each in a row of its own."""
+    blocks = matrix("Q4_0", 40)
+    x = activations(6, blocks.width) * jnp.array([0.0, 1e-32, 1e-38, 1e30, 1.0, 1.0])[:, None]
+    x = x.at[4, 3].set(jnp.inf)
+    got = KERNELS["pallas_gpu"](x, pack(blocks), "a16")
+    values = dequantize(blocks)
+    assert not np.any(got[0])
+    for row in (1, 3, 5):
+        assert off_by(got[row], x[row], values) <= ROUNDED
+    assert np.abs(got[2] - np.asarray(x[2], np.float64) @ np.asarray(values, np.float64).T).max() < 1e-34
+    assert not np.isfinite(got[4]).any()
+
+
+def test_derivatives_are_those_of_the_product_that_rounds_nothing() -> None:
+    weight, x = pack(matrix("Q4_0", 40)), activations(2, 512)
+
+    def gradient(impl: str) -> jax.Array:
+        return jax.grad(lambda x: jnp.sum(quant_matmul(x, weight, impl=impl) ** 2))(x)
+
+    want = gradient("xla_dequant")
+    np.testing.assert_allclose(gradient("pallas_gpu_interpret"), want, atol=1e-3 * float(jnp.abs(want).max()))
+    several = jax.grad(
+        lambda x: sum(jnp.sum(out) for out in quant_matmuls(x, [weight] * 2, impl="pallas_gpu_interpret"))
+    )
+    assert np.any(several(x))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "IQ4_NL"])
+def test_programs_with_wide_integers_multiply_alike(name: str) -> None:
+    weight, x = pack(matrix(name, 40)), activations(1, 512)
+    want = KERNELS["pallas_gpu"](x, weight, "a16")
+    with jax.enable_x64(True):
+        got = KERNELS["pallas_gpu"](x, weight, "a16")
+    np.testing.assert_array_equal(got, want)
+
+
 @needs_triton
 @pytest.mark.parametrize("name", ["Q6_K", "TQ4_1S"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
