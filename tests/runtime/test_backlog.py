@@ -69,14 +69,16 @@ class Rounds:
         ran = self.rng.integers(0, rounds + 1, ROWS)
         ran[self.rng.integers(ROWS)] = rounds
         ran[[row for row in range(ROWS) if row not in rows]] = 0
+        tokens = self.rng.integers(0, 100, (MOST, ROWS)).astype(np.int32)
+        fed = (np.arange(MOST)[:, None] < ran) | (np.arange(MOST)[:, None] >= rounds)  # these must not be read either
         for index in range(rounds):
-            tokens, fed = self.rng.integers(0, 100, ROWS).astype(np.int32), index < ran
-            hidden = np.where(fed, tokens / 2, np.nan)[:, None, None]
-            waiting = write(waiting, np.int32(index), tokens, fed, Features(jnp.asarray(hidden, jnp.bfloat16), ()))
-            for row in np.flatnonzero(fed):
-                self.owed[row][int(self.length[row])] = int(tokens[row])
-            self.length += fed
-        return self.backlog.put(waiting.after(np.int32(rounds)), rounds if most is None else most, rows)
+            hidden = np.where(fed[index], tokens[index] / 2, np.nan)[:, None, None]
+            waiting = write(waiting, np.int32(index), Features(jnp.asarray(hidden, jnp.bfloat16), ()))
+            for row in np.flatnonzero(fed[index]):
+                self.owed[row][int(self.length[row])] = int(tokens[index, row])
+            self.length += fed[index]
+        waiting = end(waiting, np.int32(rounds), tokens, fed)
+        return self.backlog.put(waiting, rounds if most is None else most, rows)
 
     def replace(self, row: int) -> None:
         """Another text has the row."""
@@ -90,7 +92,7 @@ class Rounds:
         return self.backlog.given(Scribe(), {}, state)[0].drafter
 
 
-write = jax.jit(Waiting.with_round)
+write, end = jax.jit(Waiting.with_round), jax.jit(Waiting.after)
 
 
 def test_all_that_waits_is_given_and_nothing_that_was_forgotten() -> None:
