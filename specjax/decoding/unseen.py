@@ -76,11 +76,11 @@ class Waiting:
         return jnp.sum(self.waits, axis=1, dtype=jnp.int32)
 
     def with_round(self, index: Int[Array, ""], features: Features) -> Waiting:
-        """Write the features of a round's tokens, [B, 1, ...]. Nothing may wait in its column any more.
+        """Write the features of a round's tokens. Nothing may wait in its column any more.
 
         Args:
             index: the number of the round in its chunk.
-            features: see above.
+            features: those of the tokens that it feeds, [B, 1, ...].
         """
         column = (self.next[0] + index) % self.room
 
