@@ -83,18 +83,15 @@ class GpuConfig(BlockSizes):
         columns: rows of the matrix, which are columns of the result: 128, 256 or 512.
         splits: shares of the depth, as equal as groups of rows of the first plane can be shared. It changes how sums
             are rounded.
-        groups: of 16 or 32 rows of a plane that are read before they are multiplied: 1, 2 or 4. Formats whose codes are
-            no whole numbers do not go by it.
     """
 
     columns: int = one_of(128, 256, 512)
     splits: int = at_least_one()
-    groups: int = one_of(1, 2, 4)
 
 
-MULTIPROCESSORS, PROGRAMS = 132, {128: 7, 256: 5, 512: 3}
-"""Of an H100, and how many programs one of them holds at a time, by their columns: registers allow so many for Q4_K,
-four rows and one group."""
+MULTIPROCESSORS, PROGRAMS = 132, {128: 5, 256: 3, 512: 2}
+"""Of an H100, and how many programs one of them holds at a time, by their columns: registers allow so many for Q4_K and
+four rows."""
 STARTING, ADDING = 1 / 4, 1e-6
 """Estimates: what a program takes to start, and a share for each column to be added, in times of a chunk."""
 SHARES = 2
@@ -102,24 +99,18 @@ SHARES = 2
 
 
 def gpu_heuristic(dims: Dims) -> GpuConfig:
-    """A configuration for N, K and a format: eight columns a thread, and splits that keep the GPU busy to the end.
-
-    A program that goes through the whole depth reads far ahead. One with a share of it had better be small.
-    """
-    fitting = [config for config in gpu_candidates(dims) if config.columns <= 256]
-    groups = 4 if fitting[-1].splits == 1 else 1
-    return next(config for config in reversed(fitting) if config.groups == groups)
+    """A configuration for N, K and a format: eight columns a thread, and splits that keep the GPU busy to the end."""
+    return next(config for config in reversed(gpu_candidates(dims)) if config.columns <= 256)
 
 
 def gpu_candidates(dims: Dims) -> list[GpuConfig]:
     """Configs for N and K: the numbers of splits that should be the fastest, the best one last."""
     lanes = -(-dims["N"] // LANES) * LANES
     return [
-        GpuConfig(columns, splits, groups)
+        GpuConfig(columns, splits)
         for columns in (128, 256, 512)
         if columns <= lanes
         for splits in _splits(dims, columns)
-        for groups in (1, 2, 4)
     ]
 
 

@@ -11,7 +11,7 @@ interpreted, they are computed from the arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,10 +23,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import arith, vector
 from jaxlib.mlir.dialects import llvm
-from jaxtyping import Int, Int8, UInt8, UInt32
+from jaxtyping import Float, Int, Int8, UInt8, UInt32
 
 ROWS = 4
 """Of x, in a product: each has two columns of its right factor."""
+SLICE = 128
+"""Columns that are multiplied together. A thread has four of them. Of a tile of several slices a thread has some
+neighbouring columns, which it reads at once: four for each slice."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Layouts:
     or a row of x.
 
     Attributes:
-        own: neighbouring columns of a thread: 4, 8 or 16.
+        own: neighbouring columns of a thread, of which each slice of a tile has four: 4, 8 or 16.
         group: rows of a plane that are multiplied together: 16 or 32.
     """
 
@@ -48,6 +51,16 @@ class Layouts:
     def columns(self) -> int:
         """How many columns a warpgroup has."""
         return 32 * self.own
+
+    @property
+    def slices(self) -> int:
+        """Of a tile."""
+        return self.columns // SLICE
+
+    @property
+    def slice(self) -> Layouts:
+        """Those of a slice."""
+        return replace(self, own=SLICE // 32)
 
     @property
     def bytes(self) -> Any:
@@ -87,37 +100,61 @@ class Layouts:
         return plgpu.Layout.TILED(tiling, warp_dims=(-5,), lane_dims=(-3, -4), vector_dim=-1)
 
 
-def read_once(ref: Any, layouts: Layouts, *, interpreted: bool) -> UInt8[Array, "group N"]:
-    """A group of a plane in the GPU's memory, which is not needed again.
+def slices_of(ref: Any, layouts: Layouts, *, once: bool, interpreted: bool) -> list[Array]:
+    """A group of a plane [group, columns], or numbers of the columns, in the GPU's memory: in registers, by slices.
 
-    The threads of a warp that read the same row of a plane take 32, 64 or 128 bytes of it. Memory gives 128 at a time
-    (L2::128B), the rest of which another warp takes next.
+    The threads of a warp that read the same row take 32, 64 or 128 bytes of it. Memory gives 128 at a time (L2::128B),
+    the rest of which another warp takes next.
+
+    Args:
+        ref: a reference to them.
+        layouts: of the tile.
+        once: whether they are not needed again.
+        interpreted: see the module.
     """
     if interpreted:
-        return ref[...]
-    group, columns = ref.shape
+        return [ref[..., first : first + SLICE] for first in range(0, layouts.columns, SLICE)]
+    shape, dtype = ref.shape, jnp.dtype(ref.dtype)
+    whole, part = (each.bytes if len(shape) == 2 else each.of_columns for each in (layouts, layouts.slice))
+    like = _like((*shape[:-1], SLICE), dtype, part)
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_like((group, columns), jnp.uint8, layouts.bytes))
-    def read(_: Any, memory: Any) -> FragmentedArray:
-        (pitch, _), _ = ir.MemRefType(memory.type).get_strides_and_offset()
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=(like,) * layouts.slices)
+    def read(_: Any, memory: Any) -> tuple[FragmentedArray, ...]:
+        strides, _ = ir.MemRefType(memory.type).get_strides_and_offset()
         i64 = ir.IntegerType.get_signless(64)
-        row, column = (
-            arith.index_castui(i64, at) for at in next(iter(layouts.bytes.to_mgpu().thread_idxs((group, columns))))
-        )
+        place = [arith.index_castui(i64, at) for at in next(iter(whole.to_mgpu().thread_idxs(shape)))]
         start = llvm.ptrtoint(i64, mosaic.memref_ptr(memory))
-        first = arith.addi(arith.addi(start, arith.muli(row, mosaic.c(pitch, i64))), column)
-        vectors = {4: "u32", 8: "v2.u32", 16: "v4.u32"}[layouts.own]
+        for at, stride in zip(place, strides, strict=True):
+            start = arith.addi(start, arith.muli(at, mosaic.c(stride * dtype.itemsize, i64)))
+        words = layouts.own * dtype.itemsize // 4
         rows = [
-            _assembly(
-                f"ld.global.nc.L1::no_allocate.L2::128B.{vectors} {{out}}, [$in0 + {each * pitch}];",
-                outs=layouts.own // 4,
-                given=[first],
-            )
-            for each in range(group // 4)
+            _loaded(start, each * strides[0] * dtype.itemsize, words, once=once)
+            for each in range(layouts.group // 4 if len(shape) == 2 else 1)
         ]
-        return _array((group, columns), layouts.bytes, rows, jnp.uint8)
+        own = words // layouts.slices
+        return tuple(
+            _array(like.shape, part, [row[first : first + own] for row in rows], dtype)
+            for first in range(0, words, own)
+        )
 
-    return read(ref)
+    return list(read(ref))
+
+
+def side_by_side(slices: Sequence[Float[Array, "4 128"]], layouts: Layouts, *, interpreted: bool) -> Array:
+    """Sums of the slices of a tile as sums of the tile [4, columns]."""
+    if interpreted:
+        return jnp.concatenate(slices, axis=-1)
+    shape = ROWS, layouts.columns
+
+    @plgpu.inline_mgpu(
+        arg_types=(layouts.slice.sums,) * len(slices), return_type=_like(shape, jnp.float32, layouts.sums)
+    )
+    def joined(_: Any, *slices: FragmentedArray) -> FragmentedArray:
+        return _array(
+            shape, layouts.sums, [[word for each in slices for word in _words(each.registers.flat[0])]], jnp.float32
+        )
+
+    return joined(*slices)
 
 
 def words_of(plane: UInt8[Array, "group N"], layouts: Layouts, *, interpreted: bool) -> UInt32[Array, "group/4 N"]:
@@ -145,8 +182,8 @@ def words_of(plane: UInt8[Array, "group N"], layouts: Layouts, *, interpreted: b
 
 def product(
     codes: UInt32[Array, "group/4 N"], x: Int8[Array, "8 group"], layouts: Layouts, *, interpreted: bool
-) -> tuple[Int[Array, "4 N"], Int[Array, " 4"]]:
-    """Rows of x times codes of 8 bits without a sign, four in a word; and the sum of each row of x.
+) -> Int[Array, "4 N"]:
+    """Rows of x times codes of 8 bits without a sign, four in a word.
 
     Args:
         codes: as `words_of` gives them.
@@ -155,27 +192,40 @@ def product(
     """
     columns = codes.shape[1]
     if interpreted:
-        rows = 256 * x[::2].astype(jnp.int32) + x[1::2]
         whole = jnp.stack([codes >> shift & 255 for shift in (0, 8, 16, 24)], axis=1).reshape(-1, columns)
-        return rows @ whole.astype(jnp.int32), jnp.sum(rows, axis=1)
-    returned = _like((ROWS, columns), jnp.int32, layouts.sums), _like((ROWS,), jnp.int32, layouts.of_rows)
+        return _rows_of(x) @ whole.astype(jnp.int32)
+    returned = _like((ROWS, columns), jnp.int32, layouts.sums)
 
     @plgpu.inline_mgpu(arg_types=(layouts.words, layouts.x), return_type=returned)
-    def multiply(_: Any, codes: FragmentedArray, x: FragmentedArray) -> tuple[FragmentedArray, FragmentedArray]:
+    def multiply(_: Any, codes: FragmentedArray, x: FragmentedArray) -> FragmentedArray:
         (register,) = x.registers.flat
         right = _words(register)
         quads = [_words(each) for each in codes.registers.flat]
         sums = []
         for first in range(0, layouts.own, 2):
             sums += _multiplied([quad[column] for quad in quads for column in (first, first + 1)], right)
-        ones = _constant(0x01010101)
-        total, _ = _multiplied([ones] * (2 * len(quads)), right)
-        return (
-            _array((ROWS, columns), layouts.sums, [sums], jnp.int32),
-            _array((ROWS,), layouts.of_rows, [[total]], jnp.int32),
-        )
+        return _array((ROWS, columns), layouts.sums, [sums], jnp.int32)
 
     return multiply(codes, x)
+
+
+def sums_of_rows(x: Int8[Array, "8 group"], layouts: Layouts, *, interpreted: bool) -> Int[Array, " 4"]:
+    """The sum of each row of x: its product with ones."""
+    if interpreted:
+        return jnp.sum(_rows_of(x), axis=1)
+
+    @plgpu.inline_mgpu(arg_types=(layouts.x,), return_type=_like((ROWS,), jnp.int32, layouts.of_rows))
+    def add(_: Any, x: FragmentedArray) -> FragmentedArray:
+        (register,) = x.registers.flat
+        right = _words(register)
+        total, _ = _multiplied([_constant(0x01010101)] * (2 * len(right)), right)
+        return _array((ROWS,), layouts.of_rows, [[total]], jnp.int32)
+
+    return add(x)
+
+
+def _rows_of(x: Int8[Array, "8 group"]) -> Int[Array, "4 group"]:
+    return 256 * x[::2].astype(jnp.int32) + x[1::2]
 
 
 def _multiplied(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
@@ -189,6 +239,17 @@ def _multiplied(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
         arith.addi(arith.muli(high, _constant(256)), low)
         for high, low in zip(highs_and_lows[::2], highs_and_lows[1::2], strict=True)
     ]
+
+
+def _loaded(address: Any, offset: int, count: int, *, once: bool) -> list[Any]:
+    """Words of memory that is only read: 4, 8 or 16 bytes at a time."""
+    words, hints = [], "nc.L1::no_allocate.L2::128B" if once else "nc.L2::128B"
+    for first in range(0, count, 4):
+        size = min(count, 4)
+        vectors = {1: "u32", 2: "v2.u32", 4: "v4.u32"}[size]
+        text = f"ld.global.{hints}.{vectors} {{out}}, [$in0 + {offset + 4 * first}];"
+        words += _assembly(text, outs=size, given=[address])
+    return words
 
 
 def _permuted(low: Any, high: Any, selector: int) -> Any:
@@ -221,7 +282,7 @@ def _constant(value: int) -> Any:
 def _words(register: Any) -> list[Any]:
     """What a register of bytes or words holds, as words."""
     kind = ir.VectorType(register.type)
-    count = kind.shape[0] * ir.IntegerType(kind.element_type).width // 32
+    count = kind.shape[0] * mosaic.bitwidth(kind.element_type) // 32
     words = vector.bitcast(ir.VectorType.get((count,), _word()), register)
     return [vector.extract(words, dynamic_position=[], static_position=[i]) for i in range(count)]
 
@@ -233,15 +294,14 @@ def _like(shape: tuple[int, ...], dtype: Any, layout: Any) -> Any:
 def _array(shape: tuple[int, ...], layout: Any, registers: Sequence[Sequence[Any]], dtype: Any) -> FragmentedArray:
     """An array from the words of its registers."""
     placed = layout.to_mgpu()
-    bits = 8 * jnp.dtype(dtype).itemsize
-    kind = placed.registers_element_type(ir.IntegerType.get_signless(bits))
+    kind = placed.registers_element_type(mosaic.dtype_to_ir_type(jnp.dtype(dtype)))
     vectors = [
         vector.bitcast(kind, vector.from_elements(ir.VectorType.get((len(words),), _word()), words))
         for words in registers
     ]
-    signed = bool(jnp.issubdtype(dtype, jnp.signedinteger))
+    whole = jnp.issubdtype(dtype, jnp.integer)
     return FragmentedArray(
         _registers=np.array(vectors, dtype=object).reshape(placed.registers_shape(shape)),
         _layout=placed,
-        _is_signed=signed,
+        _is_signed=bool(jnp.issubdtype(dtype, jnp.signedinteger)) if whole else None,
     )

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int, Int8
 
-from pallas_kernels.matmul.gpu_fragments import ROWS, Layouts, product, read_once, words_of
+from pallas_kernels.matmul.gpu_fragments import (
+    ROWS,
+    SLICE,
+    Layouts,
+    product,
+    side_by_side,
+    slices_of,
+    sums_of_rows,
+    words_of,
+)
 from pallas_kernels.matmul.gpu_tile import Tile, quotient_and_rest
 from pallas_kernels.matmul.planes import CHUNK, GROUP, floats, plane_names, scale_and_bias
 from pallas_kernels.mosaic_gpu import laid_out, load
@@ -45,38 +54,59 @@ def rounded(x: Float[Array, "B M K"]) -> tuple[Int8[Array, "B T G 8 32"], Float[
     return parts.reshape(*parts.shape[:3], 2 * ROWS, GROUP), jnp.swapaxes(largest, -1, -2)
 
 
-def multiply(tile: Tile, x: Any, x_largest: Any, groups: int) -> tuple[Float[Array, "4 columns"], ...]:
+def multiply(tile: Tile, x: Any, x_largest: Any) -> tuple[Float[Array, "4 columns"], ...]:
     """The sums of a program, for each set of four rows of x.
+
+    What is multiplied next is read before the products, so that memory works while the program computes.
 
     Args:
         tile: what the program works on.
         x, x_largest: references to what `rounded` gives.
-        groups: of rows of the first plane, which are read before they are multiplied.
     """
     work = _Work(tile, x, x_largest)
+    begin, end = tile.share(tile.chunks * work.in_chunk)
 
-    def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        for read in [work.read(index * groups + turn) for turn in range(groups)]:
-            sums = work.added(sums, read)
-        return sums
+    def step(index: Array, carried: tuple[list[list[Array]], _Read]) -> tuple[list[list[Array]], _Read]:
+        sums, read = carried
+        # After the last step it is read again. A share may be empty.
+        following = work.read(jnp.maximum(jnp.minimum(index + 1, end - 1), begin))
+        return work.added(sums, read), following
 
-    zeros = work.placed(jnp.zeros((ROWS, tile.width), jnp.float32))
-    return lax.fori_loop(*tile.share(tile.chunks * work.in_chunk // groups), step, (zeros,) * x.shape[1])
+    zeros = work.placed(jnp.zeros((ROWS, SLICE), jnp.float32))
+    carried = [[zeros] * x.shape[1]] * work.layouts.slices, work.read(begin)
+    sums, _ = lax.fori_loop(begin, end, step, carried)
+    sets = zip(*sums, strict=True)
+    return tuple(side_by_side(slices, work.layouts, interpreted=tile.interpreted) for slices in sets)
 
 
 class _Read(NamedTuple):
     """Some rows of the planes: of each field of the first plane's bytes a group of columns of the matrix.
 
     Attributes:
-        chunk, place: which chunk, and which rows of the first plane there.
-        planes: bytes of each plane.
-        scales: of each field, as `scale_and_bias` gives them.
+        places: which group of its chunk is in each field.
+        planes: bytes of each plane, by slices.
+        numbers: scales and what else the parts have for columns of the planes, as they lie: for each field, by slices.
+        rows: of x, for each field by sets of four: the whole numbers, and the largest size.
     """
 
-    chunk: Array
-    place: Array
-    planes: list[Array]
-    scales: list[tuple[Array, Array | None]]
+    places: list[Array]
+    planes: list[list[Array]]
+    numbers: dict[str, list[list[Array]]]
+    rows: list[list[tuple[Array, Array]]]
+
+
+class _Rows(NamedTuple):
+    """A group of columns of four rows of x.
+
+    Attributes:
+        parts: whole numbers, in two parts.
+        total: the sum of the whole numbers of each row.
+        scale: what the whole numbers are to be multiplied with.
+    """
+
+    parts: Int8[Array, "8 group"]
+    total: Int[Array, " 4"]
+    scale: Float[Array, " 4"]
 
 
 @dataclass(frozen=True)
@@ -102,59 +132,82 @@ class _Work:
         return Layouts(self.tile.width // 32, self.group)
 
     def placed(self, sums: Array) -> Array:
-        return laid_out(sums, self.layouts.sums, interpreted=self.tile.interpreted)
+        return laid_out(sums, self.layouts.slice.sums, interpreted=self.tile.interpreted)
 
     def spread(self, numbers: Array, axis: int) -> Array:
-        """Numbers of the rows of x (axis 0), or of columns, for every sum."""
-        return self.placed(lax.broadcast_in_dim(numbers, (ROWS, self.tile.width), (axis,)))
-
-    def loaded(self, ref: Any, layout: Any) -> Array:
-        return load(ref, layout, interpreted=self.tile.interpreted)
+        """Numbers of the rows of x (axis 0), or of columns, for every sum of a slice."""
+        return self.placed(lax.broadcast_in_dim(numbers, (ROWS, SLICE), (axis,)))
 
     def read(self, index: Array) -> _Read:
         kind = self.tile.kind
         chunk, place = quotient_and_rest(index, self.in_chunk)
+        places = [field * self.in_chunk + place for field in range(8 // kind.planes[0])]
+
+        def slices(name: str, *rows: Any) -> list[Array]:
+            ref, once = self.tile.rows(name, *rows), name == "plane0"
+            return slices_of(ref, self.layouts, once=once, interpreted=self.tile.interpreted)
+
         planes = []
         for name, bits in zip(plane_names(kind), kind.planes, strict=True):
             pieces = 32 * bits // self.group
-            ref = self.tile.rows(name, (chunk * pieces + (place & pieces - 1)) * self.group, self.group)
-            if name == "plane0":
-                planes.append(read_once(ref, self.layouts, interpreted=self.tile.interpreted))
+            planes.append(slices(name, (chunk * pieces + (place & pieces - 1)) * self.group, self.group))
+        numbers = {}
+        for name in self.tile.parts:
+            if name in plane_names(kind):
+                continue
+            if name.startswith("super_"):
+                numbers[name] = [slices(name, chunk)] * len(places)
             else:
-                planes.append(self.loaded(ref, self.layouts.bytes))
+                numbers[name] = [slices(name, chunk * (CHUNK // self.group) + at) for at in places]
+        return _Read(places, planes, numbers, [self.rows_of_x(chunk, at) for at in places])
 
-        def numbers(at: Array, name: str) -> Array:
-            row = chunk if name.startswith("super_") else chunk * (CHUNK // self.group) + at
-            return floats(self.loaded(self.tile.rows(name, row), self.layouts.of_columns))
-
-        fields = range(8 // kind.planes[0])
-        scales = [scale_and_bias(self.tile.parts, partial(numbers, field * self.in_chunk + place)) for field in fields]
-        return _Read(chunk, place, planes, scales)
-
-    def added(self, sums: tuple[Array, ...], read: _Read) -> tuple[Array, ...]:
-        """Sums with the products of what was read."""
-        words = [words_of(plane, self.layouts, interpreted=self.tile.interpreted) for plane in read.planes]
-        for field, (scale, bias) in enumerate(read.scales):
-            at = field * self.in_chunk + read.place
-            codes, factor = self.codes(words, field, at)
-            place, half = quotient_and_rest(read.chunk * (CHUNK // self.group) + at, GROUP // self.group)
-            after = []
-            for row_set, total in enumerate(sums):
-                rows = self.x.at[self.tile.block, row_set, place, :, pl.ds(half * self.group, self.group)]
-                products, x_sum = product(
-                    codes, self.loaded(rows, self.layouts.x), self.layouts, interpreted=self.tile.interpreted
+    def added(self, sums: list[list[Array]], read: _Read) -> list[list[Array]]:
+        """Sums of each slice and set of rows, with the products of what was read."""
+        fields = [[self.summed(*rows) for rows in row_sets] for row_sets in read.rows]
+        after = []
+        for i, totals in enumerate(sums):
+            words = [words_of(plane[i], self.layouts.slice, interpreted=self.tile.interpreted) for plane in read.planes]
+            for field, (at, row_sets) in enumerate(zip(read.places, fields, strict=True)):
+                codes, factor = self.codes(words, field, at)
+                scale, bias = scale_and_bias(
+                    read.numbers, lambda name, field=field, i=i: floats(read.numbers[name][field][i])
                 )
-                largest = self.loaded(self.x_largest.at[self.tile.block, row_set, place], self.layouts.of_rows)
-                x_scale = largest * (1 / LARGEST)
-                if offset := self.tile.kind.codes.offset:
-                    products = products - self.spread(factor * offset * x_sum, 0)
-                scaled = products.astype(jnp.float32) * self.spread(scale, 1)  # the scales' product might underflow
-                total = total + scaled * self.spread(x_scale * (1 / factor), 0)
-                if bias is not None:
-                    total = total + self.spread(bias, 1) * self.spread(x_scale * x_sum.astype(jnp.float32), 0)
-                after.append(total)
-            sums = tuple(after)
-        return sums
+                totals = [
+                    self.with_products(total, rows, codes, factor, scale, bias)
+                    for total, rows in zip(totals, row_sets, strict=True)
+                ]
+            after.append(totals)
+        return after
+
+    def rows_of_x(self, chunk: Array, at: Array) -> list[tuple[Array, Array]]:
+        """A group of columns of x, for each set of four rows."""
+        place, half = quotient_and_rest(chunk * (CHUNK // self.group) + at, GROUP // self.group)
+        columns = pl.ds(half * self.group, self.group)
+        layouts, interpreted = self.layouts.slice, self.tile.interpreted
+        return [
+            (
+                load(self.x.at[self.tile.block, i, place, :, columns], layouts.x, interpreted=interpreted),
+                load(self.x_largest.at[self.tile.block, i, place], layouts.of_rows, interpreted=interpreted),
+            )
+            for i in range(self.x.shape[1])
+        ]
+
+    def summed(self, parts: Array, largest: Array) -> _Rows:
+        total = sums_of_rows(parts, self.layouts.slice, interpreted=self.tile.interpreted)
+        return _Rows(parts, total, largest * (1 / LARGEST))
+
+    def with_products(
+        self, total: Array, rows: _Rows, codes: Array, factor: int, scale: Array, bias: Array | None
+    ) -> Array:
+        """Sums of a slice with those of a group of columns, whose codes are multiplied by a factor."""
+        products = product(codes, rows.parts, self.layouts.slice, interpreted=self.tile.interpreted)
+        if offset := self.tile.kind.codes.offset:
+            products = products - self.spread(factor * offset * rows.total, 0)
+        scaled = products.astype(jnp.float32) * self.spread(scale, 1)  # the scales' product might underflow
+        total = total + scaled * self.spread(rows.scale * (1 / factor), 0)
+        if bias is None:
+            return total
+        return total + self.spread(bias, 1) * self.spread(rows.scale * rows.total.astype(jnp.float32), 0)
 
     def codes(self, words: Sequence[Array], field: int, at: Array) -> tuple[Array, int]:
         """Four codes in a word, times a factor: where there is one plane only, they stay where they lie in a byte.

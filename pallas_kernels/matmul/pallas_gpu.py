@@ -125,7 +125,7 @@ def _multiply(
     columns = pl.ds(own.first_lane + first, own.columns)
     if form == "whole":
         parts_of_x, largest = x
-        for i, sums in enumerate(gpu_integers.multiply(tile, parts_of_x, largest, config.groups)):
+        for i, sums in enumerate(gpu_integers.multiply(tile, parts_of_x, largest)):
             out_ref[split, block, pl.ds(i * ROWS, ROWS), columns] = sums
     else:
         (rows,) = x

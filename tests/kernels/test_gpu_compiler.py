@@ -87,7 +87,7 @@ PROGRAMS["quant_matmul of several, Q4_K, Q6_K and Q8_0"] = (
 )
 PROGRAMS["quant_matmul Q5_K, 16 rows"] = product("Q5_K", matmul.WIDE, 16)
 PROGRAMS["quant_matmul Q4_K, tiles of 512 columns"] = (
-    partial(pallas_gpu.quant_matmul, act="a16", config=GpuConfig(512, 7, 1)),
+    partial(pallas_gpu.quant_matmul, act="a16", config=GpuConfig(512, 7)),
     matmul.arguments("Q4_K", matmul.WIDE, 4),
 )
 PROGRAMS["quant_matmul experts"] = product("Q6_K", matmul.EXPERTS, 2)

@@ -33,7 +33,7 @@ from pallas_kernels.table import Dims
 OFF, ROUNDED = 5e-7, 5e-5
 """Relative error of sums in float32, and of what rounding x to 16 bits does to them."""
 KERNELS = {
-    "pallas_gpu": partial(pallas_gpu.quant_matmul, config=GpuConfig(columns=128, splits=3, groups=1), interpret=True),
+    "pallas_gpu": partial(pallas_gpu.quant_matmul, config=GpuConfig(columns=128, splits=3), interpret=True),
     "triton": partial(triton_planes.quant_matmul, config=triton_planes.Config(128, 2, 4, 1), interpret=True),
 }
 """In their interpreters, with two splits, or three, which share the two chunks and are not equal."""
@@ -157,7 +157,7 @@ def test_matrices_that_share_a_launch_are_multiplied_as_each_alone() -> None:
     """Of several formats, one of which is rotated; with fewer columns than a tile, with more, and with an odd rest."""
     matrices = [matrix("Q4_0", 300), matrix("TQ4_1S", 40, 1), matrix("Q8_0", 150, 2)]
     weights, x = [pack(each) for each in matrices], activations(2, 512)
-    config = GpuConfig(columns=256, splits=3, groups=1)
+    config = GpuConfig(columns=256, splits=3)
     together = pallas_gpu.quant_matmuls(x, weights, "a16", config=config, interpret=True)
     for got, each, weight in zip(together, matrices, weights, strict=True):
         assert off_by(got, as_multiplied(x, "pallas_gpu", each.format), dequantize(each)) <= OFF
@@ -216,7 +216,7 @@ def test_the_last_programs_keep_the_gpu_busy_as_the_first_do(n: int, k: int) -> 
     assert config in gpu_candidates(dims)
     tiles, places = -(-n // config.columns), MULTIPROCESSORS * PROGRAMS[config.columns]
     rounds = tiles * config.splits / places
-    assert config.splits == (1 if tiles >= places else SHARES * k // CHUNK) or rounds >= 0.9 * np.ceil(rounds)
+    assert config.splits == (1 if tiles >= places else SHARES * k // CHUNK) or rounds >= 0.85 * np.ceil(rounds)
 
 
 def test_what_does_not_fit_is_an_error() -> None:
@@ -226,9 +226,9 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="'triton' does not fit: reads the layout 'planes'"):
         quant_matmul(x, matrix("Q8_0"), impl="triton")
     with pytest.raises(ValueError, match="accepted: at most 4 splits and 256 columns"):
-        pallas_gpu.quant_matmul(x, weight, "a16", config=GpuConfig(128, 5, 4), interpret=True)
+        pallas_gpu.quant_matmul(x, weight, "a16", config=GpuConfig(128, 5), interpret=True)
     with pytest.raises(ValueError, match="columns is 100; accepted: 128, 256, 512"):
-        GpuConfig(100, 1, 4)
+        GpuConfig(100, 1)
     with pytest.raises(ValueError, match="warps is 3; accepted: 2, 4, 8"):
         triton_planes.Config(64, 1, 3, 2)
 
