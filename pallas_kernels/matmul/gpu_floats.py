@@ -54,7 +54,7 @@ def multiply(tile: Tile, x: Any) -> tuple[Float[Array, " columns"], ...]:
                 weights = code_values(kind, functools.reduce(jnp.bitwise_or, codes)) * scale
                 weights = weights if bias is None else weights + bias
                 at = chunk * CHUNK + start + row
-                sums = tuple(total + x[tile.block, m, at] * weights for m, total in enumerate(sums))
+                sums = tuple(total + x[tile.block, m, at].astype(jnp.float32) * weights for m, total in enumerate(sums))
         return sums
 
     zeros = laid_out(jnp.zeros(tile.width, jnp.float32), layout, interpreted=tile.interpreted)

@@ -54,12 +54,12 @@ class Layouts:
 
     @property
     def slices(self) -> int:
-        """Of a tile."""
+        """How many slices a tile has."""
         return self.columns // SLICE
 
     @property
     def slice(self) -> Layouts:
-        """Those of a slice."""
+        """The layouts of a slice of the tile."""
         return replace(self, own=SLICE // 32)
 
     @property
@@ -75,9 +75,9 @@ class Layouts:
 
     @property
     def x(self) -> Any:
-        """Of the columns that are rows of x [8, group]."""
-        tiling = plgpu.Tiling(((2 * ROWS, self.group), (self.group // 4,)))
-        return plgpu.Layout.TILED(tiling, warp_dims=(plgpu.Replicated(4),), lane_dims=(-3, -2), vector_dim=-1)
+        """Of rows of x [4, 2, group], whose parts are the columns of a product."""
+        tiling = plgpu.Tiling(((ROWS, 2, self.group), (self.group // 4,)))
+        return plgpu.Layout.TILED(tiling, warp_dims=(plgpu.Replicated(4),), lane_dims=(-4, -3, -2), vector_dim=-1)
 
     @property
     def sums(self) -> Any:
@@ -181,7 +181,7 @@ def words_of(plane: UInt8[Array, "group N"], layouts: Layouts, *, interpreted: b
 
 
 def product(
-    codes: UInt32[Array, "group/4 N"], x: Int8[Array, "8 group"], layouts: Layouts, *, interpreted: bool
+    codes: UInt32[Array, "group/4 N"], x: Int8[Array, "4 2 group"], layouts: Layouts, *, interpreted: bool
 ) -> Int[Array, "4 N"]:
     """Rows of x times codes of 8 bits without a sign, four in a word.
 
@@ -209,7 +209,7 @@ def product(
     return multiply(codes, x)
 
 
-def sums_of_rows(x: Int8[Array, "8 group"], layouts: Layouts, *, interpreted: bool) -> Int[Array, " 4"]:
+def sums_of_rows(x: Int8[Array, "4 2 group"], layouts: Layouts, *, interpreted: bool) -> Int[Array, " 4"]:
     """The sum of each row of x: its product with ones."""
     if interpreted:
         return jnp.sum(_rows_of(x), axis=1)
@@ -224,8 +224,8 @@ def sums_of_rows(x: Int8[Array, "8 group"], layouts: Layouts, *, interpreted: bo
     return add(x)
 
 
-def _rows_of(x: Int8[Array, "8 group"]) -> Int[Array, "4 group"]:
-    return 256 * x[::2].astype(jnp.int32) + x[1::2]
+def _rows_of(x: Int8[Array, "4 2 group"]) -> Int[Array, "4 group"]:
+    return 256 * x[:, 0].astype(jnp.int32) + x[:, 1]
 
 
 def _multiplied(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int, Int8
 
+from pallas_kernels.matmul.formats import BlockFormat
 from pallas_kernels.matmul.gpu_fragments import (
     ROWS,
     SLICE,
@@ -28,55 +28,39 @@ from pallas_kernels.matmul.gpu_fragments import (
     sums_of_rows,
     words_of,
 )
+from pallas_kernels.matmul.gpu_rows import LARGEST, MOST_CHUNKS, Rows, shared_memory
 from pallas_kernels.matmul.gpu_tile import Tile, quotient_and_rest
 from pallas_kernels.matmul.planes import CHUNK, GROUP, floats, plane_names, scale_and_bias
 from pallas_kernels.mosaic_gpu import laid_out, load
 
-LARGEST, TINY = 127 * 256 + 127, np.float32(1e-33)
-"""The largest whole number that is 256 times a number of 8 bits and one more such number; and what counts as the
-largest size in groups of smaller numbers, because LARGEST is divided by it."""
 
-
-def rounded(x: Float[Array, "B M K"]) -> tuple[Int8[Array, "B T G 8 32"], Float[Array, "B T G 4"]]:
-    """Rows of x in sets of four, for each group of 32 columns: whole numbers in two parts, and the largest size in x.
-
-    Where that is M, a number x becomes x * LARGEST / M, rounded: 256 times the first part plus the second.
-    """
-    n_blocks, n_rows, _ = x.shape
-    x = jnp.pad(x, ((0, 0), (0, -n_rows % ROWS), (0, 0)))
-    x = x.reshape(n_blocks, -1, ROWS, x.shape[-1] // GROUP, GROUP)
-    # The bits of a size grow with it, and those of NaN are beyond all: a largest float need not be NaN on every device.
-    bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
-    largest = lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=TINY.view(np.int32)), jnp.float32)
-    whole = jnp.round(x * (LARGEST / largest)[..., None]).astype(jnp.int32)
-    high = (whole + 128) >> 8
-    parts = jnp.moveaxis(jnp.stack([high, whole - 256 * high], axis=3), 4, 2).astype(jnp.int8)
-    return parts.reshape(*parts.shape[:3], 2 * ROWS, GROUP), jnp.swapaxes(largest, -1, -2)
-
-
-def multiply(tile: Tile, x: Any, x_largest: Any) -> tuple[Float[Array, "4 columns"], ...]:
+def multiply(tile: Tile, x: Any) -> tuple[Float[Array, "4 columns"], ...]:
     """The sums of a program, for each set of four rows of x.
 
     What is multiplied next is read before the products, so that memory works while the program computes.
 
     Args:
         tile: what the program works on.
-        x, x_largest: references to what `rounded` gives.
+        x: a reference to the rows of all blocks, as `in_sets` gives them.
     """
-    work = _Work(tile, x, x_largest)
-    begin, end = tile.share(tile.chunks * work.in_chunk)
+    x = x.at[tile.block]
+    steps = tile.chunks * _in_chunk(tile.kind)
+    in_share = -(-steps // tile.splits)
+    chunks = min((in_share - 2) // _in_chunk(tile.kind) + 2, tile.chunks, MOST_CHUNKS)
 
-    def step(index: Array, carried: tuple[list[list[Array]], _Read]) -> tuple[list[list[Array]], _Read]:
-        sums, read = carried
-        # After the last step it is read again. A share may be empty.
-        following = work.read(jnp.maximum(jnp.minimum(index + 1, end - 1), begin))
-        return work.added(sums, read), following
+    def run(parts: Any, largest: Any) -> tuple[Array, ...]:
+        work = _Work(tile, Rows(x, chunks, parts, largest, tile.interpreted))
+        sums = work.all_sums(*tile.share(steps))
+        return tuple(
+            side_by_side(slices, work.layouts, interpreted=tile.interpreted) for slices in zip(*sums, strict=True)
+        )
 
-    zeros = work.placed(jnp.zeros((ROWS, SLICE), jnp.float32))
-    carried = [[zeros] * x.shape[1]] * work.layouts.slices, work.read(begin)
-    sums, _ = lax.fori_loop(begin, end, step, carried)
-    sets = zip(*sums, strict=True)
-    return tuple(side_by_side(slices, work.layouts, interpreted=tile.interpreted) for slices in sets)
+    return pl.run_scoped(run, *shared_memory(x.shape[0], chunks))
+
+
+def _in_chunk(kind: BlockFormat) -> int:
+    """How many times a group the rows are that a chunk has in the first plane."""
+    return 32 * kind.planes[0] // kind.per_scale
 
 
 class _Read(NamedTuple):
@@ -86,13 +70,11 @@ class _Read(NamedTuple):
         places: which group of its chunk is in each field.
         planes: bytes of each plane, by slices.
         numbers: scales and what else the parts have for columns of the planes, as they lie: for each field, by slices.
-        rows: of x, for each field by sets of four: the whole numbers, and the largest size.
     """
 
     places: list[Array]
     planes: list[list[Array]]
     numbers: dict[str, list[list[Array]]]
-    rows: list[list[tuple[Array, Array]]]
 
 
 class _Rows(NamedTuple):
@@ -104,7 +86,7 @@ class _Rows(NamedTuple):
         scale: what the whole numbers are to be multiplied with.
     """
 
-    parts: Int8[Array, "8 group"]
+    parts: Int8[Array, "4 2 group"]
     total: Int[Array, " 4"]
     scale: Float[Array, " 4"]
 
@@ -114,8 +96,7 @@ class _Work:
     """What a program does; see `multiply`."""
 
     tile: Tile
-    x: Any
-    x_largest: Any
+    x: Rows
 
     @property
     def group(self) -> int:
@@ -124,8 +105,7 @@ class _Work:
 
     @property
     def in_chunk(self) -> int:
-        """How many times a group the rows are that a chunk has in the first plane."""
-        return 32 * self.tile.kind.planes[0] // self.group
+        return _in_chunk(self.tile.kind)
 
     @property
     def layouts(self) -> Layouts:
@@ -159,11 +139,36 @@ class _Work:
                 numbers[name] = [slices(name, chunk)] * len(places)
             else:
                 numbers[name] = [slices(name, chunk * (CHUNK // self.group) + at) for at in places]
-        return _Read(places, planes, numbers, [self.rows_of_x(chunk, at) for at in places])
+        return _Read(places, planes, numbers)
 
-    def added(self, sums: list[list[Array]], read: _Read) -> list[list[Array]]:
-        """Sums of each slice and set of rows, with the products of what was read."""
-        fields = [[self.summed(*rows) for rows in row_sets] for row_sets in read.rows]
+    def all_sums(self, begin: Array, end: Array) -> list[list[Array]]:
+        """Sums of each slice and set of rows over steps, which may be none."""
+
+        def step(index: Array, carried: tuple[list[list[Array]], _Read], first: Array) -> Any:
+            sums, read = carried
+            # After the last step it is read again.
+            following = self.read(jnp.maximum(jnp.minimum(index + 1, end - 1), begin))
+            return self.added(sums, read, quotient_and_rest(index, self.in_chunk)[0] - first), following
+
+        def some(turn: Array, carried: tuple[list[list[Array]], _Read]) -> Any:
+            begun = begun_at + turn * self.x.chunks
+            first = jnp.minimum(begun, self.tile.chunks - self.x.chunks)
+            self.x.round(first)
+            steps = begun * self.in_chunk, (begun + self.x.chunks) * self.in_chunk
+            return lax.fori_loop(
+                jnp.maximum(begin, steps[0]), jnp.minimum(end, steps[1]), partial(step, first=first), carried
+            )
+
+        begun_at = quotient_and_rest(begin, self.in_chunk)[0]
+        turns = lax.div(quotient_and_rest(end - 1, self.in_chunk)[0] - begun_at, jnp.int32(self.x.chunks)) + 1
+        zeros = self.placed(jnp.zeros((ROWS, SLICE), jnp.float32))
+        carried = [[zeros] * self.x.sets] * self.layouts.slices, self.read(begin)
+        sums, _ = lax.fori_loop(0, jnp.where(begin < end, turns, 0), some, carried)
+        return sums
+
+    def added(self, sums: list[list[Array]], read: _Read, chunk: Array) -> list[list[Array]]:
+        """Sums of each slice and set of rows, with the products of what was read, of a chunk among those of x."""
+        fields = [self.rows_of_x(chunk, at) for at in read.places]
         after = []
         for i, totals in enumerate(sums):
             words = [words_of(plane[i], self.layouts.slice, interpreted=self.tile.interpreted) for plane in read.planes]
@@ -179,22 +184,19 @@ class _Work:
             after.append(totals)
         return after
 
-    def rows_of_x(self, chunk: Array, at: Array) -> list[tuple[Array, Array]]:
+    def rows_of_x(self, chunk: Array, at: Array) -> list[_Rows]:
         """A group of columns of x, for each set of four rows."""
         place, half = quotient_and_rest(chunk * (CHUNK // self.group) + at, GROUP // self.group)
         columns = pl.ds(half * self.group, self.group)
         layouts, interpreted = self.layouts.slice, self.tile.interpreted
-        return [
-            (
-                load(self.x.at[self.tile.block, i, place, :, columns], layouts.x, interpreted=interpreted),
-                load(self.x_largest.at[self.tile.block, i, place], layouts.of_rows, interpreted=interpreted),
-            )
-            for i in range(self.x.shape[1])
-        ]
-
-    def summed(self, parts: Array, largest: Array) -> _Rows:
-        total = sums_of_rows(parts, self.layouts.slice, interpreted=self.tile.interpreted)
-        return _Rows(parts, total, largest * (1 / LARGEST))
+        sets = []
+        for i in range(self.x.sets):
+            rows = pl.ds(i * ROWS, ROWS)
+            parts = load(self.x.parts.at[rows, place, :, columns], layouts.x, interpreted=interpreted)
+            largest = load(self.x.largest.at[rows, place], layouts.of_rows, interpreted=interpreted)
+            total = sums_of_rows(parts, layouts, interpreted=interpreted)
+            sets.append(_Rows(parts, total, largest * (1 / LARGEST)))
+        return sets
 
     def with_products(
         self, total: Array, rows: _Rows, codes: Array, factor: int, scale: Array, bias: Array | None

@@ -26,6 +26,7 @@ from pallas_kernels.matmul import gpu_floats, gpu_integers
 from pallas_kernels.matmul.config import SHARES, GpuConfig, gpu_candidates, gpu_heuristic
 from pallas_kernels.matmul.formats import BlockFormat
 from pallas_kernels.matmul.gpu_fragments import ROWS
+from pallas_kernels.matmul.gpu_rows import in_sets
 from pallas_kernels.matmul.gpu_tile import Tile
 from pallas_kernels.matmul.operands import Operands, added, example, model_shapes
 from pallas_kernels.matmul.qtensor import Activations, QTensor
@@ -71,12 +72,12 @@ def _side_by_side(operands: Sequence[Operands], columns: int) -> list[_Matrix]:
     return placed
 
 
-def _forms_of_x(operands: Sequence[Operands]) -> dict[str, tuple[Array, ...]]:
+def _forms_of_x(operands: Sequence[Operands]) -> dict[str, Array]:
     """What the kernels read of x, by what they call it."""
-    forms: dict[str, tuple[Array, ...]] = {}
+    forms: dict[str, Array] = {}
     for each in operands:
         if (form := _form_of_x(each.kind)) not in forms:
-            forms[form] = gpu_integers.rounded(each.blocks) if form == "whole" else (each.blocks,)
+            forms[form] = in_sets(each.blocks) if form == "whole" else each.blocks
     return forms
 
 
@@ -88,7 +89,7 @@ def _form_of_x(kind: BlockFormat) -> str:
 
 
 def _body(
-    index_ref: Any, x: Mapping[str, Sequence[Any]], parts: Sequence[Mapping[str, Any]], out_ref: Any,
+    index_ref: Any, x: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], out_ref: Any,
     *, matrices: Sequence[_Matrix], config: GpuConfig, interpreted: bool,
 ) -> None:  # fmt: skip
     tile = lax.axis_index("tile")
@@ -104,7 +105,7 @@ def _body(
 
 
 def _multiply(
-    index_ref: Any, form: str, x: Sequence[Any], parts: Mapping[str, Any], out_ref: Any, own: _Matrix,
+    index_ref: Any, form: str, x: Any, parts: Mapping[str, Any], out_ref: Any, own: _Matrix,
     config: GpuConfig, *, interpreted: bool,
 ) -> None:  # fmt: skip
     block, split = lax.axis_index("block"), lax.axis_index("split")
@@ -124,12 +125,10 @@ def _multiply(
     )
     columns = pl.ds(own.first_lane + first, own.columns)
     if form == "whole":
-        parts_of_x, largest = x
-        for i, sums in enumerate(gpu_integers.multiply(tile, parts_of_x, largest)):
+        for i, sums in enumerate(gpu_integers.multiply(tile, x)):
             out_ref[split, block, pl.ds(i * ROWS, ROWS), columns] = sums
     else:
-        (rows,) = x
-        for i, sums in enumerate(gpu_floats.multiply(tile, rows)):
+        for i, sums in enumerate(gpu_floats.multiply(tile, x)):
             out_ref[split, block, i, columns] = sums
 
 
@@ -148,7 +147,8 @@ def quant_matmuls(
     With an index, x is [B, M, K] and each weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # whole numbers have 16 bits, whatever it says
-    operands = [Operands.of(x, weight, index, jnp.float32) for weight in weights]
+    dtype = x.dtype if x.dtype.itemsize <= 4 else jnp.float32
+    operands = [Operands.of(x, weight, index, dtype) for weight in weights]
     given, largest = operands[0], max(weights, key=lambda weight: weight.rows)
     n_blocks, n_rows, _ = given.blocks.shape
     dims = {"N": sum(weight.rows for weight in weights), "K": largest.width, "format": largest.format}
