@@ -7,7 +7,7 @@ order drawn anew each time, because a machine is slower for a while after hard w
 seats. Their lengths differ, so that seats become free one by one with any number of drafts. The time of prompts is left
 out, and so is the time of compiling. Columns are tokens of a phase over those of plain decoding in the same phase and
 turn, medians of the turns; the last one is that of all phases together, each number emitting as many tokens in every
-phase.
+phase. "0 again" is plain decoding on another engine: what it is off from 1 is the scatter of this measurement.
 
     python benchmarks/depth.py --batch 1 4 16
 """
@@ -53,10 +53,12 @@ class Contender:
     batch: int
     requests: int = 0
     running: int = 0
+    name: str = ""
     speeds: dict[float, list[float]] = field(default_factory=dict)
     stats: dict[float, DecodeStats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.name = self.name or str(self.draft)
         self.options = specjax.GenerateOptions(draft=self.draft, max_tokens=MAX_TOKENS, ignore_eos=True)
         slots = slots_for(PROMPT_TOKENS + MAX_TOKENS)
         self.engine = self.model.engine([self.options], seats=self.batch, slots=slots)
@@ -105,6 +107,7 @@ def measure(
 ) -> Iterator[Contender]:
     """Let plain decoding, the fixed numbers and "auto" go through the phases."""
     contenders = [Contender(model, draft, batch) for draft in (0, *drafts, "auto")]
+    contenders.insert(1, Contender(model, 0, batch, name="0 again"))
     console, order = Console(stderr=True), random.Random(0)
     for contender in track(contenders, f"batch {batch}: compile", console=console):
         for acceptance in phases * (2 if contender.draft == "auto" else 1):
@@ -112,12 +115,12 @@ def measure(
         contender.stats.clear()
     for _ in track(range(turns), f"batch {batch}: decode", console=console):
         for acceptance in phases:
-            slices: dict[int | str, list[float]] = {contender.draft: [] for contender in contenders}
+            slices: dict[str, list[float]] = {contender.name: [] for contender in contenders}
             for _ in range(round(seconds / SLICE)):
                 for contender in order.sample(contenders, len(contenders)):
-                    slices[contender.draft].append(contender.run(acceptance, SLICE))
+                    slices[contender.name].append(contender.run(acceptance, SLICE))
             for contender in contenders:
-                contender.speeds.setdefault(acceptance, []).append(statistics.mean(slices[contender.draft]))
+                contender.speeds.setdefault(acceptance, []).append(statistics.mean(slices[contender.name]))
     return iter(contenders)
 
 
@@ -153,8 +156,8 @@ def main() -> None:
             row = ratios(contender, contenders[0])
             shares = [[round(n / each.rounds, 2) for n in each.rounds_by_drafts] for each in contender.stats.values()]
             chosen = " ".join(map(str, shares)) if contender.draft == "auto" else ""
-            table.add_row(str(contender.draft), *(f"{ratio:.3f}" for ratio in row), chosen)
-            figures.append({"batch": batch, "draft": contender.draft, "ratios": row, "rounds_by_drafts": shares})
+            table.add_row(contender.name, *(f"{ratio:.3f}" for ratio in row), chosen)
+            figures.append({"batch": batch, "draft": contender.name, "ratios": row, "rounds_by_drafts": shares})
         Console(width=160).print(table)
     if args.out:
         args.out.write_text(json.dumps({"machine": description(), "phases": args.phases, "figures": figures}))

@@ -134,7 +134,7 @@ class Rounds:
         wants = {row: job.request.settings.draft for row, job in jobs.items()}
         if self._memory is None and any(want.auto for want in wants.values()):
             self._recall(params)
-        choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced)
+        choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced, alone=alone)
         program, new = decoder.at_most(choice.depth), choice.depth not in self._ready
         limits = (1,) if new else (self._most(program), self._pace.rounds(choice.depth), choice.rounds, most)
         rounds = min(each for each in limits if each is not None)

@@ -32,7 +32,7 @@ AUTO = DraftConfig(n_max=3, auto=True)
 
 def scripted(monkeypatch: pytest.MonkeyPatch, choices: Iterator[Choice]) -> None:
     """Choose what the script says, and time chunks by a clock that means nothing."""
-    monkeypatch.setattr(DepthControl, "choose", lambda self, wants, ready, *, may_build: next(choices))
+    monkeypatch.setattr(DepthControl, "choose", lambda self, wants, ready, *, may_build, alone: next(choices))
 
 
 @pytest.mark.slow

@@ -130,6 +130,32 @@ def test_where_visits_cannot_be_timed_they_do_not_go_on_for_ever() -> None:
     assert 0 < visits < 40
 
 
+def test_a_depth_whose_cost_is_not_known_is_visited_when_its_time_will_be_known() -> None:
+    control, wants = DepthControl(8, 1), {0: AUTO}
+    for _ in range(5):
+        drafted = np.full((USUAL, 1), START)
+        control.saw(Choice(START), drafted, drafted, 1e-3 * fast(START) * USUAL)
+    assert not any(control.choose(wants, set(ALL), may_build=True, alone=False).visit for _ in range(4))
+    assert control.choose(wants, set(ALL), may_build=True).visit
+
+
+def test_where_no_draft_could_pay_bringing_the_drafter_up_takes_little_of_the_time() -> None:
+    def hopeless(depth: int) -> float:
+        return 1 + 1.5 * depth
+
+    control, _ = settled(Machine(hopeless), 0.0)
+    lost, took = 0.0, 0.0
+    for _ in range(20000):
+        choice = control.choose({0: AUTO}, set(ALL), may_build=True)
+        drafted = np.full((choice.rounds or 150, 1), choice.depth)
+        if choice.visit:
+            control.lost(0.02)
+            lost += 0.02
+        took += (seconds := 2e-4 * hopeless(choice.depth) * len(drafted))
+        control.saw(choice, drafted, drafted * 0, seconds)
+    assert 0 < lost < 0.004 * took
+
+
 def test_a_stall_in_a_visit_does_not_end_visits() -> None:
     machine = Machine(slow)
     control, _ = settled(machine, 0.0)

@@ -147,7 +147,7 @@ class DepthControl:
 
     def lost(self, seconds: float) -> None:
         """Take seconds from the credit that visits cost besides their rounds."""
-        self._pay(self.costs.in_units(seconds))
+        self._pay(self._dear * self.costs.in_units(seconds))
 
     def _charge(self, visit: Choice, rounds: int, accepted: int, seconds: float | None) -> None:
         """Take from the credit what the visit took longer than usual rounds would have taken for as many tokens."""
@@ -168,13 +168,16 @@ class DepthControl:
         """What a usual chunk costs."""
         return self._rounds * self.costs.of(self._usual or 0)
 
-    def choose(self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool) -> Choice:
+    def choose(
+        self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool, alone: bool = True
+    ) -> Choice:
         """The next chunk.
 
         Args:
             wants: what each row that decodes wants.
             ready: the depths whose programs have been built.
             may_build: whether another program may be built.
+            alone: whether the time of the chunk will be known.
         """
         floor = max((want.n_max for want in wants.values() if not want.auto), default=0)
         allowed = [depth for depth in self.depths if depth >= floor]
@@ -185,7 +188,7 @@ class DepthControl:
         speed = {depth: tokens[depth] / self.costs.of(depth) for depth in allowed}
         self._usual = usual = self._best(allowed, speed, ready)
         self._rows, self._speed = len(wants), speed[usual]
-        visit = None if self._visited else self._visit(usual, able, speed, ready)
+        visit = None if self._visited else self._visit(usual, able, speed, ready, alone=alone)
         self._visited = visit is not None
         return visit or Choice(usual)
 
@@ -199,8 +202,12 @@ class DepthControl:
         remembered = [depth for depth in allowed if self.costs.samples(depth) >= SETTLED]
         return max(remembered, key=speed.__getitem__, default=start[-1] if start else allowed[0])
 
-    def _visit(self, usual: int, able: list[int], speed: Mapping[int, float], ready: Collection[int]) -> Choice | None:
-        """Another depth that is to be looked at, if it is worth it now."""
+    def _visit(
+        self, usual: int, able: list[int], speed: Mapping[int, float], ready: Collection[int], *, alone: bool
+    ) -> Choice | None:
+        """Another depth that is to be looked at, if it is worth it now. To get to know its cost waits for a chunk whose
+        time will be known.
+        """
         others = [depth for depth in able if depth != usual and speed[depth] > 0]
         if not others or not self.costs.samples(usual) or not self.costs.timed:
             return None
@@ -208,7 +215,7 @@ class DepthControl:
         best = max(others, key=speed.__getitem__)
         new = self.costs.samples(best) < SETTLED or best not in ready  # it may be known from other processes
         if new and speed[best] > ADVANTAGE * speed[usual] and self._credit > -DEBT * self._usual_chunk():
-            return self._measuring(best)
+            return self._measuring(best) if alone else None
         tried = [depth for depth in self._turns if depth in others and self.costs.samples(depth)]
         if not tried:
             return None
