@@ -10,7 +10,7 @@ Calls are chained inside one program, each over memory of its own, and the best 
     MB        what a call reads and writes at least, whatever an implementation moves
     of limit  these bytes per second, over the rate at which a large array is copied (on a CPU: read) in the same run;
               above 1 where a processor's cache holds what calls use, small where arithmetic is the limit
-    x XLA     how many times as fast as the form in plain XLA that is the first in the table of implementations
+    x XLA     how many times as fast as the form in plain XLA that comes first on this device without being named
     error     the largest difference of one call's results from those of that form, relative to their RMS
 
 Sizes are those of a layer of Qwen3.6-27B, or smaller ones (--small, the default on CPUs). Interpreters and references
@@ -93,7 +93,10 @@ def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
     platform = jax.default_backend()
     material = material_of(case, effort)
     xla: tuple[float, list[np.ndarray]] | None = None
-    for each in sorted(tried(case, platform), key=lambda each: not each.name.startswith("xla_")):
+    in_order = sorted(
+        tried(case, platform), key=lambda each: (not each.name.startswith("xla_"), platform not in each.platforms)
+    )
+    for each in in_order:
         about = (case.operation.name, case.sizes, each.name, case.num_bytes)
         try:
             outputs = numbers(jax.jit(partial(case.call, each.name))(material[0]))

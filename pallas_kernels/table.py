@@ -20,6 +20,7 @@ Platforms = frozenset[str]
 ANYWHERE: Platforms = frozenset({"cpu", "gpu", "tpu", "METAL", "metal", "mps"})
 """METAL is jax-metal's name, metal that of metaljax, mps that of jax-mps."""
 CPU: Platforms = frozenset({"cpu"})
+GPU: Platforms = frozenset({"gpu"})
 BY_NAME: Platforms = frozenset()
 
 
@@ -41,8 +42,8 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
     "cache_attention": {
         "cpu_native": CPU,
         "xla_floats": ANYWHERE,
+        "xla_decoded": GPU,
         "xla_tiles": ANYWHERE,
-        "xla_decoded": BY_NAME,
         **_kernels(
             *("pallas_tpu", "pallas_tpu_prefill", "pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill")
         ),

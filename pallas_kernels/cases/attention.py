@@ -66,7 +66,13 @@ def attention(dims: Dims) -> Case:
         few = Call(given.x[:, compared], k, v, positions[:, compared], scale, window, soft_cap, sinks)
         return by_reference(few)
 
-    return Case(CACHE_ATTENTION, dims, make, call, cruel, judged, law)
+    def in_use(given: Given) -> Given:
+        """Half of the cache, where it is no ring."""
+        k, v, positions, sinks = given.fixed
+        half = positions if window is not None else positions - min(capacity // 2, capacity - rows)
+        return given._replace(fixed=(k, v, half, sinks))
+
+    return Case(CACHE_ATTENTION, dims, make, call, cruel, judged, law, in_use)
 
 
 def _ragged(batch: int, rows: int, capacity: int, window: int | None) -> np.ndarray:

@@ -49,6 +49,10 @@ def _all(given: Given, outcome: Outcome) -> Any:
     return outcome
 
 
+def _as_made(given: Given) -> Given:
+    return given
+
+
 @dataclass(frozen=True)
 class Case:
     """A call of some sizes.
@@ -62,6 +66,7 @@ class Case:
             finite numbers there. Both have one outcome by the law. None where there is nothing cruel.
         judged: what of an outcome is to be compared, of a call with such arguments.
         law: what must be `judged` of a call with finite arguments, where the reference would take too long for all.
+        in_use: arguments as they are on average while texts grow, to choose by time; by default those of `make`.
     """
 
     operation: Operation
@@ -71,6 +76,7 @@ class Case:
     cruel: Callable[[Given], tuple[Given, Given]] | None = None
     judged: Callable[[Given, Outcome], Any] = _all
     law: Callable[[Given], Any] | None = None
+    in_use: Callable[[Given], Given] = _as_made
 
     def wanted(self, given: Given, finite: Given) -> Any:
         """What must be `judged` of a call with arguments, by the law for the finite ones that stand for them."""

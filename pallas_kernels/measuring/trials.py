@@ -37,16 +37,13 @@ class Trial:
 def candidates(case: Case, platform: str) -> list[Implementation]:
     """What can be tried of a call on a platform, the first being what the table takes there.
 
-    Kernels for prompts are left out of calls of few rows: compiling them takes time, and they are slower there. So is
-    what reads all slots of a cache, used or not, and is chosen nowhere by itself: the caches of a case are full.
+    Kernels for prompts are left out of calls of few rows: compiling them takes time, and they are slower there.
     """
     of_prompts = group_of(case.dims).get("many", True)
     fitting = [
         each
         for each in tried(case, platform)
-        if each.unfit(case.dims) is None
-        and (of_prompts or not each.name.endswith("_prefill"))
-        and (each.platforms or not each.reads_all)
+        if each.unfit(case.dims) is None and (of_prompts or not each.name.endswith("_prefill"))
     ]
     return sorted(fitting, key=lambda each: platform not in each.platforms)
 
@@ -96,7 +93,7 @@ def prepared(case: Case, settled: Iterable[str], effort: Effort, ready: dict[str
 
 def timed(case: Case, ready: Mapping[str, Timing], effort: Effort) -> Iterator[Trial]:
     """Time what `prepared` found to agree: yields each before it is timed, and after it."""
-    material = material_of(case, effort) if ready else []
+    material = [case.in_use(given) for given in material_of(case, effort)] if ready else []
     for index, (name, run) in enumerate(ready.items()):
         yield Trial(name)
         try:

@@ -91,7 +91,6 @@ OPERATIONS = {
             Implementation("unfit", _doubled, BY_NAME, _unfit),
             Implementation("fast", _doubled),
             Implementation("reads_all", lambda x: 2 * x + 0 * x[0], ANYWHERE, reads_all=True),
-            Implementation("reads_all_by_name", lambda x: 2 * x + 0 * x[0], reads_all=True),
         ),
         _operation("good", Implementation("fast", _doubled)),
         _operation("hanging", Implementation("endless", on_host(_sleep)), Implementation("fast", _doubled)),

@@ -86,6 +86,16 @@ def test_a_case_has_the_sizes_that_implementations_are_chosen_by(
     assert jax.eval_shape(lambda: again.make(0)) == given
 
 
+def test_caches_are_timed_half_full_and_rings_full() -> None:
+    dims = {"T": 4, "S": 64, **HEADS, "k_type": "q8_0", "v_type": "q8_0", "sinks": False}
+    for window, last in ((None, 31), (30, None)):
+        case = CASES["cache_attention"]({**dims, "window": window})
+        given = case.make(0)
+        positions, used = given.fixed[2], case.in_use(given).fixed[2]
+        assert int(used[0, -1]) == (int(positions[0, -1]) if last is None else last)
+        assert int(positions[0, -1]) >= 63
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_blocks_are_numbers(name: str) -> None:
     blocks = random_blocks(np.random.default_rng(0), name, (4, 256))

@@ -93,6 +93,18 @@ def test_a_row_is_alike_in_a_call_of_any_size(impl: str) -> None:
     assert product(x[:0], weight).shape == (0, 150)
 
 
+def test_a_long_share_is_rounded_in_pieces() -> None:
+    """Ten chunks, of which eight are rounded at a time; the second piece begins among those of the first."""
+    blocks = from_blocks(jnp.asarray(random_blocks("Q8_0", 40, 80)), "Q8_0")
+    weight, x = pack(blocks), activations(2, blocks.width)
+    in_pieces, at_once = (
+        pallas_gpu.quant_matmul(x, weight, "a16", config=GpuConfig(columns=128, splits=splits), interpret=True)
+        for splits in (1, 2)
+    )
+    np.testing.assert_allclose(in_pieces, at_once, atol=OFF * float(jnp.abs(at_once).max()))
+    assert off_by(in_pieces, x, dequantize(blocks)) <= ROUNDED
+
+
 def test_rows_of_any_size_are_rounded_by_their_own_numbers() -> None:
     """Nothing, numbers at both ends of what floats hold, infinities: each in a row of its own."""
     blocks = matrix("Q4_0", 40)
