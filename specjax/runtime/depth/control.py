@@ -38,7 +38,7 @@ DEBT = 5.0
 lost only where nothing can be learned, because other work is always under way. The debt is never more than twice that,
 so that visits go on in time."""
 
-HOPELESS = 4.0
+HOPELESS = 8.0
 """How many times as dear visits count while no draft could pay, even if all of them were accepted."""
 
 WORTH = 0.5
