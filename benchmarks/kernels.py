@@ -10,8 +10,10 @@ Calls are chained inside one program, each over memory of its own, and the best 
     MB        what a call reads and writes at least, whatever an implementation moves
     of limit  these bytes per second, over the rate at which a large array is copied (on a CPU: read) in the same run;
               above 1 where a processor's cache holds what calls use, small where arithmetic is the limit
-    x XLA     how many times as fast as the form in plain XLA that comes first on this device without being named
-    error     the largest difference of one call's results from those of that form, relative to their RMS
+    x XLA     how many times as fast as the form in plain XLA that is the first for this device in the table of
+              implementations
+    error     the largest difference of one call's results from those of that form, relative to their RMS; on GPUs it
+              rounds quantized caches to bfloat16
 
 Sizes are those of a layer of Qwen3.6-27B, or smaller ones (--small, the default on CPUs). Interpreters and references
 are left out. What does not compile, or does not take the sizes, is listed with the reason. On an NVIDIA GPU kernels of

@@ -17,7 +17,7 @@ from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.table import Dims
 
 MOST_BYTES = 2**30
-"""The most memory that a decoded cache may take."""
+"""The most memory that the decoded cache of a layer may take, in bfloat16."""
 
 
 def unfit(dims: Dims) -> str | None:
@@ -25,7 +25,7 @@ def unfit(dims: Dims) -> str | None:
     to_decode = sum(format_named(dims[name]).quantized for name in ("k_type", "v_type"))
     if not to_decode:
         return "nothing is to be decoded"
-    if (num_bytes := 2 * to_decode * dims["B"] * dims["S"] * dims["G"] * dims["N"]) > MOST_BYTES:
+    if (num_bytes := 2 * to_decode * dims.get("B", 1) * dims["S"] * dims["G"] * dims["N"]) > MOST_BYTES:
         return f"the decoded cache would take {num_bytes / 2**30:.1f} GiB, which is over {MOST_BYTES / 2**30:g}"
     return too_many_rows(dims)
 

@@ -91,7 +91,7 @@ class GpuConfig(BlockSizes):
 
 MULTIPROCESSORS, PROGRAMS = 132, {128: 5, 256: 3, 512: 2}
 """Of an H100, and how many programs one of them holds at a time, by their columns: registers allow so many for Q4_K and
-four rows."""
+four rows. With 16 rows shared memory may allow fewer."""
 STARTING, ADDING = 1 / 4, 1e-6
 """Estimates: what a program takes to start, and a share for each column to be added, in times of a chunk."""
 SHARES = 2

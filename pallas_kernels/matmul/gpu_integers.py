@@ -41,11 +41,12 @@ def multiply(tile: Tile, x: Any) -> tuple[Float[Array, "4 columns"], ...]:
 
     Args:
         tile: what the program works on.
-        x: a reference to the rows of all blocks, as `in_sets` gives them.
+        x: a reference to the rows of all blocks, as `by_groups` gives them.
     """
     x = x.at[tile.block]
     steps = tile.chunks * _in_chunk(tile.kind)
     in_share = -(-steps // tile.splits)
+    # No share touches more chunks, wherever in a chunk it begins.
     chunks = min((in_share - 2) // _in_chunk(tile.kind) + 2, tile.chunks, MOST_CHUNKS)
 
     def run(parts: Any, largest: Any) -> tuple[Array, ...]:
@@ -59,7 +60,7 @@ def multiply(tile: Tile, x: Any) -> tuple[Float[Array, "4 columns"], ...]:
 
 
 def _in_chunk(kind: BlockFormat) -> int:
-    """How many times a group the rows are that a chunk has in the first plane."""
+    """Steps of a chunk: how many groups of rows it has in the first plane."""
     return 32 * kind.planes[0] // kind.per_scale
 
 
@@ -77,7 +78,7 @@ class _Read(NamedTuple):
     numbers: dict[str, list[list[Array]]]
 
 
-class _Rows(NamedTuple):
+class _Group(NamedTuple):
     """A group of columns of four rows of x.
 
     Attributes:
@@ -146,24 +147,23 @@ class _Work:
 
         def step(index: Array, carried: tuple[list[list[Array]], _Read], first: Array) -> Any:
             sums, read = carried
-            # After the last step it is read again.
-            following = self.read(jnp.maximum(jnp.minimum(index + 1, end - 1), begin))
+            following = self.read(jnp.minimum(index + 1, end - 1))  # after the last step, what it had once more
             return self.added(sums, read, quotient_and_rest(index, self.in_chunk)[0] - first), following
 
-        def some(turn: Array, carried: tuple[list[list[Array]], _Read]) -> Any:
-            begun = begun_at + turn * self.x.chunks
-            first = jnp.minimum(begun, self.tile.chunks - self.x.chunks)
+        def piece(number: Array, carried: tuple[list[list[Array]], _Read]) -> Any:
+            own = first_chunk + number * self.x.chunks
+            first = jnp.minimum(own, self.tile.chunks - self.x.chunks)  # some chunks before may be rounded again
             self.x.round(first)
-            steps = begun * self.in_chunk, (begun + self.x.chunks) * self.in_chunk
+            since, until = own * self.in_chunk, (own + self.x.chunks) * self.in_chunk
             return lax.fori_loop(
-                jnp.maximum(begin, steps[0]), jnp.minimum(end, steps[1]), partial(step, first=first), carried
+                jnp.maximum(begin, since), jnp.minimum(end, until), partial(step, first=first), carried
             )
 
-        begun_at = quotient_and_rest(begin, self.in_chunk)[0]
-        turns = lax.div(quotient_and_rest(end - 1, self.in_chunk)[0] - begun_at, jnp.int32(self.x.chunks)) + 1
+        first_chunk = quotient_and_rest(begin, self.in_chunk)[0]
+        pieces = lax.div(quotient_and_rest(end - 1, self.in_chunk)[0] - first_chunk, jnp.int32(self.x.chunks)) + 1
         zeros = self.placed(jnp.zeros((ROWS, SLICE), jnp.float32))
         carried = [[zeros] * self.x.sets] * self.layouts.slices, self.read(begin)
-        sums, _ = lax.fori_loop(0, jnp.where(begin < end, turns, 0), some, carried)
+        sums, _ = lax.fori_loop(0, jnp.where(begin < end, pieces, 0), piece, carried)
         return sums
 
     def added(self, sums: list[list[Array]], read: _Read, chunk: Array) -> list[list[Array]]:
@@ -184,7 +184,7 @@ class _Work:
             after.append(totals)
         return after
 
-    def rows_of_x(self, chunk: Array, at: Array) -> list[_Rows]:
+    def rows_of_x(self, chunk: Array, at: Array) -> list[_Group]:
         """A group of columns of x, for each set of four rows."""
         place, half = quotient_and_rest(chunk * (CHUNK // self.group) + at, GROUP // self.group)
         columns = pl.ds(half * self.group, self.group)
@@ -195,11 +195,11 @@ class _Work:
             parts = load(self.x.parts.at[rows, place, :, columns], layouts.x, interpreted=interpreted)
             largest = load(self.x.largest.at[rows, place], layouts.of_rows, interpreted=interpreted)
             total = sums_of_rows(parts, layouts, interpreted=interpreted)
-            sets.append(_Rows(parts, total, largest * (1 / LARGEST)))
+            sets.append(_Group(parts, total, largest * (1 / LARGEST)))
         return sets
 
     def with_products(
-        self, total: Array, rows: _Rows, codes: Array, factor: int, scale: Array, bias: Array | None
+        self, total: Array, rows: _Group, codes: Array, factor: int, scale: Array, bias: Array | None
     ) -> Array:
         """Sums of a slice with those of a group of columns, whose codes are multiplied by a factor."""
         products = product(codes, rows.parts, self.layouts.slice, interpreted=self.tile.interpreted)

@@ -32,8 +32,8 @@ LAYOUT = plgpu.Layout.TILED(_TILING, warp_dims=(-4,), lane_dims=(-3, -2), vector
 """Of numbers [rows, groups, 32]: a warp has a row, and four of its threads have a group."""
 
 
-def in_sets(x: Float[Array, "B M K"]) -> Float[Array, "B R G 32"]:
-    """Rows in sets of four, the last of which may be zeros, by groups of columns."""
+def by_groups(x: Float[Array, "B M K"]) -> Float[Array, "B R G 32"]:
+    """Rows by groups of columns, with rows of zeros up to a multiple of four."""
     n_blocks, n_rows, width = x.shape
     x = jnp.pad(x, ((0, 0), (0, -n_rows % ROWS), (0, 0)))
     return x.reshape(n_blocks, -1, width // GROUP, GROUP)

@@ -36,13 +36,18 @@ def num_rows(x: Float[Array, "... K"], index: Int[Array, " B"] | None) -> int:
     return math.prod(x.shape[:-1]) if index is None else x.shape[1]
 
 
+AS_GIVEN = ("bfloat16", "float16", "float32")
+"""Types of x that kernels read as they are."""
+
+
 @dataclass(frozen=True)
 class Operands:
     """A product as kernels take it.
 
     Attributes:
         kind: the format of the matrices.
-        blocks: rows with the padded width of the matrices; rotated where the matrices are.
+        blocks: rows with the padded width of the matrices; rotated where the matrices are. If no type was asked for,
+            they have that of x where it is one of `AS_GIVEN` and nothing was rotated, else float32.
         numbers: of the matrix that each block is multiplied with; below zero for blocks that nobody reads.
         parts: of a stack of matrices in planes.
         shape: of the result.
@@ -55,9 +60,11 @@ class Operands:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, x: Array, weight: QTensor, index: Int[Array, " B"] | None, dtype: DTypeLike) -> Operands:
+    def of(cls, x: Array, weight: QTensor, index: Int[Array, " B"] | None, dtype: DTypeLike | None = None) -> Operands:
         """x [..., K], in a type, and the weight: a matrix, or with an index a stack."""
         kind = FORMATS[weight.format]
+        if dtype is None:
+            dtype = x.dtype if x.dtype.name in AS_GIVEN and not kind.rotated else jnp.float32
         x = turned(x, tq_rotation().T) if kind.rotated else x
         parts = weight.parts if index is not None else {name: part[None] for name, part in weight.parts.items()}
         n_matrices, plane_rows, _ = parts["plane0"].shape

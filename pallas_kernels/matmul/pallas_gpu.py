@@ -26,7 +26,7 @@ from pallas_kernels.matmul import gpu_floats, gpu_integers
 from pallas_kernels.matmul.config import SHARES, GpuConfig, gpu_candidates, gpu_heuristic
 from pallas_kernels.matmul.formats import BlockFormat
 from pallas_kernels.matmul.gpu_fragments import ROWS
-from pallas_kernels.matmul.gpu_rows import in_sets
+from pallas_kernels.matmul.gpu_rows import by_groups
 from pallas_kernels.matmul.gpu_tile import Tile
 from pallas_kernels.matmul.operands import Operands, added, example, model_shapes
 from pallas_kernels.matmul.qtensor import Activations, QTensor
@@ -77,7 +77,7 @@ def _forms_of_x(operands: Sequence[Operands]) -> dict[str, Array]:
     forms: dict[str, Array] = {}
     for each in operands:
         if (form := _form_of_x(each.kind)) not in forms:
-            forms[form] = in_sets(each.blocks) if form == "whole" else each.blocks
+            forms[form] = by_groups(each.blocks) if form == "whole" else each.blocks
     return forms
 
 
@@ -147,8 +147,7 @@ def quant_matmuls(
     With an index, x is [B, M, K] and each weight a stack: block b is multiplied with matrix index[b].
     """
     del act  # whole numbers have 16 bits, whatever it says
-    dtype = x.dtype if x.dtype.itemsize <= 4 else jnp.float32
-    operands = [Operands.of(x, weight, index, dtype) for weight in weights]
+    operands = [Operands.of(x, weight, index) for weight in weights]
     given, largest = operands[0], max(weights, key=lambda weight: weight.rows)
     n_blocks, n_rows, _ = given.blocks.shape
     dims = {"N": sum(weight.rows for weight in weights), "K": largest.width, "format": largest.format}

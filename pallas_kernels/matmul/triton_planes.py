@@ -22,7 +22,6 @@ from jaxtyping import Float, Int
 
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.matmul.config import FEW_ROWS
-from pallas_kernels.matmul.formats import FORMATS
 from pallas_kernels.matmul.operands import Operands, added, example, model_shapes, unfit_for_few_rows
 from pallas_kernels.matmul.planes import CHUNK, GROUP
 from pallas_kernels.matmul.qtensor import Activations, QTensor
@@ -98,9 +97,8 @@ def quant_matmul(
     del act  # for kernels of integers
     from pallas_kernels.matmul import triton_kernels
 
-    as_given = x.dtype.name in PIECES and not FORMATS[weight.format].rotated  # a rotation leaves float32
-    dtype = x.dtype if as_given else jnp.dtype(jnp.float32)
-    given = Operands.of(x, weight, index, dtype)
+    given = Operands.of(x, weight, index)
+    dtype = given.blocks.dtype
     (n_blocks, n_rows, _), chunks, lanes = given.blocks.shape, given.chunks, given.lanes
     config = config_for(TUNABLE, {"N": weight.rows, "K": weight.width, "format": weight.format}, config)
     if chunks % config.splits:

@@ -96,6 +96,17 @@ def test_caches_are_timed_half_full_and_rings_full() -> None:
         assert int(positions[0, -1]) >= 63
 
 
+def test_a_quantized_cache_is_decoded_whole_if_that_takes_no_more_than_a_gibibyte() -> None:
+    dims = {"T": 4, "S": 32768, "H": 24, "G": 4, "N": 256, "k_type": "q8_0", "v_type": "q8_0", "sinks": False}
+    case = CASES["cache_attention"]
+    names = [each.name for each in candidates(case(dims), "gpu")]
+    assert names[0] == "xla_decoded"
+    eight, nine = ([each.name for each in candidates(case({"B": batch, **dims}), "gpu")] for batch in (8, 9))
+    assert eight == names
+    assert nine[0] == "xla_tiles"
+    assert "xla_decoded" not in nine
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_blocks_are_numbers(name: str) -> None:
     blocks = random_blocks(np.random.default_rng(0), name, (4, 256))

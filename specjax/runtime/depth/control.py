@@ -35,7 +35,7 @@ nothing may be slower for long."""
 
 DEBT = 5.0
 """Usual chunks that visits of depths of which too little is known may lose before there is credit for them. More are
-lost only where nothing can be learned, because other work is always under way. The debt is never more than twice that,
+lost only where times are never known, although nothing else runs. The debt is never more than twice that,
 so that visits go on in time."""
 
 HOPELESS = 8.0
@@ -146,8 +146,8 @@ class DepthControl:
             self._credit += VISIT_SHARE * rounds * self.costs.of(choice.depth)
 
     def lost(self, seconds: float) -> None:
-        """Take seconds from the credit that visits cost besides their rounds."""
-        self._pay(self._dear * self.costs.in_units(seconds))
+        """Take seconds from the credit that visits cost besides their rounds. They count as dear as the visit."""
+        self._pay((self._dear if self._visited else 1.0) * self.costs.in_units(seconds))
 
     def _charge(self, visit: Choice, rounds: int, accepted: int, seconds: float | None) -> None:
         """Take from the credit what the visit took longer than usual rounds would have taken for as many tokens."""
@@ -169,7 +169,7 @@ class DepthControl:
         return self._rounds * self.costs.of(self._usual or 0)
 
     def choose(
-        self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool, alone: bool = True
+        self, wants: Mapping[int, DraftConfig], ready: Collection[int], *, may_build: bool, alone: bool
     ) -> Choice:
         """The next chunk.
 
@@ -177,7 +177,7 @@ class DepthControl:
             wants: what each row that decodes wants.
             ready: the depths whose programs have been built.
             may_build: whether another program may be built.
-            alone: whether the time of the chunk will be known.
+            alone: whether nothing else runs beside the chunk, so that its time can be known.
         """
         floor = max((want.n_max for want in wants.values() if not want.auto), default=0)
         allowed = [depth for depth in self.depths if depth >= floor]
@@ -205,8 +205,8 @@ class DepthControl:
     def _visit(
         self, usual: int, able: list[int], speed: Mapping[int, float], ready: Collection[int], *, alone: bool
     ) -> Choice | None:
-        """Another depth that is to be looked at, if it is worth it now. To get to know its cost waits for a chunk whose
-        time will be known.
+        """Another depth that is to be looked at, if it is worth it now. What is only to be measured waits for a chunk
+        whose time can be known.
         """
         others = [depth for depth in able if depth != usual and speed[depth] > 0]
         if not others or not self.costs.samples(usual) or not self.costs.timed:
@@ -214,10 +214,12 @@ class DepthControl:
         self._dear = 1.0
         best = max(others, key=speed.__getitem__)
         new = self.costs.samples(best) < SETTLED or best not in ready  # it may be known from other processes
-        if new and speed[best] > ADVANTAGE * speed[usual] and self._credit > -DEBT * self._usual_chunk():
-            return self._measuring(best) if alone else None
+        teaches = alone or best not in ready  # the first chunk of a program is not timed anyway
+        promising = speed[best] > ADVANTAGE * speed[usual]
+        if new and teaches and promising and self._credit > -DEBT * self._usual_chunk():
+            return self._measuring(best)
         tried = [depth for depth in self._turns if depth in others and self.costs.samples(depth)]
-        if not tried:
+        if not tried or (usual and not alone):  # while drafts are made, their acceptance is known without visits
             return None
         if usual:
             tried = [depth for depth in tried if depth == 0 or speed[depth] > NEARBY * speed[usual]] or tried
