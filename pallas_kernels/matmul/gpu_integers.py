@@ -174,9 +174,8 @@ class _Work:
             words = [words_of(plane[i], self.layouts.slice, interpreted=self.tile.interpreted) for plane in read.planes]
             for field, (at, row_sets) in enumerate(zip(read.places, fields, strict=True)):
                 codes, factor = self.codes(words, field, at)
-                scale, bias = scale_and_bias(
-                    read.numbers, lambda name, field=field, i=i: floats(read.numbers[name][field][i])
-                )
+                numbers = {name: floats(of_fields[field][i]) for name, of_fields in read.numbers.items()}
+                scale, bias = scale_and_bias(numbers, numbers.__getitem__)
                 totals = [
                     self.with_products(total, rows, codes, factor, scale, bias)
                     for total, rows in zip(totals, row_sets, strict=True)
