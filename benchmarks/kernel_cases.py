@@ -54,8 +54,16 @@ def _products(*, small: bool) -> Iterator[Call]:
         if not small:
             for n, k in (*MATRICES, *([HEAD] if rows == 4 else [])):
                 yield "matmul.packed", {"M": rows, "N": n, "K": k, "format": "Q4_K", "layout": layout()}
+            if rows == 4:
+                yield from _few_rows()
         experts = {"E": 16, "F": 512, "D": 256} if small else {"E": 64, "F": 1024, "D": 2048}
         yield "matmul.experts", {"M": rows, "k": 2, **experts}
+
+
+def _few_rows() -> Iterator[Call]:
+    """Products of a round that a dense model in Q4_K does not make."""
+    yield "matmul.packed", {"M": 4, "N": 5120, "K": 17408, "format": "Q6_K", "layout": layout()}
+    yield "matmul.packed", {"M": 1, "N": 1024, "K": 2048, "format": "Q4_K", "layout": layout(), "B": 8, "E": 32}
 
 
 def layout() -> str:

@@ -1,8 +1,8 @@
 """A tile of a product of few rows for NVIDIA GPUs, in whole numbers, on tensor cores.
 
-A row of x is rounded to 16 bits: whole numbers times a scale, for each 32 columns. Such a number is two of 8 bits, and
-a product of `gpu_fragments` has room for those of four rows. The other factor are codes, without what their scales make
-of them. So sums over the columns that share a scale are exact; scales are applied to these sums, in float32.
+Rows of x are rounded to whole numbers of 16 bits, see `gpu_rows`. Such a number is two of 8 bits, and a product of
+`gpu_fragments` has room for those of four rows. The other factor are codes, without what their scales make of them. So
+sums over the columns that share a scale are exact; scales are applied to these sums, in float32.
 """
 
 from __future__ import annotations

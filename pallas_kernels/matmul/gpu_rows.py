@@ -1,7 +1,7 @@
 """Rows of x for products of few rows on NVIDIA GPUs, as whole numbers in a program's shared memory.
 
 A number becomes a whole number of 16 bits times a scale, which it shares with 32 columns of its row. Each program
-rounds what it multiplies: that takes less time than a kernel that would do it for all.
+rounds what it multiplies, so no kernel has to be launched for it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Rows:
         return self.x.shape[0] // ROWS
 
     def round(self, first: Array) -> None:
-        """Rounds the chunks from `first`, once all threads have read what was there before."""
+        """Round the chunks from `first`, once all threads have read what was there before."""
         plgpu.commit_smem()
         groups = self.chunks * IN_CHUNK
         for i in range(self.sets):

@@ -86,6 +86,9 @@ PROGRAMS["quant_matmul of several, Q4_K, Q6_K and Q8_0"] = (
     (jax.ShapeDtypeStruct((4, 5120), jnp.bfloat16), *GATED_DELTA_NET),
 )
 PROGRAMS["quant_matmul Q5_K, 16 rows"] = product("Q5_K", matmul.WIDE, 16)
+for dtype in ("float32", "float16"):
+    run, (_, wide) = product("Q4_K", matmul.WIDE, 4)
+    PROGRAMS[f"quant_matmul Q4_K, {dtype}"] = run, (jax.ShapeDtypeStruct((4, matmul.WIDE[1]), dtype), wide)
 PROGRAMS["quant_matmul Q4_K, tiles of 512 columns"] = (
     partial(pallas_gpu.quant_matmul, act="a16", config=GpuConfig(512, 7)),
     matmul.arguments("Q4_K", matmul.WIDE, 4),
