@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.record import RoundRecord
@@ -42,6 +42,7 @@ def decode_chunk(
     limit: Int[Array, ""] | int | None = None,
     patience: Int[Array, ""] | int | None = None,
     waiting: Waiting | None = None,
+    left: Bool[Array, "B"] | None = None,
 ) -> tuple[DecodeState, ChunkRecord]:
     """Run rounds until `rounds` of them are done or every row is finished. One program, no host in between.
 
@@ -49,7 +50,7 @@ def decode_chunk(
     in it, so that a request that comes meanwhile can have the row. Both are data: other numbers compile nothing.
 
     Rounds without drafts leave the drafter's part of the state alone. What it has not been given is in the record,
-    behind what was `waiting` of earlier chunks. It must be given before anything is drafted from this state: see
+    behind what was `waiting` of earlier chunks, but for rows that have been `left` by their texts since then. It must be given before anything is drafted from this state: see
     `give_unseen`.
     """
     sharing = Sharing.of(state)
@@ -61,6 +62,7 @@ def decode_chunk(
         limit,
         patience,
         waiting,
+        left,
         out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, REPLICATED, waits)),
     )
 
@@ -75,6 +77,7 @@ def _chunk(
     limit: Int[Array, ""] | int | None,
     patience: Int[Array, ""] | int | None,
     waiting: Waiting | None,
+    left: Bool[Array, "B"] | None,
 ) -> tuple[DecodeState, ChunkRecord]:
     """`decode_chunk` on one of so many parts of the model."""
     decoder = decoder.shard(parts)
@@ -83,6 +86,8 @@ def _chunk(
     if behind:
         state = _with_drafter(state, None)
         waiting = waiting or Waiting.none(decoder, len(state.pending), room_for(rounds))
+        if left is not None:
+            waiting = waiting.without(sharing.own(left, len(waiting.tokens)))
     elif decoder.drafter and decoder.drafts:
         sequences = state.sequences
         own = decoder.drafter.narrowed(params, sequences.drafter, sequences.length, decoder.rows)

@@ -75,6 +75,10 @@ class Waiting:
         """How many tokens wait in each row."""
         return jnp.sum(self.waits, axis=1, dtype=jnp.int32)
 
+    def without(self, left: Bool[Array, "B"]) -> Waiting:
+        """What waits, but for rows whose texts have been left."""
+        return replace(self, tokens=jnp.where(left[:, None], NOTHING, self.tokens))
+
     def with_round(self, index: Int[Array, ""], features: Features) -> Waiting:
         """Write the features of a round's tokens. Nothing may wait in its column any more.
 
@@ -114,34 +118,25 @@ def room_for(rounds: int) -> int:
     return -(-rounds // BLOCKS[-1]) * BLOCKS[-1]
 
 
-@partial(jax.jit, donate_argnames="waiting")
-def forgotten(waiting: Waiting, rows: Bool[Array, "B"]) -> Waiting:
-    """Forget what waits in these rows."""
-    sharing = Sharing.of(waiting)
-
-    def run(parts: int, waiting: Waiting, rows: Array) -> Waiting:
-        del parts
-        left = sharing.own(rows, len(waiting.tokens))[:, None]
-        return replace(waiting, tokens=jnp.where(left, NOTHING, waiting.tokens))
-
-    return on_shards(run, waiting, rows, out=lambda waiting, _: waiting)
-
-
 @partial(jax.jit, static_argnames="drafter", donate_argnames=("state", "waiting"))
 def give_unseen(
-    drafter: Drafter, params: Params, state: SequenceState, waiting: Waiting
+    drafter: Drafter, params: Params, state: SequenceState, waiting: Waiting, left: Bool[Array, "B"]
 ) -> tuple[SequenceState, Waiting]:
     """The state after its drafter has been given what waits, and the buffer without it.
 
-    What waits must be the last tokens of each row, all those that the drafter has not been given.
+    In rows that have been `left` by their texts nothing is given. What waits must be the last tokens of each row, all those that the drafter has not been given.
     Only as many blocks are looked at as hold something, so that few tokens cost little.
     """
+    sharing = Sharing.of(waiting)
 
-    def run(parts: int, params: Params, state: SequenceState, waiting: Waiting) -> tuple[SequenceState, Waiting]:
-        own = _given(drafter.shard(parts), params, state, waiting)
+    def run(
+        parts: int, params: Params, state: SequenceState, waiting: Waiting, left: Array
+    ) -> tuple[SequenceState, Waiting]:
+        wanted = waiting.without(sharing.own(left, len(waiting.tokens)))
+        own = _given(drafter.shard(parts), params, state, wanted)
         return replace(state, drafter=own), replace(waiting, tokens=jnp.full_like(waiting.tokens, NOTHING))
 
-    return on_shards(run, params, state, waiting, out=lambda params, state, waiting: (state, waiting))
+    return on_shards(run, params, state, waiting, left, out=lambda params, state, waiting, _: (state, waiting))
 
 
 def _given(drafter: Drafter, params: Params, state: SequenceState, waiting: Waiting) -> object:

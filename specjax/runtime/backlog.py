@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.new_state import beside
-from specjax.decoding.unseen import Waiting, forgotten, give_unseen, room_for
+from specjax.decoding.unseen import Waiting, give_unseen, room_for
 from specjax.models.protocol import Drafter, Params
 from specjax.state import SequenceState
 
@@ -56,8 +56,9 @@ class Backlog:
         """Whether any tokens wait for the drafter."""
         return bool(self._most.any())
 
-    def taken(self, decoder: Decoder, params: Params, most: int) -> Waiting:
-        """Give what waits to a chunk. The chunk consumes it, and what it returns belongs to `put`.
+    def taken(self, decoder: Decoder, params: Params, most: int) -> tuple[Waiting, Bool[np.ndarray, "B"]]:
+        """What waits, for a chunk that consumes it, and the rows that have been left. What the chunk returns belongs to
+        `put`.
 
         Args:
             decoder, params: those of the chunk.
@@ -65,7 +66,7 @@ class Backlog:
         """
         if self._waiting is None:
             self._waiting = self._empty(decoder, params, most)
-        return self._without_left(self._waiting)
+        return self._waiting, self._taken_left()
 
     def put(self, waiting: Waiting, rounds: int, rows: Collection[int]) -> Added:
         """Take back what waits after a chunk. There must have been room for it. See `ran`.
@@ -104,18 +105,17 @@ class Backlog:
         Something must wait.
         """
         assert self._waiting is not None
-        state, self._waiting = give_unseen(drafter, params, state, self._without_left(self._waiting))
+        state, self._waiting = give_unseen(drafter, params, state, self._waiting, self._taken_left())
         self._most[:] = 0
         self._epochs += 1
         return state, self._waiting.tokens
 
     def build(self, decoder: Decoder, params: Params, state: SequenceState) -> SequenceState:
-        """Build the programs for what waits: they will be needed without warning. The state is consumed."""
+        """Build the program that gives what waits: it will be needed without warning. The state is consumed."""
         assert self._waiting is not None
         assert decoder.drafter is not None
         waiting = jax.tree.map(jnp.zeros_like, self._waiting)
-        nothing = forgotten(waiting, np.ones(len(self._left), bool))
-        return give_unseen(decoder.drafter, params, state, nothing)[0]
+        return give_unseen(decoder.drafter, params, state, waiting, np.ones(len(self._left), bool))[0]
 
     def _empty(self, decoder: Decoder, params: Params, most: int) -> Waiting:
         rows = len(self._left)
@@ -124,9 +124,7 @@ class Backlog:
         of_text = self._slots + 2 * most  # two chunks are under way, and count as long as they may become
         return beside(params, Waiting.none(decoder, rows, room_for(max(most, min(of_text, in_memory)))))
 
-    def _without_left(self, waiting: Waiting) -> Waiting:
-        """What waits, without the tokens of rows that other texts have taken."""
-        if self._left.any():
-            self._waiting = waiting = forgotten(waiting, self._left.copy())
-            self._left[:] = False
-        return waiting
+    def _taken_left(self) -> Bool[np.ndarray, "B"]:
+        """The rows whose texts have been left. A program may read the array later, so the next one is another."""
+        left, self._left = self._left, np.zeros(len(self._left), bool)
+        return left

@@ -122,8 +122,8 @@ def decode(
             sequences, _ = backlog.given(decoder.drafter, params, state.sequences)
             state = replace(state, sequences=sequences)
         program = decoder.at_most(depth)
-        waiting = backlog.taken(program, params, 11) if leaves_behind(program, state) else None
-        state, record = decode_chunk(program, params, state, 11, np.int32(rounds), waiting=waiting)
+        waiting = backlog.taken(program, params, 11) if leaves_behind(program, state) else ()
+        state, record = decode_chunk(program, params, state, 11, np.int32(rounds), None, *waiting)
         chunk += 1
         if record.waiting is not None:
             backlog.put(record.waiting, rounds, range(len(LENGTHS)))

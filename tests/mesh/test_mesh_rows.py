@@ -62,7 +62,7 @@ def test_requests_come_and_go(load: Load, mesh: str) -> None:
 
 @pytest.mark.parametrize("mesh", ["2x2", pytest.param("4x1", marks=pytest.mark.slow)])
 def test_a_drafter_is_given_what_it_has_not_seen(load: Load, mesh: str) -> None:
-    """Chunks of several depths; rows end at different times."""
+    """Chunks of several depths; rows end at different times. Of one it is given nothing that waited at some time."""
     budgets = np.array([40, 17, 40, 29], np.int32)
 
     def run(model: specjax.Model) -> list[list]:
@@ -70,8 +70,10 @@ def test_a_drafter_is_given_what_it_has_not_seen(load: Load, mesh: str) -> None:
         settings = decoder.settings([Settings(draft=DraftConfig(n_max=3))] * 4)
         state = set_budgets(new_state(decoder, model.params, settings, 64), budgets, np.ones(4, bool))
         said = []
-        for depth, rounds in ((0, 11), (3, 2), (0, 3), (0, 4), (3, 2), (0, 30)):
-            program, waiting = decoder.at_most(depth), None
+        for depth, rounds, left in ((0, 11, []), (3, 2, []), (0, 3, []), (0, 4, [1]), (3, 2, []), (0, 30, [2])):
+            program, waiting = decoder.at_most(depth), ()
+            for row in left:
+                backlog.forget(row)
             if leaves_behind(program, state):
                 waiting = backlog.taken(program, model.params, 30)
             else:
@@ -79,7 +81,7 @@ def test_a_drafter_is_given_what_it_has_not_seen(load: Load, mesh: str) -> None:
                 if backlog:
                     sequences, _ = backlog.given(decoder.drafter, model.params, state.sequences)
                     state = replace(state, sequences=sequences)
-            state, record = decode_chunk(program, model.params, state, 30, np.int32(rounds), waiting=waiting)
+            state, record = decode_chunk(program, model.params, state, 30, np.int32(rounds), None, *waiting)
             if record.waiting is not None:
                 backlog.put(record.waiting, rounds, rows)
             done = jax.device_get(record.rounds)

@@ -65,7 +65,7 @@ class Rounds:
 
     def chunk(self, rounds: int, rows: Collection[int] = range(ROWS), most: int | None = None) -> Added:
         """So many rounds, of at most so many. What a row does in rounds after its last must not be read."""
-        waiting = self.backlog.taken(DECODER, {}, MOST)
+        waiting = leave(*self.backlog.taken(DECODER, {}, MOST))
         ran = self.rng.integers(0, rounds + 1, ROWS)
         ran[self.rng.integers(ROWS)] = rounds
         ran[[row for row in range(ROWS) if row not in rows]] = 0
@@ -92,7 +92,7 @@ class Rounds:
         return self.backlog.given(Scribe(), {}, state)[0].drafter
 
 
-write, end = jax.jit(Waiting.with_round), jax.jit(Waiting.after)
+leave, write, end = jax.jit(Waiting.without), jax.jit(Waiting.with_round), jax.jit(Waiting.after)
 
 
 def test_all_that_waits_is_given_and_nothing_that_was_forgotten() -> None:

@@ -49,6 +49,8 @@ class Rates:
 
     def forget(self, row: int) -> None:
         """Begin with a new request."""
+        if not self.trials[row].any():  # then nothing changes, and what is believed need not be computed again
+            return
         self._believed = None
         self.hits[row] = self.trials[row] = 0
         self._excess[row] = self._variance[row] = 0
