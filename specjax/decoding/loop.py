@@ -50,8 +50,8 @@ def decode_chunk(
     in it, so that a request that comes meanwhile can have the row. Both are data: other numbers compile nothing.
 
     Rounds without drafts leave the drafter's part of the state alone. What it has not been given is in the record,
-    behind what was `waiting` of earlier chunks, but for rows that have been `left` by their texts since then. It must be given before anything is drafted from this state: see
-    `give_unseen`.
+    behind what was `waiting` of earlier chunks; of the latter nothing is kept in rows that their texts have `left`. It
+    must be given before anything is drafted from this state: see `give_unseen`.
     """
     sharing = Sharing.of(state)
     waits = lying(ROWS if sharing.split else None) if leaves_behind(decoder, state) else None

@@ -124,7 +124,8 @@ def give_unseen(
 ) -> tuple[SequenceState, Waiting]:
     """The state after its drafter has been given what waits, and the buffer without it.
 
-    In rows that have been `left` by their texts nothing is given. What waits must be the last tokens of each row, all those that the drafter has not been given.
+    In rows that their texts have `left` nothing is given. What waits in others must be the last tokens of each row, all
+    those that the drafter has not been given.
     Only as many blocks are looked at as hold something, so that few tokens cost little.
     """
     sharing = Sharing.of(waiting)

@@ -226,9 +226,8 @@ class Rounds:
     def _run(
         self, program: Decoder, params: Params, state: DecodeState, rounds: int, rows: Collection[int]
     ) -> _Started:
-        most, waiting = self._most(program), ()
-        if leaves_behind(program, state):
-            waiting = self._backlog.taken(program, params, most)
+        most, behind = self._most(program), leaves_behind(program, state)
+        waiting = self._backlog.taken(program, params, most) if behind else ()
         state, record = decode_chunk(program, params, state, most, np.int32(rounds), np.int32(USUAL), *waiting)
         if record.waiting is None:
             return state, record, None
