@@ -59,7 +59,7 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
         "cpu_native": CPU,
         "xla_chunked": ANYWHERE,
         "xla_recurrent": BY_NAME,
-        **_kernels("pallas_tpu", "pallas_gpu", "triton"),
+        **_kernels("pallas_tpu", "pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill"),
         **_REFERENCE,
     },
     "gated_delta.verify": {

@@ -112,6 +112,11 @@ def example_tokens(dims: Dims, n_tokens: int = 4) -> tuple[Tokens, Array, Array]
     return Tokens(keys, keys, values, -scalars, scalars), jnp.ones((1, hv, dk, dv)), jnp.array([n_tokens])
 
 
+def example_token(dims: Dims) -> tuple[Tokens, Array, Array]:
+    """The same with one token."""
+    return example_tokens(dims, 1)
+
+
 def example_records(dims: Dims) -> tuple[Records, Array, Array]:
     """Records of four tokens, the state of one row, and their number."""
     tokens, state, n_valid = example_tokens(dims)

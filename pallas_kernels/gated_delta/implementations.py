@@ -9,6 +9,7 @@ from pallas_kernels.gated_delta import (
     pallas_gpu_prefill,
     pallas_gpu_registers,
     pallas_gpu_snapshots,
+    pallas_gpu_tokens,
     pallas_gpu_verify,
     pallas_tpu_prefill,
     pallas_tpu_snapshots,
@@ -23,6 +24,25 @@ from pallas_kernels.gated_delta import (
 from pallas_kernels.gated_delta.config import tpu_unfit
 from pallas_kernels.gated_delta.padding import masked, zeroed
 from pallas_kernels.mosaic_gpu import on_hopper
+from pallas_kernels.table import Dims
+
+MOST_SERIAL = 64
+"""So many tokens at most are taken one after the other, where a kernel could take chunks of so many."""
+
+
+def _of_few(unfit: Callable[..., str | None]) -> Callable[..., str | None]:
+    """`unfit` for a kernel that takes one token after the other.
+
+    Its inputs are `zeroed` or `masked` also because XLA would otherwise give it the values of a single token in place,
+    as a slice of what they are cut from. That saves a copy, but keeps the kernel out of CUDA graphs.
+    """
+
+    def call(dims: Dims, **settings: Any) -> str | None:
+        if dims["T"] > MOST_SERIAL:
+            return f"T={dims['T']} is more than {MOST_SERIAL} tokens, which follow each other"
+        return unfit(dims, **settings)
+
+    return call
 
 
 def _on_cpu(run: Callable[..., Any]) -> Form:
@@ -40,13 +60,15 @@ OPERATIONS: dict[str, Operation] = {
         xla_chunked=Form(masked(xla_chunked.prefill)),
         xla_recurrent=Form(masked(xla_recurrent.prefill)),
         **kernel("pallas_tpu", zeroed(pallas_tpu_prefill.prefill), tpu_unfit),
+        **kernel("pallas_gpu", masked(pallas_gpu_tokens.prefill), _of_few(pallas_gpu_registers.unfit)),
         **kernel(
-            "pallas_gpu",
+            "pallas_gpu_prefill",
             zeroed(pallas_gpu_prefill.prefill),
             on_hopper(pallas_gpu_prefill.unfit),
             pallas_gpu_prefill.unfit,
         ),
-        **triton_kernel("triton", zeroed(triton_prefill.prefill), triton_prefill.unfit),
+        **triton_kernel("triton", zeroed(triton_recurrence.prefill), _of_few(triton_recurrence.unfit)),
+        **triton_kernel("triton_prefill", zeroed(triton_prefill.prefill), triton_prefill.unfit),
         reference=Form(zeroed(reference.prefill)),
     ),
     "verify": operation(

@@ -111,6 +111,35 @@ def commit(
 
 
 @triton.jit
+def extend(
+    q, k, v, g, beta, n_valid, state, same_state, out,
+    T: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SCALE: tl.constexpr,
+    GROUPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Outputs as `verify`, and the state after n_valid[b] tokens, in place; a row without tokens is not touched."""
+    row, head = (tl.program_id(0) // HV).to(tl.int64), tl.program_id(0) % HV
+    rows = tl.arange(0, ROWS)
+    columns, in_columns = _columns(DV, COLUMNS)
+    count = _count(n_valid, row, T)
+    if count > 0:
+        places = state + (row * HV + head) * DK * DV + rows[:, None] * DV + columns[None, :]
+        inside = (rows < DK)[:, None] & in_columns[None, :]
+        tile = tl.load(places, inside, 0)
+        key_head = _key_head(head, HK, HV, GROUPED)
+        for t in range(count):
+            at = row * T + t
+            scalar = at * HV + head
+            tile, out_t, _ = _token(
+                tile, q, k, v, g, beta, at * HK + key_head, scalar, scalar, rows, columns, SCALE, DK, DV
+            )
+            tl.store(out + scalar * DV + columns, out_t, in_columns)
+        tl.store(places, tile, inside)
+    for t in range(count, T):
+        value = ((row * T + t) * HV + head) * DV + columns
+        tl.store(out + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
+
+
+@triton.jit
 def verify_snapshots(
     q, k, v, g, beta, slot, n_valid, slots, same_slots, out,
     T: tl.constexpr, M: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,

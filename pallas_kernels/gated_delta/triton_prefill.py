@@ -95,6 +95,7 @@ def prefill(
     return jnp.where(written[..., None, None], joined(out, n_tokens), 0), state
 
 
+_TIMED = partial(prefill, **TIMED)
 TUNABLE = Tunable(
-    "gated_delta.prefill", "triton", Config, heuristic, candidates, SHAPES, example_tokens, partial(prefill, **TIMED)
+    "gated_delta.prefill", "triton_prefill", Config, heuristic, candidates, SHAPES, example_tokens, _TIMED
 )

@@ -1,6 +1,7 @@
-"""Verification with records, its commit, and verification with snapshots for NVIDIA GPUs since Ampere, in Triton.
+"""A few final tokens, verification with records, its commit, and verification with snapshots for NVIDIA GPUs since
+Ampere, in Triton.
 
-All three are the serial recurrence of triton_kernels.py: a program reads some columns of a head's state into
+All are the serial recurrence of triton_kernels.py: a program reads some columns of a head's state into
 registers, once, takes them through all tokens, and writes them only where they are to be kept, in place. Tokens from
 n_valid[b] on are neither read nor computed.
 """
@@ -17,7 +18,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.block_sizes import BlockSizes, one_of
-from pallas_kernels.gated_delta.config import SHAPES, TIMED, Example, example_records, example_slots, example_tokens
+from pallas_kernels.gated_delta.config import (
+    SHAPES,
+    TIMED,
+    Example,
+    example_records,
+    example_slots,
+    example_token,
+    example_tokens,
+)
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.tokens import Records, Tokens
 from pallas_kernels.table import Dims
@@ -77,6 +86,25 @@ def _sizes(given: Tokens | Records, head_map: HeadMap, tunable: Tunable[Config],
         "T": rows, "HK": hk, "HV": hv, "DK": dk, "DV": dv, "GROUPED": head_map == "grouped",
         "ROWS": power_of_two(dk), "COLUMNS": config.columns,
     }  # fmt: skip
+
+
+def prefill(
+    tokens: Tokens,
+    state: Array,
+    n_valid: Array,
+    *,
+    head_map: HeadMap,
+    scale: float,
+    interpret: bool = False,
+    config: Config | None = None,
+) -> tuple[Array, Array]:
+    """Outputs in float32, and the final state in the buffer of `state`."""
+    from pallas_kernels.gated_delta import triton_kernels
+
+    values = jax.ShapeDtypeStruct(tokens.v.shape, jnp.float32)
+    sizes = _sizes(tokens, head_map, PREFILL, config) | {"SCALE": scale}
+    state, out = launch(triton_kernels.extend, (*tokens, n_valid), (state,), (values,), interpret=interpret, **sizes)
+    return out, state
 
 
 def verify(
@@ -141,6 +169,7 @@ def _tunable(operation: str, example: Example, run: Callable[..., Any]) -> Tunab
     return Tunable(f"gated_delta.{operation}", "triton", Config, heuristic, candidates, SHAPES, example, run)
 
 
+PREFILL = _tunable("prefill", example_token, partial(prefill, **TIMED))
 VERIFY = _tunable("verify", example_tokens, partial(verify, **TIMED))
 COMMIT = _tunable("commit", example_records, partial(commit, head_map="tiled"))
 SNAPSHOTS = _tunable("verify_snapshots", example_slots, partial(verify_snapshots, **TIMED))

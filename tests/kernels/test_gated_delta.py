@@ -13,8 +13,8 @@ from pallas_kernels import gated_delta
 
 CHUNK_BOUNDARIES = (1, 2, 16, 63, 64, 65, 130)
 CHUNKED = [
-    *(None, "xla_chunked", "pallas_tpu_interpret", "pallas_gpu_interpret"),
-    pytest.param("triton_interpret", marks=needs_triton),
+    *(None, "xla_chunked", "pallas_tpu_interpret", "pallas_gpu_prefill_interpret"),
+    pytest.param("triton_prefill_interpret", marks=needs_triton),
 ]
 """What is tried on long prompts: the default, which is native where it was built, XLA's form, and the kernels."""
 

@@ -1,5 +1,6 @@
 """Bad arguments are named, with what was got and what is accepted."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -106,13 +107,15 @@ def test_a_kernel_names_the_tokens_that_are_too_many_for_it():
         gated_delta.verify(*inputs, impl="pallas_tpu")
     with pytest.raises(ValueError, match=r"commit: impl='pallas_tpu' does not fit: T=17 is more than 16 tokens"):
         gated_delta.commit(inputs.state, records, np.array([1, 1]), impl="pallas_tpu")
+    with pytest.raises(ValueError, match=r"impl='pallas_gpu' does not fit: T=65 is more than 64 tokens, which follow"):
+        gated_delta.prefill(*draw().first(65), impl="pallas_gpu")
 
 
 @pytest.mark.parametrize("operation", ["prefill", "verify", "verify_snapshots", "commit"])
 def test_the_tpu_kernels_refuse_states_that_vmem_cannot_hold(operation):
     """Held against the TPU compiler: 2 MiB of states for a key head compile in every operation, and 3 MiB do not."""
     sizes = {"T": 4, "Hk": 2, "Dk": 128, "Dv": 128}
-    assert "pallas_tpu            passed over: by name only" in gated_delta.explain(operation, Hv=64, **sizes)
+    assert re.search("pallas_tpu +passed over: by name only", gated_delta.explain(operation, Hv=64, **sizes))
     unfit = next(i.unfit for i in OPERATIONS[operation].implementations if i.name == "pallas_tpu")
     assert unfit({**sizes, "Hv": 64}) is None
     assert unfit({**sizes, "Hv": 96}) == "the states of a key head take 3 MiB of VMEM: made for at most 2 MiB"

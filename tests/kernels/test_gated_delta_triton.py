@@ -32,6 +32,9 @@ def test_any_width_in_any_blocks(config: Config) -> None:
     want_out, want_u = reference.verify(*given, scale=0.5, **options)
     assert rms_error(out, want_out) < ROUNDING["float32"]
     assert rms_error(u, want_u) < ROUNDING["float32"]
+    final = jax.jit(partial(triton_recurrence.prefill, scale=0.5, interpret=True, config=config, **options))(*given)
+    for got, want in zip(final, reference.prefill(*given, scale=0.5, **options), strict=True):
+        assert rms_error(got, want) < ROUNDING["float32"]
     records, state = Records(drawn.k, u, drawn.g), jax.numpy.asarray(drawn.state)
     new = triton_recurrence.commit(records, state, N_VALID, interpret=True, config=config, **options)
     want = reference.commit(records._replace(u=want_u), state, N_VALID, **options)
@@ -44,8 +47,10 @@ def test_counts_and_slots_out_of_range_are_the_nearest_in_range() -> None:
     slots, options = np.stack([state, 2 * state], axis=1), {"head_map": "grouped", "interpret": True}
     far, near = np.array([T + 2, -1]), np.array([T, 0])
     verify = partial(triton_recurrence.verify, tokens, state, scale=0.5, **options)
-    for got, want in zip(verify(far), verify(near), strict=True):
-        np.testing.assert_array_equal(got, want)
+    prefill = partial(triton_recurrence.prefill, tokens, state, scale=0.5, **options)
+    for run in (verify, prefill):
+        for got, want in zip(run(far), run(near), strict=True):
+            np.testing.assert_array_equal(got, want)
     commit = partial(triton_recurrence.commit, Records(tokens.k, tokens.v, tokens.g), state, **options)
     np.testing.assert_array_equal(commit(far), commit(near))
     run = partial(triton_recurrence.verify_snapshots, tokens, slots, scale=0.5, **options)

@@ -39,9 +39,11 @@ Program = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and the shapes of its arguments."""
 
 
-def delta(operation: str, n_tokens: int, shape: dict[str, int], dtype: Any, head_map: str = "tiled") -> Program:
-    run = partial(gated_delta.call, operation, "pallas_gpu", head_map)
-    return run, gated_delta.arguments(operation, n_tokens, **shape, dtype=dtype)
+def delta(name: str, n_tokens: int, shape: dict[str, int], dtype: Any, head_map: str = "tiled") -> Program:
+    operation, impl = ("prefill", "pallas_gpu") if name == "few tokens" else (name, "pallas_gpu")
+    impl += "_prefill" if name == "prefill" else ""
+    run = partial(gated_delta.call, operation, impl, head_map)
+    return run, gated_delta.arguments(operation, impl, n_tokens, **shape, dtype=dtype)
 
 
 def product(name: str, shape: tuple[int, ...], rows: int) -> Program:
@@ -58,10 +60,10 @@ def prompt(kind: str, shape: dict[str, int]) -> Program:
 
 
 PROGRAMS: dict[str, Program] = {}
-for operation in ("prefill", "verify", "commit", "verify_snapshots"):
-    PROGRAMS[f"{operation} 27B"] = delta(operation, 4, gated_delta.QWEN3_6_27B, jnp.bfloat16)
-    PROGRAMS[f"{operation} 27B, 16 tokens"] = delta(operation, 16, gated_delta.QWEN3_6_27B, jnp.float32)
-    PROGRAMS[f"{operation} small"] = delta(operation, 1, gated_delta.SMALL, jnp.float32, "grouped")
+for name in ("prefill", "few tokens", "verify", "commit", "verify_snapshots"):
+    PROGRAMS[f"{name} 27B"] = delta(name, 4, gated_delta.QWEN3_6_27B, jnp.bfloat16)
+    PROGRAMS[f"{name} 27B, 16 tokens"] = delta(name, 16, gated_delta.QWEN3_6_27B, jnp.float32)
+    PROGRAMS[f"{name} small"] = delta(name, 1, gated_delta.SMALL, jnp.float32, "grouped")
 for sizes in convolutions.CASES:
     shapes = convolutions.shapes(*sizes)
     PROGRAMS[f"causal_conv1d {sizes[:3]}"] = convolutions.program("pallas_gpu"), shapes
