@@ -44,9 +44,9 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
         "xla_floats": ANYWHERE,
         "xla_decoded": GPU,
         "xla_tiles": ANYWHERE,
-        **_kernels(
-            *("pallas_tpu", "pallas_tpu_prefill", "pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill")
-        ),
+        **_kernels("pallas_tpu", "pallas_tpu_prefill"),
+        **_kernels("pallas_gpu", "pallas_gpu_splits", "pallas_gpu_prefill"),
+        **_kernels("triton", "triton_prefill"),
         **_REFERENCE,
     },
     "causal_conv1d": {

@@ -50,24 +50,43 @@ class Blocks:
         """The position of each query; -1 for queries that belong to no row."""
         return self._padded(jnp.repeat(rows.astype(jnp.int32), self.per_kv_head, axis=1) + 1, 1) - 1
 
+    def latest(self, positions: Int[Array, "B queries"]) -> Int[Array, "B queries"]:
+        """The positions, with the last one of its block for each query that has none."""
+        blocks = positions.reshape(-1, self.count, self.size)
+        return jnp.where(blocks < 0, jnp.max(blocks, axis=2, keepdims=True), blocks).reshape(positions.shape)
+
     def tiles(
-        self, positions: Int[Array, "B queries"], tile: int, capacity: int, window: int | None
-    ) -> tuple[Int[Array, "B blocks"], Int[Array, "B blocks most"]]:
+        self, positions: Int[Array, "B queries"], tile: int, capacity: int, window: int | None, splits: int = 1
+    ) -> tuple[Int[Array, "B blocks splits"], Int[Array, "B blocks splits most"]]:
         """For each block how many tiles some of its queries see, and 2 i for such a tile i, in ascending order.
 
-        It is 2 i + 1 where every query of the block sees every slot of the tile.
+        It is 2 i + 1 where every query of the block sees every slot of the tile. A split has every n-th tile.
         """
-        batch = positions.shape[0]
+        lead = positions.shape[0], self.count, splits
         positions = positions.reshape(-1, self.size)
         seen = visible_tiles(positions, tile, capacity, window)
-        order = jnp.argsort(~seen, axis=-1, stable=True).astype(jnp.int32)
-        whole = jnp.take_along_axis(whole_tiles(positions, tile, capacity, window), order, axis=-1)
-        counts = jnp.sum(seen, axis=-1, dtype=jnp.int32)
-        return counts.reshape(batch, -1), (2 * order + whole).reshape(batch, self.count, -1)
+        whole = whole_tiles(positions, tile, capacity, window)
+        counts, tiles = tiles_of_splits(seen, splits)
+        places = jnp.minimum(tiles, seen.shape[-1] - 1).reshape(len(seen), -1)  # none is seen beyond the last
+        codes = 2 * tiles + jnp.take_along_axis(whole, places, axis=-1).reshape(tiles.shape)
+        return counts.reshape(lead), codes.reshape(*lead, -1)
 
     def _padded(self, x: Array, axis: int) -> Array:
         missing = self.count * self.size - x.shape[axis]
         return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
+
+
+def tiles_of_splits(
+    seen: Bool[Array, "B n"], splits: int
+) -> tuple[Int[Array, "B splits"], Int[Array, "B splits most"]]:
+    """For each split, which has every n-th tile: how many of them are seen, and which these are.
+
+    Which tiles a split has does not depend on what is seen, so that a row's sums do not depend on the other rows.
+    """
+    batch, tiles = seen.shape
+    seen = jnp.pad(seen, ((0, 0), (0, -tiles % splits))).reshape(batch, -1, splits).swapaxes(1, 2)
+    index = jnp.argsort(~seen, axis=-1, stable=True).astype(jnp.int32)
+    return jnp.sum(seen, axis=-1, dtype=jnp.int32), index * splits + jnp.arange(splits, dtype=jnp.int32)[:, None]
 
 
 def whole_tiles(positions: Int[Array, "B R"], tile: int, capacity: int, window: int | None) -> Bool[Array, "B n"]:

@@ -9,6 +9,7 @@ from pallas_kernels.cache_attention import (
     cpu_native,
     pallas_gpu,
     pallas_gpu_prefill,
+    pallas_gpu_splits,
     pallas_tpu,
     pallas_tpu_prefill,
     reference,
@@ -39,6 +40,9 @@ CACHE_ATTENTION = operation(
     **kernel("pallas_tpu", pallas_tpu.attend, pallas_tpu.unfit),
     **kernel("pallas_tpu_prefill", pallas_tpu_prefill.attend, pallas_tpu_prefill.unfit),
     **kernel("pallas_gpu", pallas_gpu.attend, pallas_gpu.unfit),
+    **kernel(
+        "pallas_gpu_splits", pallas_gpu_splits.attend, on_hopper(pallas_gpu_splits.unfit), pallas_gpu_splits.unfit
+    ),
     **kernel(
         "pallas_gpu_prefill", pallas_gpu_prefill.attend, on_hopper(pallas_gpu_prefill.unfit), pallas_gpu_prefill.unfit
     ),

@@ -26,6 +26,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, multiple_of
 from pallas_kernels.cache_attention.arguments import too_many_rows
+from pallas_kernels.cache_attention.blocks import tiles_of_splits
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.heads import by_kv_head, by_token
@@ -179,7 +180,7 @@ def attend(call: Call, *, config: Config | None = None, interpret: bool = False)
     own, reach = spans(call.positions, capacity, call.window)
     own, reach = (padded_to(jnp.repeat(x, call.per_kv_head, axis=1), 1) for x in (own, reach))
     seen = visible_tiles(call.positions, config.slots, capacity, call.window)
-    tile_counts, tiles = _tiles_of_splits(seen, config.splits)
+    tile_counts, tiles = tiles_of_splits(seen, config.splits)
     lead = batch, kv_heads, padded, config.splits
     planes = len(values.tile.order)
     kernel = pl.kernel(
@@ -215,17 +216,6 @@ def _viewed(store: KVStore, tile: Tile) -> dict[str, Array]:
     if "scales" in parts:
         parts["scales"] = parts["scales"].reshape(*codes.shape[:3], *tile.shape[: tile.scale_axes])
     return parts
-
-
-def _tiles_of_splits(seen: Array, splits: int) -> tuple[Array, Array]:
-    """For each split, which has every n-th tile: how many of them are seen [B, n], and which these are [B, n, most].
-
-    Which tiles a split has does not depend on what is seen, so that a row's sums do not depend on the other rows.
-    """
-    batch, tiles = seen.shape
-    seen = jnp.pad(seen, ((0, 0), (0, -tiles % splits))).reshape(batch, -1, splits).swapaxes(1, 2)
-    index = jnp.argsort(~seen, axis=-1, stable=True).astype(jnp.int32)
-    return jnp.sum(seen, axis=-1, dtype=jnp.int32), index * splits + jnp.arange(splits, dtype=jnp.int32)[:, None]
 
 
 SHAPES = model_shapes(S=32768)

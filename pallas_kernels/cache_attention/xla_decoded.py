@@ -22,12 +22,20 @@ MOST_BYTES = 2**30
 
 def unfit(dims: Dims) -> str | None:
     """Why the form cannot serve a call."""
-    to_decode = sum(format_named(dims[name]).quantized for name in ("k_type", "v_type"))
-    if not to_decode:
+    if not _to_decode(dims):
         return "nothing is to be decoded"
-    if (num_bytes := 2 * to_decode * dims.get("B", 1) * dims["S"] * dims["G"] * dims["N"]) > MOST_BYTES:
+    return too_much_to_decode(dims) or too_many_rows(dims)
+
+
+def _to_decode(dims: Dims) -> int:
+    return sum(format_named(dims[name]).quantized for name in ("k_type", "v_type"))
+
+
+def too_much_to_decode(dims: Dims) -> str | None:
+    """Why a cache cannot be decoded whole, or None."""
+    if (num_bytes := 2 * _to_decode(dims) * dims.get("B", 1) * dims["S"] * dims["G"] * dims["N"]) > MOST_BYTES:
         return f"the decoded cache would take {num_bytes / 2**30:.1f} GiB, which is over {MOST_BYTES / 2**30:g}"
-    return too_many_rows(dims)
+    return None
 
 
 def attend(call: Call) -> Array:

@@ -50,7 +50,7 @@ def rounded_weights(impl: str, kind: str) -> str | None:
         return {"f32": None, "f16": "float16"}.get(kind, "bfloat16")
     if impl.startswith(("pallas_tpu", "triton_prefill")):
         return None if kind in ("f32", "f16") else "bfloat16"
-    if impl.startswith("pallas_gpu_prefill"):
+    if impl.startswith(("pallas_gpu_prefill", "pallas_gpu_splits")):
         return "float16" if kind == "f16" else "bfloat16"
     return None
 

@@ -79,16 +79,18 @@ def test_the_tpu_compiler_accepts_the_kernel_and_copies_no_codes(
 
 
 @pytest.mark.parametrize(
-    ("kinds", "rows", "shape"),
+    ("impl", "kinds", "rows", "shape"),
     [
-        (("bf16", "q8_0"), 4, QWEN3_6_27B),
-        (("turbo2", "turbo3"), 1, ONE_GROUP),
-        (("q4_0", "turbo4"), 1, ONE_GROUP),
-        (("f16", "f32"), 1, GLOBAL),
+        ("pallas_gpu", ("bf16", "q8_0"), 4, QWEN3_6_27B),
+        ("pallas_gpu", ("turbo2", "turbo3"), 1, ONE_GROUP),
+        ("pallas_gpu", ("q4_0", "turbo4"), 1, ONE_GROUP),
+        ("pallas_gpu", ("f16", "f32"), 1, GLOBAL),
+        ("pallas_gpu_splits", ("bf16", "q8_0"), 16, QWEN3_6_27B),
+        ("pallas_gpu_splits", ("f16", "turbo4"), 1, GLOBAL),
     ],
 )
-def test_the_gpu_kernel_lowers(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> None:
-    run, given = call("pallas_gpu", kinds, rows, shape)
+def test_the_gpu_kernels_lower(impl: str, kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> None:
+    run, given = call(impl, kinds, rows, shape)
     assert len(kernel_calls(lowered(run, "cuda", *given), "cuda")) == 1
 
 

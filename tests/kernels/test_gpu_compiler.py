@@ -51,8 +51,8 @@ def product(name: str, shape: tuple[int, ...], rows: int) -> Program:
     return matmul.product(impl), matmul.arguments(name, shape, rows)
 
 
-def verification(kinds: tuple[str, str], rows: int, shape: dict[str, int]) -> Program:
-    return of_rounds.call("pallas_gpu", kinds, rows, shape)
+def verification(kinds: tuple[str, str], rows: int, shape: dict[str, int], impl: str = "pallas_gpu") -> Program:
+    return of_rounds.call(impl, kinds, rows, shape)
 
 
 def prompt(kind: str, shape: dict[str, int]) -> Program:
@@ -73,6 +73,14 @@ for name in FORMATS:
     PROGRAMS[f"cache_attention {name}"] = verification((name, name), 4, of_rounds.QWEN3_6_27B)
 PROGRAMS["cache_attention windowed"] = verification(("q4_0", "turbo3"), 16, of_rounds.WINDOWED)
 PROGRAMS["cache_attention global"] = verification(("turbo4", "f32"), 1, of_rounds.GLOBAL)
+for kinds, rows, shape in (
+    (("bf16", "bf16"), 4, of_rounds.QWEN3_6_27B),
+    (("q8_0", "q8_0"), 16, of_rounds.QWEN3_6_27B),
+    (("turbo3", "q4_0"), 1, of_rounds.WINDOWED),
+    (("f16", "f16"), 4, of_rounds.GLOBAL),
+):
+    program = verification(kinds, rows, shape, "pallas_gpu_splits")
+    PROGRAMS[f"cache_attention_splits {kinds[0]}, {rows} rows"] = program
 for kind in ("bf16", "f16", "q8_0"):
     PROGRAMS[f"cache_attention_prefill {kind}"] = prompt(kind, of_prompts.QWEN3_6_27B)
 PROGRAMS["cache_attention_prefill windowed"] = prompt("bf16", of_prompts.WINDOWED)
@@ -99,10 +107,15 @@ PROGRAMS["quant_matmul experts"] = product("Q6_K", matmul.EXPERTS, 2)
 PROGRAMS["quant_matmul experts, 64 rows"] = product("Q8_0", matmul.EXPERTS, 64)
 
 CAPABILITY = int(os.environ.get("GPU_CAPABILITY", "90"))
-WGMMA = re.compile(r"prefill|quant_matmul .* (512|64) rows")
+WGMMA = re.compile(r"prefill|splits|quant_matmul .* (512|64) rows")
 """Kernels that multiply by wgmma, an instruction that Hopper has and no later GPU."""
 
-SPILLED = {"prefill 27B": 408, "prefill 27B, 16 tokens": 408, "cache_attention_prefill global": 128}
+SPILLED = {
+    "prefill 27B": 408,
+    "prefill 27B, 16 tokens": 408,
+    "cache_attention_prefill global": 152,
+    "cache_attention_splits f16, 4 rows": 16,
+}
 """Bytes of addresses that are spilled once and read back in each turn of a loop over whole tiles."""
 
 
