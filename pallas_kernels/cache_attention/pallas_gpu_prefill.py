@@ -33,7 +33,7 @@ class Config(BlockSizes):
 
     @property
     def steps(self) -> Steps:
-        """What the kernel takes."""
+        """How a program goes through the cache."""
         return Steps(self.warpgroups, self.tile, self.buffers)
 
 
