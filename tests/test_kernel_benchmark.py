@@ -111,7 +111,7 @@ def test_wrong_results_and_failures_are_shown(
     ("platform", "here"),
     [
         ("cpu", {"cpu_native", *BY_XLA}),
-        ("gpu", {"pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill", *BY_XLA}),
+        ("gpu", {"pallas_gpu", "pallas_gpu_splits", "pallas_gpu_prefill", "triton", "triton_prefill", *BY_XLA}),
         ("tpu", {"pallas_tpu", "pallas_tpu_prefill", *BY_XLA}),
     ],
 )

@@ -33,6 +33,11 @@ SPLIT_SLOTS = 256
 MOST_WARPGROUPS = 2
 """Of 64 queries each; more queries are several blocks, which all read the cache."""
 
+MOST_BYTES = 2**28
+"""The most memory that what the splits have may take until it is combined. There is as much of it for a cache that is
+nearly empty as for a full one.
+"""
+
 
 @dataclass(frozen=True)
 class Config(BlockSizes):
@@ -78,6 +83,10 @@ def unfit(dims: Dims) -> str | None:
         return reason
     if not _tiles(dims):
         return f"N={dims['N']}: queries, keys and values do not fit into {SHARED_MEMORY // 1024} KiB of shared memory"
+    queries = dims["T"] * dims["H"] // dims["G"]
+    padded = dims["G"] * MMA_ROWS * -(-queries // MMA_ROWS)
+    if (num_bytes := 4 * dims.get("B", 1) * heuristic(dims).splits * padded * dims["N"]) > MOST_BYTES:
+        return f"what the splits have would take {num_bytes / 2**20:.0f} MiB, which is over {MOST_BYTES >> 20}"
     return None
 
 

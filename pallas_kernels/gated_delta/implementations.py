@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from pallas_kernels.choices import FEW
 from pallas_kernels.dispatch import Form, Operation, kernel, operation, triton_kernel
 from pallas_kernels.gated_delta import (
     cpu_native,
@@ -26,9 +27,6 @@ from pallas_kernels.gated_delta.padding import masked, zeroed
 from pallas_kernels.mosaic_gpu import on_hopper
 from pallas_kernels.table import Dims
 
-MOST_SERIAL = 64
-"""So many tokens at most are taken one after the other, where a kernel could take chunks of so many."""
-
 
 def _of_few(unfit: Callable[..., str | None]) -> Callable[..., str | None]:
     """`unfit` for a kernel that takes one token after the other.
@@ -38,8 +36,8 @@ def _of_few(unfit: Callable[..., str | None]) -> Callable[..., str | None]:
     """
 
     def call(dims: Dims, **settings: Any) -> str | None:
-        if dims["T"] > MOST_SERIAL:
-            return f"T={dims['T']} is more than {MOST_SERIAL} tokens, which follow each other"
+        if dims["T"] > FEW:
+            return f"T={dims['T']} is more than {FEW} tokens, which follow each other"
         return unfit(dims, **settings)
 
     return call

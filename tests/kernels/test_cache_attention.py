@@ -185,6 +185,7 @@ def test_explain_takes_sizes() -> None:
         "pallas_tpu",
         "pallas_tpu_prefill",
         "pallas_gpu",
+        "pallas_gpu_splits",
         "pallas_gpu_prefill",
         "triton",
         "triton_prefill",

@@ -39,15 +39,16 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(("name", "splits"), [*((name, 3) for name in LONG), ("a cache", 1), ("a cache", 9)])
 def test_splits_on_tensor_cores_follow_the_law_and_their_warpgroups_wait_for_each_other(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One split has more tiles than buffers, and of nine some have none."""
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
     monkeypatch.setattr(mosaic_gpu, "interpreter", lambda: InterpretGPUParams(detect_races=True))
-    case, config = LONG[name], pallas_gpu_splits.Config(tile=64, splits=3)
+    case, config = LONG[name], pallas_gpu_splits.Config(tile=64, splits=splits)
     got = np.asarray(
         jax.jit(partial(pallas_gpu_splits.attend, interpret=True, config=config))(case.call(case.poisoned()))
     )
@@ -89,6 +90,8 @@ def test_what_does_not_fit_is_refused() -> None:
     )
     huge = {**sizes, "B": 8, "S": 131072, "k_type": "q8_0"}
     assert pallas_gpu_splits.unfit(huge) == "the decoded cache would take 2.0 GiB, which is over 1"
+    many = {**sizes, "B": 64, "S": 32768}
+    assert pallas_gpu_splits.unfit(many) == "what the splits have would take 528 MiB, which is over 256"
     wide = Case("bf16", "bf16", ((3,),), 300, heads=1, kv_heads=1, width=256).call()
     with pytest.raises(ValueError, match=r"config is Config\(tile=128, splits=2\); accepted: Config\(tile=64, splits"):
         pallas_gpu_splits.attend(wide, config=pallas_gpu_splits.Config(tile=128, splits=2))

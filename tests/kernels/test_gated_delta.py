@@ -46,9 +46,26 @@ def test_prefill_equals_the_law_around_chunk_boundaries(n_tokens, impl):
 @pytest.mark.parametrize("head_map", ["tiled", "grouped"])
 def test_prefill_implementations_equal_the_law_in_both_head_maps(impl, head_map):
     expected = law(head_map=head_map)
-    out, state = jitted(gated_delta.prefill, head_map=head_map, impl=impl)(*draw().first(20))
-    assert rms_error(out, expected.out[:, :20]) < ROUNDING["float32"]
-    assert rms_error(state, expected.states[19]) < ROUNDING["float32"]
+    out, state = jitted(gated_delta.prefill, head_map=head_map, impl=impl)(*draw().first(16))
+    assert rms_error(out, expected.out[:, :16]) < ROUNDING["float32"]
+    assert rms_error(state, expected.states[15]) < ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("impl", ["pallas_gpu_interpret", pytest.param("triton_interpret", marks=needs_triton)])
+@pytest.mark.parametrize(
+    ("profile", "dtype"), [("forgetting", "float32"), ("repeating", "float32"), ("model", "bfloat16")]
+)
+def test_kernels_of_few_final_tokens_equal_the_law(profile, dtype, impl):
+    """Decays that underflow, one key over and over, inputs of 16 bits; one token, and rows of unequal length."""
+    expected, inputs = law(profile, dtype=dtype), draw(profile, dtype=dtype)
+    run = jitted(gated_delta.prefill, impl)
+    for n_valid in ((1, 1), (5, 9)):
+        few = inputs.first(max(n_valid))
+        out, state = run(*(poisoned(x, n_valid) for x in few[:5]), few.state, n_valid=np.array(n_valid))
+        for row, n in enumerate(n_valid):
+            assert rms_error(out[row, :n], expected.out[row, :n]) < ROUNDING[dtype]
+            assert rms_error(state[row], expected.states[n - 1][row]) < ROUNDING["float32"]
+            assert not np.any(out[row, n:])
 
 
 @pytest.mark.parametrize("impl", CHUNKED)

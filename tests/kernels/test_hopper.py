@@ -19,6 +19,11 @@ def prompt_attends() -> jax.Array:
     return cache_attention.attend(case.q, *case.caches, case.rows, scale=0.1, impl="pallas_gpu_prefill")
 
 
+def few_rows_attend() -> jax.Array:
+    case = Case("bf16", "bf16", (tuple(range(3)),), 45)
+    return cache_attention.attend(case.q, *case.caches, case.rows, scale=0.1, impl="pallas_gpu_splits")
+
+
 def many_rows() -> jax.Array:
     blocks = matrix("Q4_0", 40)
     return matmul.quant_matmul(activations(18, blocks.width), pack(blocks), impl="pallas_gpu_prefill")
@@ -26,7 +31,9 @@ def many_rows() -> jax.Array:
 
 def prompt_in_chunks() -> jax.Array:
     keys, scalars = jnp.zeros((1, 71, 2, 64)), jnp.zeros((1, 71, 2))
-    return gated_delta.prefill(keys, keys, keys, scalars, scalars, jnp.zeros((1, 2, 64, 64)), impl="pallas_gpu")[0]
+    return gated_delta.prefill(
+        keys, keys, keys, scalars, scalars, jnp.zeros((1, 2, 64, 64)), impl="pallas_gpu_prefill"
+    )[0]
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("blackwell")
-@pytest.mark.parametrize("call", [prompt_attends, many_rows, prompt_in_chunks])
+@pytest.mark.parametrize("call", [prompt_attends, few_rows_attend, many_rows, prompt_in_chunks])
 def test_kernels_for_hopper_say_so_on_another_gpu(call: Callable[[], jax.Array]) -> None:
     with pytest.raises(ValueError, match=r"does not fit: multiplies with wgmma, .*; NVIDIA B200 is of 10\.0"):
         call()
