@@ -321,12 +321,9 @@ def attention(call: Call, steps: Steps, splits: int, *, interpret: bool) -> Arra
 
     Args:
         call: see there.
-        steps: how a program goes through the cache.
+        steps: how a program goes through the cache; what `misfit` says of them is for the caller to ask.
         splits: how many programs share the tiles of a block; each has every n-th one.
         interpret: whether the kernel runs in its interpreter.
-
-    Raises:
-        ValueError: a program would need more than there is of shared memory or registers.
     """
     (batch, tokens, heads, width), (_, capacity, kv_heads, _) = call.q.shape, call.k.shape
     dims, v, window = call.sizes("T"), call.v, call.window
