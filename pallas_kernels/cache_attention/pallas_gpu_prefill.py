@@ -75,7 +75,7 @@ def attend(call: Call, *, config: Config | None = None, interpret: bool = False)
             f"cache_attention: config is {config}; accepted: what fits into {SHARED_MEMORY // 1024} KiB: "
             f"{', '.join(map(str, candidates(dims)))}"
         )
-    return attention(call, config.steps, 1, interpret=interpret)
+    return attention("cache_attention_prefill", call, config.steps, 1, interpret=interpret)
 
 
 SHAPES = model_shapes(T=512, S=8192)

@@ -99,7 +99,7 @@ def attend(call: Call, *, config: Config | None = None, interpret: bool = False)
     steps = _steps(config.tile, min(-(-queries // MMA_ROWS), MOST_WARPGROUPS), dims)
     if steps is None:
         raise ValueError(f"cache_attention: config is {config}; accepted: {', '.join(map(str, candidates(dims)))}")
-    return attention(call, steps, config.splits, interpret=interpret)
+    return attention("cache_attention_splits", call, steps, config.splits, interpret=interpret)
 
 
 SHAPES = model_shapes(S=32768)

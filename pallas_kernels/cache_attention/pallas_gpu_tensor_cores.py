@@ -316,10 +316,11 @@ def _sixteen_bits(store: KVStore, width: int, slots: int) -> Array:
     return jnp.pad(floats, missing)
 
 
-def attention(call: Call, steps: Steps, splits: int, *, interpret: bool) -> Array:
+def attention(name: str, call: Call, steps: Steps, splits: int, *, interpret: bool) -> Array:
     """[B, T, H, N] float32; zeros for a row that sees nothing.
 
     Args:
+        name: of the kernel in programs and profiles.
         call: see there.
         steps: how a program goes through the cache; what `misfit` says of them is for the caller to ask.
         splits: how many programs share the tiles of a block; each has every n-th one.
@@ -354,7 +355,7 @@ def attention(call: Call, steps: Steps, splits: int, *, interpret: bool) -> Arra
             num_threads=steps.warpgroups + 1,
             thread_name="warpgroup",
         ),
-        name="cache_attention_tensor_cores",
+        name=name,
         **kernel_options(interpreted=interpret),
     )
     found = kernel(queries, keys, values, counts, tiles, own, reach, seen)
