@@ -56,7 +56,7 @@ class Blocks:
         return jnp.where(blocks < 0, jnp.max(blocks, axis=2, keepdims=True), blocks).reshape(positions.shape)
 
     def tiles(
-        self, positions: Int[Array, "B queries"], tile: int, capacity: int, window: int | None, splits: int = 1
+        self, positions: Int[Array, "B queries"], tile: int, capacity: int, window: int | None, splits: int
     ) -> tuple[Int[Array, "B blocks splits"], Int[Array, "B blocks splits most"]]:
         """For each block how many tiles some of its queries see, and 2 i for such a tile i, in ascending order.
 

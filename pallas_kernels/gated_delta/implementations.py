@@ -29,11 +29,7 @@ from pallas_kernels.table import Dims
 
 
 def _of_few(unfit: Callable[..., str | None]) -> Callable[..., str | None]:
-    """`unfit` for a kernel that takes one token after the other.
-
-    Its inputs are `zeroed` or `masked` also because XLA would otherwise give it the values of a single token in place,
-    as a slice of what they are cut from. That saves a copy, but keeps the kernel out of CUDA graphs.
-    """
+    """`unfit` for a kernel that takes one token after the other."""
 
     def call(dims: Dims, **settings: Any) -> str | None:
         if dims["T"] > FEW:
@@ -58,14 +54,16 @@ OPERATIONS: dict[str, Operation] = {
         xla_chunked=Form(masked(xla_chunked.prefill)),
         xla_recurrent=Form(masked(xla_recurrent.prefill)),
         **kernel("pallas_tpu", zeroed(pallas_tpu_prefill.prefill), tpu_unfit),
+        # Zeros for padding also keep XLA from handing over the values of a single token in place, as a slice of what
+        # they are cut from: CUDA graphs do not take a kernel with such an argument.
         **kernel("pallas_gpu", masked(pallas_gpu_tokens.prefill), _of_few(pallas_gpu_registers.unfit)),
+        **triton_kernel("triton", zeroed(triton_recurrence.prefill), _of_few(triton_recurrence.unfit)),
         **kernel(
             "pallas_gpu_prefill",
             zeroed(pallas_gpu_prefill.prefill),
             on_hopper(pallas_gpu_prefill.unfit),
             pallas_gpu_prefill.unfit,
         ),
-        **triton_kernel("triton", zeroed(triton_recurrence.prefill), _of_few(triton_recurrence.unfit)),
         **triton_kernel("triton_prefill", zeroed(triton_prefill.prefill), triton_prefill.unfit),
         reference=Form(zeroed(reference.prefill)),
     ),

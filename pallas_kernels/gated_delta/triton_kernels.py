@@ -44,17 +44,26 @@ def _updated(state, k, u):
 
 @triton.jit
 def _token(
-    state, q, k, v, g, beta, key, value, scalar, rows, columns, SCALE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr
-):
-    """State, output and u after a token whose key head, value head and scalars are at these places."""
+    state, q, k, v, g, beta, at, head, rows, columns, SCALE: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, GROUPED: tl.constexpr,
+):  # fmt: skip
+    """State, output and u after token `at`, counted over all rows."""
     in_rows, in_columns = rows < DK, columns < DV
+    key, value = at * HK + _key_head(head, HK, HV, GROUPED), at * HV + head
     q_t = tl.load(q + key * DK + rows, in_rows, 0).to(tl.float32)
     k_t = tl.load(k + key * DK + rows, in_rows, 0).to(tl.float32)
     v_t = tl.load(v + value * DV + columns, in_columns, 0).to(tl.float32)
-    state = _decayed(state, g, scalar)
-    u_t = tl.load(beta + scalar).to(tl.float32) * (v_t - tl.sum(state * k_t[:, None], 0))
+    state = _decayed(state, g, value)
+    u_t = tl.load(beta + value).to(tl.float32) * (v_t - tl.sum(state * k_t[:, None], 0))
     state = _updated(state, k_t, u_t)
     return state, SCALE * tl.sum(state * q_t[:, None], 0), u_t
+
+
+@triton.jit
+def _zeros(out, row, head, count, columns, T: tl.constexpr, HV: tl.constexpr, DV: tl.constexpr, COLUMNS: tl.constexpr):
+    """What tokens from `count` on get in [B, T, Hv, Dv]."""
+    for t in range(count, T):
+        tl.store(out + ((row * T + t) * HV + head) * DV + columns, tl.zeros((COLUMNS,), tl.float32), columns < DV)
 
 
 @triton.jit
@@ -69,20 +78,15 @@ def verify(
     columns, in_columns = _columns(DV, COLUMNS)
     places = rows[:, None] * DV + columns[None, :]
     tile = tl.load(state + (row * HV + head) * DK * DV + places, (rows < DK)[:, None] & in_columns[None, :], 0)
-    key_head = _key_head(head, HK, HV, GROUPED)
     count = _count(n_valid, row, T)
     for t in range(count):
         at = row * T + t
         scalar = at * HV + head
-        tile, out_t, u_t = _token(
-            tile, q, k, v, g, beta, at * HK + key_head, scalar, scalar, rows, columns, SCALE, DK, DV
-        )
+        tile, out_t, u_t = _token(tile, q, k, v, g, beta, at, head, rows, columns, SCALE, HK, HV, DK, DV, GROUPED)
         tl.store(out + scalar * DV + columns, out_t, in_columns)
         tl.store(u + scalar * DV + columns, u_t, in_columns)
-    for t in range(count, T):
-        value = ((row * T + t) * HV + head) * DV + columns
-        tl.store(out + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
-        tl.store(u + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
+    _zeros(out, row, head, count, columns, T, HV, DV, COLUMNS)
+    _zeros(u, row, head, count, columns, T, HV, DV, COLUMNS)
 
 
 @triton.jit
@@ -125,18 +129,13 @@ def extend(
         places = state + (row * HV + head) * DK * DV + rows[:, None] * DV + columns[None, :]
         inside = (rows < DK)[:, None] & in_columns[None, :]
         tile = tl.load(places, inside, 0)
-        key_head = _key_head(head, HK, HV, GROUPED)
         for t in range(count):
             at = row * T + t
             scalar = at * HV + head
-            tile, out_t, _ = _token(
-                tile, q, k, v, g, beta, at * HK + key_head, scalar, scalar, rows, columns, SCALE, DK, DV
-            )
+            tile, out_t, _ = _token(tile, q, k, v, g, beta, at, head, rows, columns, SCALE, HK, HV, DK, DV, GROUPED)
             tl.store(out + scalar * DV + columns, out_t, in_columns)
         tl.store(places, tile, inside)
-    for t in range(count, T):
-        value = ((row * T + t) * HV + head) * DV + columns
-        tl.store(out + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
+    _zeros(out, row, head, count, columns, T, HV, DV, COLUMNS)
 
 
 @triton.jit
@@ -152,21 +151,16 @@ def verify_snapshots(
     inside = (rows < DK)[:, None] & in_columns[None, :]
     places = slots + rows[:, None] * DV + columns[None, :]
     tile = tl.load(places + ((row * M + _count(slot, row, M - 1)) * HV + head) * DK * DV, inside, 0)
-    key_head = _key_head(head, HK, HV, GROUPED)
     count = _count(n_valid, row, T)
     for t in range(count):
         at = row * T + t
         scalar = at * HV + head
-        tile, out_t, _ = _token(
-            tile, q, k, v, g, beta, at * HK + key_head, scalar, scalar, rows, columns, SCALE, DK, DV
-        )
+        tile, out_t, _ = _token(tile, q, k, v, g, beta, at, head, rows, columns, SCALE, HK, HV, DK, DV, GROUPED)
         tl.store(out + scalar * DV + columns, out_t, in_columns)
         age = count - 1 - t
         if age < M:
             tl.store(places + ((row * M + age) * HV + head) * DK * DV, tile, inside)
-    for t in range(count, T):
-        value = ((row * T + t) * HV + head) * DV + columns
-        tl.store(out + value, tl.zeros((COLUMNS,), tl.float32), in_columns)
+    _zeros(out, row, head, count, columns, T, HV, DV, COLUMNS)
 
 
 @triton.jit

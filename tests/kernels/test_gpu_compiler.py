@@ -40,8 +40,8 @@ Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def delta(name: str, n_tokens: int, shape: dict[str, int], dtype: Any, head_map: str = "tiled") -> Program:
-    operation, impl = ("prefill", "pallas_gpu") if name == "few tokens" else (name, "pallas_gpu")
-    impl += "_prefill" if name == "prefill" else ""
+    operation = {"few tokens": "prefill"}.get(name, name)
+    impl = "pallas_gpu_prefill" if name == "prefill" else "pallas_gpu"
     run = partial(gated_delta.call, operation, impl, head_map)
     return run, gated_delta.arguments(operation, impl, n_tokens, **shape, dtype=dtype)
 
