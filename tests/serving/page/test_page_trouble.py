@@ -48,7 +48,7 @@ def test_a_server_that_is_gone_is_named_and_waited_for(chromium: Browser, runnin
     with fronting(running.service) as (url, server):
         chromium.open(url)
         chromium.ready()
-        chromium.set(temperature=0, max_tokens=450, a_draft=0)  # other settings end this text sooner
+        chromium.set(temperature=0, max_tokens=300, a_draft=0)  # other settings end this text sooner
         chromium.send(PROMPT)
         chromium.until(lambda: chromium.all(".text .token"))
         server.should_exit = server.force_exit = True
