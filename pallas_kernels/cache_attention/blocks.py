@@ -31,9 +31,14 @@ class Blocks:
         return self.heads // self.kv_heads
 
     @property
+    def queries(self) -> int:
+        """Of a KV head, without those that belong to no row."""
+        return self.tokens * self.per_kv_head
+
+    @property
     def count(self) -> int:
         """How many blocks there are. The last one may have queries that belong to no row."""
-        return -(-self.tokens * self.per_kv_head // self.size)
+        return -(-self.queries // self.size)
 
     def split(self, x: Shaped[Array, "B T H ..."]) -> Shaped[Array, "B G queries ..."]:
         """Rearrange values of heads by KV head. Queries that belong to no row get zeros."""
@@ -43,7 +48,7 @@ class Blocks:
 
     def merge(self, x: Float[Array, "B G queries N"]) -> Float[Array, "B T H N"]:
         """Join the rows that `split` has cut into blocks."""
-        x = x[:, :, : self.tokens * self.per_kv_head].reshape(*x.shape[:2], self.tokens, self.per_kv_head, -1)
+        x = x[:, :, : self.queries].reshape(*x.shape[:2], self.tokens, self.per_kv_head, -1)
         return jnp.moveaxis(x, 1, 2).reshape(x.shape[0], self.tokens, self.heads, -1)
 
     def positions(self, rows: Int[Array, "B T"]) -> Int[Array, "B queries"]:

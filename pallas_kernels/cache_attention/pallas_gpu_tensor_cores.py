@@ -359,8 +359,9 @@ def attention(name: str, call: Call, steps: Steps, splits: int, *, interpret: bo
         **kernel_options(interpreted=interpret),
     )
     found = kernel(queries, keys, values, counts, tiles, own, reach, seen)
-    highest, total, sums = (jnp.moveaxis(x, 2, 3) for x in found)
-    logits = blocks.split(jnp.broadcast_to(call.logits(), (1, tokens, heads)))
+    # What belongs to no row is most of it where there are few rows.
+    highest, total, sums = (jnp.moveaxis(x[:, :, :, : blocks.queries], 2, 3) for x in found)
+    logits = blocks.split(jnp.broadcast_to(call.logits(), (1, tokens, heads)))[:, :, : blocks.queries]
     out = merged(highest / LOG2_E, total, sums, logits)
-    out = jnp.where((at < 0)[:, None, :, None], 0, out)
+    out = jnp.where((at < 0)[:, None, : blocks.queries, None], 0, out)
     return v.kind.unrotate(blocks.merge(out)[..., : v.kind.stored_width(width)], width)
