@@ -4,7 +4,8 @@
     python benchmarks/kernels.py --operation matmul.packed --operation hadamard --json kernels.json
     python benchmarks/kernels.py --prefer    # from then on programs take what was fastest on this kind of device
 
-Calls are chained inside one program, each over memory of its own, and the best of several runs counts. Columns:
+All are compiled first, side by side, because that takes most of the time; then they are timed one by one. Calls are
+chained inside one program, each over memory of its own, and the best of several runs counts. Columns:
 
     us        microseconds of a call
     MB        what a call reads and writes at least, whatever an implementation moves
@@ -31,6 +32,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,13 +53,15 @@ from pallas_kernels.cases import Case, words
 from pallas_kernels.measuring import measure as measure_choices
 from pallas_kernels.measuring import worth_measuring
 from pallas_kernels.measuring.agreement import largest_error, numbers
-from pallas_kernels.measuring.timing import Effort, best_seconds, timing
+from pallas_kernels.measuring.timing import Effort, Timing, best_seconds, timing
 from pallas_kernels.measuring.trials import line_of, material_of, tried
 from pallas_kernels.recording import Call
 from pallas_kernels.table import TABLE
 
 KEPT_TOGETHER = 16
 """Calls whose choices are written together: what interrupts it costs no more."""
+COMPILERS = 8
+"""Threads that compile, at most: each may hold what a call works on."""
 SMALL, FULL = Effort(2, 1 << 26, 0.15, 3), Effort(6, 1 << 28, 0.5, 5)
 
 
@@ -76,6 +80,16 @@ class Result:
     refused: str | None = None
 
 
+@dataclass(frozen=True)
+class Ready:
+    """An implementation with the program of one call and what times many, or why it has none."""
+
+    impl: str
+    program: jax.stages.Compiled | None = None
+    run: Timing | None = None
+    refused: str | None = None
+
+
 def memory_rate(small: bool) -> float:
     """Bytes per second that memory gives: read on a CPU, read and written on other devices."""
     size = 1 << (26 if small else 30)
@@ -90,23 +104,41 @@ def memory_rate(small: bool) -> float:
     return 2 * array.nbytes * copies / best_seconds(partial(program, array), SMALL)
 
 
-def measure(case: Case, rate: float, effort: Effort) -> Iterator[Result]:
-    """All implementations that run here, those in plain XLA first, then what others have for the same call."""
+def compiled(case: Case, effort: Effort) -> list[Ready]:
+    """All implementations that run here, those in plain XLA first."""
     platform = jax.default_backend()
-    material = material_of(case, effort)
-    xla: tuple[float, list[np.ndarray]] | None = None
+    given = jax.eval_shape(lambda given: given, case.make(0))
     in_order = sorted(
         tried(case, platform), key=lambda each: (not each.name.startswith("xla_"), platform not in each.platforms)
     )
+    some = []
     for each in in_order:
-        about = (case.operation.name, case.sizes, each.name, case.num_bytes)
         try:
-            outputs = numbers(jax.jit(partial(case.call, each.name))(material[0]))
-            seconds = timing(case, each.name, material, effort)(material)
-        except Exception as error:  # what a compiler or a device refuses is a result like others
+            program = jax.jit(partial(case.call, each.name)).lower(given).compile()
+            run = timing(case, each.name, [given] * effort.copies_of(case), effort)
+        except Exception as error:  # what a compiler refuses is a result like others
+            some.append(Ready(each.name, refused=line_of(error)))
+        else:
+            some.append(Ready(each.name, program, run))
+    return some
+
+
+def measure(case: Case, ready: list[Ready], rate: float, effort: Effort) -> Iterator[Result]:
+    """What is ready to run, and then what others have for the same call."""
+    material = material_of(case, effort)
+    xla: tuple[float, list[np.ndarray]] | None = None
+    for each in ready:
+        about = (case.operation.name, case.sizes, each.impl, case.num_bytes)
+        if each.program is None or each.run is None:
+            yield Result(*about, refused=each.refused)
+            continue
+        try:
+            outputs = numbers(each.program(material[0]))
+            seconds = each.run(material)
+        except Exception as error:  # what a device refuses, too
             yield Result(*about, refused=line_of(error))
             continue
-        xla = xla or ((seconds, outputs) if each.name.startswith("xla_") else None)
+        xla = xla or ((seconds, outputs) if each.impl.startswith("xla_") else None)
         share = case.num_bytes / seconds / rate
         if xla is None:
             yield Result(*about, seconds, share)
@@ -189,8 +221,12 @@ def main() -> None:
         return
     rate = memory_rate(args.small)
     results: list[Result] = []
-    for case in track(chosen, "kernels", console=Console(stderr=True)):
-        results += measure(case, rate, effort)
+    console = Console(stderr=True)
+    with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as threads:
+        made = threads.map(partial(compiled, effort=effort), chosen)
+        ready = list(track(made, "compiling", console=console, total=len(chosen)))
+    for case, own in track(list(zip(chosen, ready, strict=True)), "timing", console=console):
+        results += measure(case, own, rate, effort)
     print_table(results, rate)
     if args.json:
         figures = [{name: value for name, value in asdict(each).items() if value is not None} for each in results]

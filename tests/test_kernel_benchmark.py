@@ -71,7 +71,7 @@ def test_implementations_agree_and_are_timed(
     kernels: ModuleType, effort: object, operation: str, dims: dict, refused: dict[str, str]
 ) -> None:
     case = CASES[operation](dims)
-    results = {result.impl: result for result in kernels.measure(case, RATE, effort)}
+    results = {result.impl: result for result in kernels.measure(case, kernels.compiled(case, effort), RATE, effort)}
     here = {impl for impl in TABLE[operation] if impl.startswith(("xla_", "cpu_"))}
     assert set(results) == here
     for impl, result in results.items():
@@ -98,7 +98,8 @@ def test_wrong_results_and_failures_are_shown(
             raise RuntimeError("ptxas fatal: too many registers\nand more")
         return right.call(impl, given)
 
-    results = list(kernels.measure(replace(right, call=call), RATE, effort))
+    case = replace(right, call=call)
+    results = list(kernels.measure(case, kernels.compiled(case, effort), RATE, effort))
     assert [(each.impl, each.refused) for each in results] == [
         ("xla_dequant", None),
         ("cpu_native", "RuntimeError: ptxas fatal: too many registers"),
