@@ -73,7 +73,7 @@ OPERATIONS: dict[str, Operation] = {
         xla_wy=Form(masked(xla_wy.verify)),
         xla_recurrent=Form(masked(xla_recurrent.verify)),
         **kernel("pallas_tpu", masked(pallas_tpu_verify.verify), pallas_tpu_verify.unfit),
-        **kernel("pallas_gpu", masked(pallas_gpu_verify.verify), pallas_gpu_registers.unfit),
+        **kernel("pallas_gpu", pallas_gpu_verify.verify, pallas_gpu_registers.unfit),
         **_in_triton(triton_recurrence.verify),
         reference=Form(zeroed(reference.verify)),
     ),

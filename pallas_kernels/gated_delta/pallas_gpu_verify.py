@@ -15,21 +15,24 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.config import TIMED, GpuConfig, example_records, example_tokens, gpu_tunable
 from pallas_kernels.gated_delta.heads import HeadMap
-from pallas_kernels.gated_delta.padding import masked
 from pallas_kernels.gated_delta.pallas_gpu_registers import Registers, with_factors
 from pallas_kernels.gated_delta.tokens import Records, Tokens
 from pallas_kernels.tuning import config_for
 
 
 def _verify_body(
-    q_ref, k_ref, v_ref, factor_ref, beta_ref, state_ref, out_ref, u_ref, *, scale: float, registers: Registers
-):
+    n_valid_ref, q_ref, k_ref, v_ref, factor_ref, beta_ref, state_ref, out_ref, u_ref,
+    *, scale: float, registers: Registers,
+):  # fmt: skip
     at, tokens = registers.place(), Tokens(q_ref, k_ref, v_ref, factor_ref, beta_ref)
+    n_valid = n_valid_ref[at.row]
 
     def token(t: Array, state: Array) -> Array:
+        # No valid token sees what comes behind, whatever it is.
         state, u, out = registers.step(state, tokens, at, t, scale)
-        u_ref[at.row, t, at.head, at.columns] = u
-        out_ref[at.row, t, at.head, at.columns] = out
+        valid, zeros = lax.broadcast(t < n_valid, u.shape), jnp.zeros_like(u)
+        u_ref[at.row, t, at.head, at.columns] = lax.select(valid, u, zeros)
+        out_ref[at.row, t, at.head, at.columns] = lax.select(valid, out, zeros)
         return state
 
     lax.fori_loop(0, q_ref.shape[1], token, registers.load_state(state_ref.at[at.row, at.head, :, at.columns]))
@@ -37,14 +40,14 @@ def _verify_body(
 
 @partial(jax.jit, static_argnames=("head_map", "scale", "interpret", "config"))
 def verify(
-    tokens: Tokens, state: Array, *, head_map: HeadMap, scale: float, interpret: bool = False,
+    tokens: Tokens, state: Array, n_valid: Array, *, head_map: HeadMap, scale: float, interpret: bool = False,
     config: GpuConfig | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Outputs and u, both [B, T, Hv, Dv] in float32; padding rows of the inputs are zero."""
+    """Outputs and u, both [B, T, Hv, Dv] in float32, zeros in rows t >= n_valid[b]."""
     registers = Registers.of(tokens, config_for(VERIFY, tokens.sizes, config), head_map, interpret)
     values = jax.ShapeDtypeStruct(tokens.v.shape, jnp.float32)
     out, u = registers.kernel("verify", _verify_body, len(tokens.v), (values, values), scale=scale)(
-        *with_factors(tokens), state
+        n_valid, *with_factors(tokens), state
     )
     return out, u
 
@@ -76,5 +79,5 @@ def commit(
     return state_ref[...]
 
 
-VERIFY = gpu_tunable("verify", example_tokens, partial(masked(verify), **TIMED))
+VERIFY = gpu_tunable("verify", example_tokens, partial(verify, **TIMED))
 COMMIT = gpu_tunable("commit", example_records, partial(commit, head_map="tiled"))
