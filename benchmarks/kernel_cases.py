@@ -29,8 +29,8 @@ def calls(*, small: bool) -> Iterator[Call]:
         yield "gated_delta.verify", rounds
         yield "gated_delta.commit", rounds
         yield "gated_delta.verify_snapshots", {**rounds, "M": 4}
-    for tokens in (128,) if small else (1, 2048):
-        yield "gated_delta.prefill", {"B": 1, "T": tokens, **DELTAS}
+    for batch, tokens in ((1, 128),) if small else ((1, 1), (8, 1), (1, 2048)):
+        yield "gated_delta.prefill", {"B": batch, "T": tokens, **DELTAS}
     for batch, tokens in ((4, 4), (1, 256)) if small else ((1, 4), (8, 4), (1, 2048)):
         yield "causal_conv1d", {"B": batch, "T": tokens, "C": 10240, "W": 4}
     yield "hadamard", {"rows": 8192 if small else 65536, "N": 256}
@@ -42,6 +42,11 @@ def calls(*, small: bool) -> Iterator[Call]:
             yield "cache_attention", _attention(kind, 4, slots)
     rows, slots = (64, 1024) if small else (512, 32768)
     yield "cache_attention", _attention("f32" if small else "bf16", rows, slots)
+    if not small:
+        yield "cache_attention", _attention("bf16", 1, 32768)
+        yield "cache_attention", _attention("bf16", 4, 8192) | {"B": 4}
+        for kind in ("bf16", "q8_0"):
+            yield "cache_attention", _attention(kind, 256, 4096)
 
 
 def _products(*, small: bool) -> Iterator[Call]:
