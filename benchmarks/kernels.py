@@ -61,7 +61,7 @@ from pallas_kernels.table import TABLE
 KEPT_TOGETHER = 16
 """Calls whose choices are written together: what interrupts it costs no more."""
 COMPILERS = 8
-"""Threads that compile, at most: each may hold what a call works on."""
+"""Threads that compile, at most."""
 SMALL, FULL = Effort(2, 1 << 26, 0.15, 3), Effort(6, 1 << 28, 0.5, 5)
 
 
@@ -107,7 +107,7 @@ def memory_rate(small: bool) -> float:
 def compiled(case: Case, effort: Effort) -> list[Ready]:
     """All implementations that run here, those in plain XLA first."""
     platform = jax.default_backend()
-    given = jax.eval_shape(lambda given: given, case.make(0))
+    given = jax.eval_shape(lambda: case.make(0))
     in_order = sorted(
         tried(case, platform), key=lambda each: (not each.name.startswith("xla_"), platform not in each.platforms)
     )

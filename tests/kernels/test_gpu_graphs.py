@@ -1,13 +1,12 @@
 """The rounds of a model, compiled for a GPU that need not be there: their kernels are in CUDA graphs.
 
-A kernel whose argument XLA hands over as a slice of what it is cut from stays outside, and so does one of Triton: each
-ends a graph, and the device waits for the host around it.
+A kernel whose argument XLA hands over as a slice of what it is cut from stays outside. It ends a graph, and the host
+launches it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ pytestmark = [
     pytest.mark.gpu_compiler,
     pytest.mark.skipif(bool(without_mosaic_gpu_compiler()), reason=str(without_mosaic_gpu_compiler())),
 ]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Any:
     from triton.backends.nvidia.compiler import get_ptxas
 
     monkeypatch.setenv("PATH", os.pathsep.join([os.environ["PATH"], str(Path(get_ptxas(90).path).parent)]))
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return import_module("gpu_launches")
 
 
