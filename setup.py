@@ -10,6 +10,7 @@ import os
 import platform
 import runpy
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,12 +33,14 @@ FLAGS = [
     "-w",
     "-Wno-psabi",
 ]
+AVX512_VNNI = [
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    *("-mfma", "-mf16c", "-mprefer-vector-width=512"),
+]
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512vnni": [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-        *("-mfma", "-mf16c", "-mprefer-vector-width=512"),
-    ],
+    "avx512vnni": AVX512_VNNI,
+    "amx": [*AVX512_VNNI, "-mamx-tile", "-mamx-int8"],
 }
 INSTRUCTION_SETS = {
     "x86_64": X86,
@@ -60,6 +63,17 @@ def sources() -> list[str]:
 class BuildKernels(build_ext):
     """Compiles each file for its instruction set, into a library that knows nothing of Python."""
 
+    def accepts(self, flags: list[str]) -> bool:
+        """Whether the compiler knows them."""
+        with tempfile.TemporaryDirectory() as folder:
+            empty = Path(folder, "empty.cc")
+            empty.touch()
+            try:
+                self.compiler.compile([str(empty)], folder, extra_postargs=flags)
+            except CompileError:
+                return False
+        return True
+
     def get_ext_filename(self, fullname: str) -> str:
         """Without the tag of a Python version: the library serves all."""
         return fullname.replace(".", "/") + ".so"
@@ -73,7 +87,9 @@ class BuildKernels(build_ext):
         except ImportError as error:
             raise CompileError("the native kernels include headers that come with jaxlib") from error
         includes = [str(NATIVE / "csrc"), str(Path(jaxlib).parent / "include")]
-        here = INSTRUCTION_SETS.get(platform.machine().lower(), {})
+        here = dict(INSTRUCTION_SETS.get(platform.machine().lower(), {}))
+        if "amx" in here and not self.accepts(here["amx"]):
+            here["amx"] = here["avx512vnni"]  # GCC before 11: its file then has the kernels of vectors
         define = [("SPECJAX_SOURCES", f'"{runpy.run_path(str(NATIVE / "sources.py"))["digest"]()}"')]
 
         def compiled(source: str) -> list[str]:

@@ -34,12 +34,16 @@ class Instruction(NamedTuple):
     flags: tuple[str, ...]
 
 
-OF_BYTES = {"avx512vnni": Instruction("vpdpbusd", "__m512i", 64, ("-mavx512f", "-mavx512vnni"))}
+_BYTES = Instruction("vpdpbusd", "__m512i", 64, ("-mavx512f", "-mavx512vnni"))
+_FLOATS = Instruction("vfmadd231ps", "__m512", 16, ("-mavx512f",))
+OF_BYTES = {"avx512vnni": _BYTES, "amx": _BYTES}
 OF_FLOATS = {
     "avx2": Instruction("vfmadd231ps", "__m256", 8, ("-mavx2", "-mfma")),
-    "avx512vnni": Instruction("vfmadd231ps", "__m512", 16, ("-mavx512f",)),
+    "avx512vnni": _FLOATS,
+    "amx": _FLOATS,
 }
-"""By the instruction set of the native kernels, as `native.instruction_set()` names it."""
+"""By the instruction set of the native kernels, as `native.instruction_set()` names it. That of AMX is what vectors
+allow: tiles have no rate of their own, as they wait for the scales of each block."""
 
 
 class Arithmetic:

@@ -62,14 +62,17 @@ def test_products_keep_the_law_and_rows_do_not_see_each_other(name: str, act: st
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
-def test_many_rows_are_worked_on_in_slabs(name: str) -> None:
+@pytest.mark.parametrize("act", ["a8", "a16"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_rows_are_worked_on_in_slabs(name: str, act: str) -> None:
+    """Slabs of 64, and with AMX in tiles of 16 of which the last one is not full."""
     _, panels = matrix(name)
     x = activations(131, panels.width)
-    whole = quant_matmul(x, panels, impl="cpu_native")
-    for rows in (slice(63, 66), slice(128, 131)):
-        np.testing.assert_array_equal(quant_matmul(x[rows], panels, impl="cpu_native"), whole[rows])
-    assert quant_matmul(x[:0], panels, impl="cpu_native").shape == (0, N)
+    whole = quant_matmul(x, panels, act=act, impl="cpu_native")
+    for rows in (slice(14, 17), slice(63, 66), slice(128, 131)):
+        np.testing.assert_array_equal(quant_matmul(x[rows], panels, act=act, impl="cpu_native"), whole[rows])
+    np.testing.assert_array_equal(quant_matmul(x[:90], panels, act=act, impl="cpu_native"), whole[:90])
+    assert quant_matmul(x[:0], panels, act=act, impl="cpu_native").shape == (0, N)
 
 
 @pytest.mark.usefixtures("isa")

@@ -17,7 +17,7 @@ namespace specjax {
 
 // Best last. The names are those of SPECJAX_CPU_ISA.
 #if defined(__x86_64__)
-inline constexpr std::string_view kIsaNames[] = {"portable", "avx2", "avx512vnni"};
+inline constexpr std::string_view kIsaNames[] = {"portable", "avx2", "avx512vnni", "amx"};
 #elif defined(__aarch64__)
 inline constexpr std::string_view kIsaNames[] = {"portable", "neon"};
 #else
@@ -25,6 +25,8 @@ inline constexpr std::string_view kIsaNames[] = {"portable"};
 #endif
 
 #if defined(__x86_64__)
+bool HasAmx();
+
 // Not every compiler's __builtin_cpu_supports knows it.
 inline bool HasF16c() {
   unsigned a, b, c, d;
@@ -37,6 +39,7 @@ inline bool IsaSupported(std::string_view name) {
 #if defined(__x86_64__)
   if (name == "avx2")
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
+  if (name == "amx") return IsaSupported("avx512vnni") && HasAmx();
   if (name == "avx512vnni")
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -58,6 +61,7 @@ template <typename Kernels>
 const Kernels* FindKernels(std::string_view isa) {
   if (!IsaSupported(isa)) return nullptr;
 #if defined(__x86_64__)
+  if (isa == "amx") return &Kernels::ForAmx();
   if (isa == "avx512vnni") return &Kernels::ForAvx512Vnni();
   if (isa == "avx2") return &Kernels::ForAvx2();
 #elif defined(__aarch64__)

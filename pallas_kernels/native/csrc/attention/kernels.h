@@ -55,6 +55,7 @@ struct AttentionKernels {
   static const AttentionKernels& ForPortable();
   static const AttentionKernels& ForAvx2();
   static const AttentionKernels& ForAvx512Vnni();
+  static const AttentionKernels& ForAmx() { return ForAvx512Vnni(); }
   static const AttentionKernels& ForNeon();
 };
 

@@ -51,6 +51,7 @@ struct GatedDeltaKernels {
   static const GatedDeltaKernels& ForPortable();
   static const GatedDeltaKernels& ForAvx2();
   static const GatedDeltaKernels& ForAvx512Vnni();
+  static const GatedDeltaKernels& ForAmx() { return ForAvx512Vnni(); }
   static const GatedDeltaKernels& ForNeon();
 };
 

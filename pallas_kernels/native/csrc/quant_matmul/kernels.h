@@ -8,7 +8,8 @@
 
 namespace specjax {
 
-inline constexpr int kSlab = 64;  // rows of activations that are worked on at a time
+inline constexpr int kSlab = 64;      // rows of activations that are worked on at a time
+inline constexpr int kTileRows = 16;  // of AMX. A tile is loaded whole: so many records less one may be read in vain
 
 // Rounded activations of up to kSlab rows: for each group of 32 columns, `rows` records of `record_bytes(wide)`.
 struct QuantKernels {
@@ -28,6 +29,7 @@ struct QuantKernels {
   static const QuantKernels& ForPortable();
   static const QuantKernels& ForAvx2();
   static const QuantKernels& ForAvx512Vnni();
+  static const QuantKernels& ForAmx();
   static const QuantKernels& ForNeon();
 };
 

@@ -94,11 +94,27 @@ inline void Tiles(const uint8_t* codes, const Step& step, int groups, const uint
   }
 }
 
+// Adds the products of steps with `rows` rows to totals [rows, 16]. AMX does it in another way, see amx.cc.
 template <typename Isa, typename Codes, Kind kind, bool wide>
+class ByRows {
+ public:
+  ByRows(const Format&, int64_t rows) : rows_(rows) {}
+
+  void Add(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, int64_t group_bytes,
+           float* totals) const {
+    Tiles<Isa, Codes, kind, wide>(codes, step, groups, x, group_bytes, rows_, totals);
+  }
+
+ private:
+  int64_t rows_;
+};
+
+template <typename Isa, typename Codes, Kind kind, bool wide, template <typename, typename, Kind, bool> class How>
 void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, int64_t width, int64_t begin,
             int64_t end, const uint8_t* records, int64_t rows, float* out, int64_t outputs) {
   alignas(64) float totals[kSlab * kLanes];
   Step step;
+  const How<Isa, Codes, kind, wide> how(format, rows);
   const int64_t group_bytes = rows * Isa::RecordBytes(wide), groups = width / kGroup;
   codes += begin * PanelCodeBytes(format, width);
   scales += begin * PanelScaleBytes(format, width);
@@ -109,7 +125,7 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
       const int64_t scale_bytes = (format.super() ? 1 : count) * format.scale_bytes();
       Prefetch(scales + kStepsAhead * scale_bytes, scale_bytes);
       DecodeScales<Isa>(format, scales, count, &step);
-      Tiles<Isa, Codes, kind, wide>(codes, step, count, records + g * group_bytes, group_bytes, rows, totals);
+      how.Add(codes, step, count, records + g * group_bytes, group_bytes, totals);
       codes += count * Codes::kBytes;
       scales += scale_bytes;
     }
@@ -130,28 +146,29 @@ constexpr Kind KindOf(const Format& format) {
 }
 
 // For one of kFormats. Those that are computed alike share an instance.
-template <typename Isa, bool wide, size_t i = 0>
+template <typename Isa, bool wide, template <typename, typename, Kind, bool> class How, size_t i = 0>
 PanelsFunction PanelsOf(const Format& format) {
   if constexpr (i == std::size(kFormats)) {
     return nullptr;
   } else {
     constexpr Format kOne = kFormats[i];
     using Codes = Coding<kOne.plane0, kOne.plane1, kOne.codebook>;
-    return &format == &kFormats[i] ? Panels<Isa, Codes, KindOf(kOne), wide> : PanelsOf<Isa, wide, i + 1>(format);
+    if (&format != &kFormats[i]) return PanelsOf<Isa, wide, How, i + 1>(format);
+    return Panels<Isa, Codes, KindOf(kOne), wide, How>;
   }
 }
 
 // Where 8 and 16 bits are computed alike, one instance serves both.
-template <typename Isa>
+template <typename Isa, template <typename, typename, Kind, bool> class How>
 void Multiply(const Format& format, bool wide, const uint8_t* codes, const uint8_t* scales, int64_t width,
               int64_t begin, int64_t end, const uint8_t* records, int64_t rows, float* out, int64_t outputs) {
-  const auto run = wide ? PanelsOf<Isa, true>(format) : PanelsOf<Isa, !Isa::kNarrow>(format);
+  const auto run = wide ? PanelsOf<Isa, true, How>(format) : PanelsOf<Isa, !Isa::kNarrow, How>(format);
   run(format, codes, scales, width, begin, end, records, rows, out, outputs);
 }
 
-template <typename Isa>
+template <typename Isa, template <typename, typename, Kind, bool> class How = ByRows>
 constexpr QuantKernels KernelsOf() {
-  return {[](bool wide) { return Isa::RecordBytes(wide); }, Round<Isa>, Multiply<Isa>, Swiglu};
+  return {[](bool wide) { return Isa::RecordBytes(wide); }, Round<Isa>, Multiply<Isa, How>, Swiglu};
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class RoundedRows {
               const Blocks& blocks, const float* x, int64_t width)
       : blocks_(blocks),
         row_bytes_(width / kGroup * kernels.record_bytes(wide)),
-        records_(blocks.batch * blocks.rows * row_bytes_) {
+        records_(blocks.batch * blocks.rows * row_bytes_ + kTileRows * kernels.record_bytes(wide)) {
     constexpr int64_t kValues = 4 << 10;  // less is not worth another thread's attention
     const int64_t rows = blocks.rows, total = blocks.batch * rows, at_a_time = std::max<int64_t>(1, kValues / width);
     ParallelFor(pool, (total + at_a_time - 1) / at_a_time, [&](int64_t chunk) {

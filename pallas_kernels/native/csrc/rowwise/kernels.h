@@ -28,6 +28,7 @@ struct RowwiseKernels {
   static const RowwiseKernels& ForPortable();
   static const RowwiseKernels& ForAvx2();
   static const RowwiseKernels& ForAvx512Vnni();
+  static const RowwiseKernels& ForAmx() { return ForAvx512Vnni(); }
   static const RowwiseKernels& ForNeon();
 };
 

@@ -1,0 +1,56 @@
+// Whether the tiles of AMX can be used: asked of the processor, of the operating system, and tried.
+#include "cpu.h"
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__AMX_INT8__)
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace specjax {
+namespace {
+
+bool Announced() {
+  constexpr unsigned kAmxTile = 1u << 24, kAmxInt8 = 1u << 25, kXsave = 1u << 27;
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kXsave)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  return (d & kAmxTile) && (d & kAmxInt8);
+}
+
+// Linux saves the tiles of a process, of all its threads, once it has asked for that.
+bool Permitted() {
+  constexpr int kArchReqXcompPerm = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+}
+
+// Some virtual machines announce tiles and then refuse them. A process of its own finds out, which shares this one's
+// memory and ends by the signal.
+bool Works() {
+  const pid_t child = vfork();
+  if (child == 0) {
+    signal(SIGILL, SIG_DFL);
+    uint8_t config[64] = {1};
+    for (int tile = 0; tile < 3; ++tile) config[16 + 2 * tile] = 4, config[48 + tile] = 1;  // a row of four bytes
+    asm volatile("ldtilecfg %0\n\t"
+                 "tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\t"
+                 "tdpbssd %%tmm2, %%tmm1, %%tmm0\n\ttilerelease" ::"m"(config));
+    _exit(0);
+  }
+  int status;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+bool HasAmx() {
+  static const bool has = Announced() && Permitted() && Works();
+  return has;
+}
+
+}  // namespace specjax
+#else
+namespace specjax {
+bool HasAmx() { return false; }
+}  // namespace specjax
+#endif
