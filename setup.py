@@ -63,13 +63,13 @@ def sources() -> list[str]:
 class BuildKernels(build_ext):
     """Compiles each file for its instruction set, into a library that knows nothing of Python."""
 
-    def accepts(self, flags: list[str]) -> bool:
-        """Whether the compiler knows them."""
+    def knows_amx(self) -> bool:
+        """Whether the compiler takes its flags and the assembler its instructions."""
         with tempfile.TemporaryDirectory() as folder:
-            empty = Path(folder, "empty.cc")
-            empty.touch()
+            source = Path(folder, "amx.cc")
+            source.write_text('void release() { asm volatile("tilerelease"); }')
             try:
-                self.compiler.compile([str(empty)], folder, extra_postargs=flags)
+                self.compiler.compile([str(source)], folder, extra_postargs=X86["amx"])
             except CompileError:
                 return False
         return True
@@ -88,8 +88,8 @@ class BuildKernels(build_ext):
             raise CompileError("the native kernels include headers that come with jaxlib") from error
         includes = [str(NATIVE / "csrc"), str(Path(jaxlib).parent / "include")]
         here = dict(INSTRUCTION_SETS.get(platform.machine().lower(), {}))
-        if "amx" in here and not self.accepts(here["amx"]):
-            here["amx"] = here["avx512vnni"]  # GCC before 11: its file then has the kernels of vectors
+        if "amx" in here and not self.knows_amx():
+            here["amx"] = here["avx512vnni"]  # as with GCC before 11: its file then has the kernels of vectors
         define = [("SPECJAX_SOURCES", f'"{runpy.run_path(str(NATIVE / "sources.py"))["digest"]()}"')]
 
         def compiled(source: str) -> list[str]:
