@@ -120,7 +120,11 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
   scales += begin * PanelScaleBytes(format, width);
   for (int64_t panel = begin; panel < end; ++panel) {
     std::memset(totals, 0, sizeof(float) * kLanes * rows);
-    for (int64_t g = 0; g < groups; g += kStep) {
+    float* const to = out + kLanes * panel;
+    for (int64_t g = 0, asked = 0; g < groups; g += kStep) {
+      // Rows of the result lie far apart: some of their lines are asked for with each step, long before they are written.
+      for (const int64_t ask = rows * std::min(groups, g + kStep) / groups; asked < ask; ++asked)
+        __builtin_prefetch(to + asked * outputs, 1, 2);
       const int count = static_cast<int>(std::min<int64_t>(kStep, groups - g));
       const int64_t scale_bytes = (format.super() ? 1 : count) * format.scale_bytes();
       Prefetch(scales + kStepsAhead * scale_bytes, scale_bytes);
@@ -131,7 +135,7 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
     }
     const int64_t lanes = std::min<int64_t>(kLanes, outputs - kLanes * panel);
     for (int64_t row = 0; row < rows; ++row) {
-      std::memcpy(out + row * outputs + kLanes * panel, totals + kLanes * row, sizeof(float) * lanes);
+      std::memcpy(to + row * outputs, totals + kLanes * row, sizeof(float) * lanes);
     }
   }
 }
