@@ -54,8 +54,10 @@ inline __attribute__((always_inline)) void Half(const uint8_t* group, const uint
 }
 
 // Adds the products of the step's groups with R rows to totals [R, 16]. `x` is the record of the first row and group.
+//
+// Inlined, it would be slower: GCC then stores the sums of some R after every product, at up to 1.6 times the time.
 template <typename Isa, typename Codes, Kind kind, bool wide, int R>
-void Tile(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, int64_t group_bytes, float* totals) {
+__attribute__((noinline)) void Tile(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, int64_t group_bytes, float* totals) {
   using Floats = typename Isa::Floats;
   Floats total[R];
   for (int r = 0; r < R; ++r) total[r] = Isa::Load(totals + kLanes * r);
@@ -119,7 +121,7 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
   codes += begin * PanelCodeBytes(format, width);
   scales += begin * PanelScaleBytes(format, width);
   for (int64_t panel = begin; panel < end; ++panel) {
-    std::memset(totals, 0, sizeof(float) * kLanes * rows);
+    for (int64_t row = 0; row < rows; ++row) Isa::Store(totals + kLanes * row, Isa::Set(0.0f));
     float* const to = out + kLanes * panel;
     for (int64_t g = 0, asked = 0; g < groups; g += kStep) {
       // Rows of the result lie far apart: some of their lines are asked for with each step, long before they are written.
@@ -133,9 +135,11 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
       codes += count * Codes::kBytes;
       scales += scale_bytes;
     }
-    const int64_t lanes = std::min<int64_t>(kLanes, outputs - kLanes * panel);
+    const int64_t lanes = outputs - kLanes * panel;
     for (int64_t row = 0; row < rows; ++row) {
-      std::memcpy(to + row * outputs, totals + kLanes * row, sizeof(float) * lanes);
+      const float* const from = totals + kLanes * row;
+      if (lanes >= kLanes) Isa::Store(to + row * outputs, Isa::Load(from));
+      else std::memcpy(to + row * outputs, from, sizeof(float) * lanes);
     }
   }
 }
