@@ -23,19 +23,17 @@ struct BytePlanes {
     return wide ? reinterpret_cast<const Record<true>*>(record)->rounded
                 : reinterpret_cast<const Record<false>*>(record)->rounded;
   }
-  static Rounded* Arrange(const int32_t* codes, bool wide, uint8_t* out) {
-    if (!wide) {
-      auto* record = reinterpret_cast<Record<false>*>(out);
-      for (int i = 0; i < kGroup; ++i) record->codes[0][i] = static_cast<int8_t>(codes[i]);
-      return &record->rounded;
-    }
-    auto* record = reinterpret_cast<Record<true>*>(out);
+  template <bool wide>
+  static void Split(const int32_t* codes, int8_t* out) {
     for (int i = 0; i < kGroup; ++i) {
-      const int32_t upper = (codes[i] + 128) >> 8;
-      record->codes[0][i] = static_cast<int8_t>(upper);
-      record->codes[1][i] = static_cast<int8_t>(codes[i] - 256 * upper);
+      const int32_t upper = wide ? (codes[i] + 128) >> 8 : codes[i];
+      out[i] = static_cast<int8_t>(upper);
+      if (wide) out[kGroup + i] = static_cast<int8_t>(codes[i] - 256 * upper);
     }
-    return &record->rounded;
+  }
+  static Rounded* Arrange(const int32_t* codes, bool wide, uint8_t* out) {
+    wide ? Split<true>(codes, reinterpret_cast<int8_t*>(out)) : Split<false>(codes, reinterpret_cast<int8_t*>(out));
+    return const_cast<Rounded*>(&RoundedOf(out, wide));
   }
 };
 

@@ -76,13 +76,14 @@ bool Fits(ffi::Result<ffi::Buffer<ffi::F32>>& out, const Blocks& blocks, const S
 ffi::Error MultiplyStacks(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> index,
                           ffi::RemainingArgs stacks, ffi::RemainingRets results, std::string_view formats,
                           std::string_view isa, bool wide) {
-  const QuantKernels* kernels = FindKernels<QuantKernels>(isa);
-  if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
+  const QuantKernels* found = FindKernels<QuantKernels>(isa);
+  if (found == nullptr) return Wrong("this processor lacks " + std::string(isa));
   if (stacks.size() != 2 * results.size()) return Wrong("each stack is codes and scales");
   Blocks blocks;
   if (ffi::Error error = ToBlocks(x, index, &blocks); error.failure()) return error;
   if (blocks.batch * blocks.rows == 0) return ffi::Error::Success();
-  SharedRows rows(pool, *kernels, wide, blocks, x.typed_data());
+  const QuantKernels& kernels = found->For(blocks.rows);
+  SharedRows rows(pool, kernels, wide, blocks, x.typed_data());
   std::vector<Product> products;
   for (size_t i = 0; i < results.size(); ++i) {
     const auto codes = stacks.get<Bytes>(2 * i), scales = stacks.get<Bytes>(2 * i + 1);
@@ -95,7 +96,7 @@ ffi::Error MultiplyStacks(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Bu
     if (!Fits(*out, blocks, stack)) return Wrong("a result does not fit its stack");
     products.push_back({stack, rows.For(stack), (*out)->typed_data(), (*out)->dimensions()[2]});
   }
-  MultiplyAll(pool, *kernels, wide, blocks, products);
+  MultiplyAll(pool, kernels, wide, blocks, products);
   return ffi::Error::Success();
 }
 
@@ -104,11 +105,12 @@ ffi::Error MultiplySwiglu(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Bu
                           Bytes gate_scales, Bytes up_codes, Bytes up_scales, Bytes down_codes, Bytes down_scales,
                           ffi::ResultBuffer<ffi::F32> out, std::string_view gate_format, std::string_view up_format,
                           std::string_view down_format, std::string_view isa, bool wide, int64_t hidden, float limit) {
-  const QuantKernels* kernels = FindKernels<QuantKernels>(isa);
-  if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
+  const QuantKernels* found = FindKernels<QuantKernels>(isa);
+  if (found == nullptr) return Wrong("this processor lacks " + std::string(isa));
   Blocks blocks;
   if (ffi::Error error = ToBlocks(x, index, &blocks); error.failure()) return error;
   if (blocks.batch * blocks.rows == 0) return ffi::Error::Success();
+  const QuantKernels& kernels = found->For(blocks.rows);
   Stack gate, up, down;
   const int64_t width = x.dimensions()[2];
   if (ffi::Error error = ToStack(gate_format, gate_codes, gate_scales, width, &gate); error.failure()) return error;
@@ -120,23 +122,23 @@ ffi::Error MultiplySwiglu(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Bu
 
   const AlignedBuffer<float> gated(blocks.batch * blocks.rows * hidden), upper(blocks.batch * blocks.rows * hidden);
   {
-    SharedRows rows(pool, *kernels, wide, blocks, x.typed_data());
+    SharedRows rows(pool, kernels, wide, blocks, x.typed_data());
     const RoundedRows *for_gate = rows.For(gate), *for_up = rows.For(up);
     const Parts parts(pool, blocks, gate.panels,
                       gate.code_bytes() + gate.scale_bytes() + up.code_bytes() + up.scale_bytes());
     ParallelFor(pool, parts.count(), [&](int64_t i) {
       const Part part = parts[i];
-      Multiply(*kernels, wide, gate, blocks, *for_gate, part, gated.get(), hidden);
-      Multiply(*kernels, wide, up, blocks, *for_up, part, upper.get(), hidden);
+      Multiply(kernels, wide, gate, blocks, *for_gate, part, gated.get(), hidden);
+      Multiply(kernels, wide, up, blocks, *for_up, part, upper.get(), hidden);
       const int64_t begin = part.begin * kLanes, end = std::min(hidden, part.end * kLanes);
       for (int64_t row = 0; row < blocks.slab_rows(part.slab); ++row) {
         const int64_t at = (part.b * blocks.rows + part.slab * kSlab + row) * hidden + begin;
-        kernels->swiglu(gated.get() + at, upper.get() + at, end - begin, limit, gated.get() + at);
+        kernels.swiglu(gated.get() + at, upper.get() + at, end - begin, limit, gated.get() + at);
       }
     });
   }
-  const RoundedRows rows(pool, *kernels, wide, *down.format, blocks, gated.get(), hidden);
-  MultiplyAll(pool, *kernels, wide, blocks, {{down, &rows, out->typed_data(), out->dimensions()[2]}});
+  const RoundedRows rows(pool, kernels, wide, *down.format, blocks, gated.get(), hidden);
+  MultiplyAll(pool, kernels, wide, blocks, {{down, &rows, out->typed_data(), out->dimensions()[2]}});
   return ffi::Error::Success();
 }
 

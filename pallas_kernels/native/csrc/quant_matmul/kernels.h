@@ -8,14 +8,14 @@
 
 namespace specjax {
 
-inline constexpr int kSlab = 64;      // rows of activations that are worked on at a time
-inline constexpr int kTileRows = 16;  // of AMX. A tile is loaded whole: so many records less one may be read in vain
+inline constexpr int kSlab = 64;  // rows of activations that are worked on at a time
+inline constexpr int kFew = 8;    // rows for which there may be other kernels than for more
 
-// Rounded activations of up to kSlab rows: for each group of 32 columns, `rows` records of `record_bytes(wide)`.
 struct QuantKernels {
-  int64_t (*record_bytes)(bool wide);
+  // What the rounded activations of up to kSlab rows take for each group of 32 columns.
+  int64_t (*group_bytes)(bool wide, int64_t rows);
 
-  // Rounds one row x [width] to 8 bits per value, or to 16 when `wide`, into record `row` of each group.
+  // Rounds one row x [width] to 8 bits per value, or to 16 when `wide`: row `row` of each group of `records`.
   void (*round)(const Format& format, bool wide, const float* x, int64_t width, int64_t rows, int64_t row,
                 uint8_t* records);
 
@@ -25,6 +25,10 @@ struct QuantKernels {
 
   // out[i] = silu(gate[i]) * up[i]; with a limit above zero, silu is at most that and up within plus and minus that.
   void (*swiglu)(const float* gate, const float* up, int64_t count, float limit, float* out);
+
+  const QuantKernels* many = nullptr;  // for blocks of more than kFew rows; null: these
+
+  const QuantKernels& For(int64_t rows) const { return many == nullptr || rows <= kFew ? *this : *many; }
 
   static const QuantKernels& ForPortable();
   static const QuantKernels& ForAvx2();

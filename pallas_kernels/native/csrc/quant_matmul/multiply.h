@@ -100,6 +100,8 @@ inline void Tiles(const uint8_t* codes, const Step& step, int groups, const uint
 template <typename Isa, typename Codes, Kind kind, bool wide>
 class ByRows {
  public:
+  static int64_t GroupBytes(int64_t rows) { return rows * Isa::RecordBytes(wide); }
+
   ByRows(const Format&, int64_t rows) : rows_(rows) {}
 
   void Add(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, int64_t group_bytes,
@@ -117,14 +119,14 @@ void Panels(const Format& format, const uint8_t* codes, const uint8_t* scales, i
   alignas(64) float totals[kSlab * kLanes];
   Step step;
   const How<Isa, Codes, kind, wide> how(format, rows);
-  const int64_t group_bytes = rows * Isa::RecordBytes(wide), groups = width / kGroup;
+  const int64_t group_bytes = how.GroupBytes(rows), groups = width / kGroup;
   codes += begin * PanelCodeBytes(format, width);
   scales += begin * PanelScaleBytes(format, width);
   for (int64_t panel = begin; panel < end; ++panel) {
     for (int64_t row = 0; row < rows; ++row) Isa::Store(totals + kLanes * row, Isa::Set(0.0f));
     float* const to = out + kLanes * panel;
     for (int64_t g = 0, asked = 0; g < groups; g += kStep) {
-      // Rows of the result lie far apart: some of their lines are asked for with each step, long before they are written.
+      // Rows of the result lie far apart: some of their lines are asked for with each step, long before they are due.
       for (const int64_t ask = rows * std::min(groups, g + kStep) / groups; asked < ask; ++asked)
         __builtin_prefetch(to + asked * outputs, 1, 2);
       const int count = static_cast<int>(std::min<int64_t>(kStep, groups - g));
@@ -174,9 +176,10 @@ void Multiply(const Format& format, bool wide, const uint8_t* codes, const uint8
   run(format, codes, scales, width, begin, end, records, rows, out, outputs);
 }
 
-template <typename Isa, template <typename, typename, Kind, bool> class How = ByRows>
+template <typename Isa>
 constexpr QuantKernels KernelsOf() {
-  return {[](bool wide) { return Isa::RecordBytes(wide); }, Round<Isa>, Multiply<Isa, How>, Swiglu};
+  return {[](bool wide, int64_t rows) { return rows * Isa::RecordBytes(wide); }, Round<Isa>, Multiply<Isa, ByRows>,
+          Swiglu};
 }
 
 }  // namespace

@@ -52,8 +52,8 @@ class RoundedRows {
   RoundedRows(xla::ffi::ThreadPool& pool, const QuantKernels& kernels, bool wide, const Format& format,
               const Blocks& blocks, const float* x, int64_t width)
       : blocks_(blocks),
-        row_bytes_(width / kGroup * kernels.record_bytes(wide)),
-        records_(blocks.batch * blocks.rows * row_bytes_ + kTileRows * kernels.record_bytes(wide)) {
+        slab_bytes_(width / kGroup * kernels.group_bytes(wide, blocks.slab_rows(0))),
+        records_(blocks.batch * blocks.slabs() * slab_bytes_) {
     constexpr int64_t kValues = 4 << 10;  // less is not worth another thread's attention
     const int64_t rows = blocks.rows, total = blocks.batch * rows, at_a_time = std::max<int64_t>(1, kValues / width);
     ParallelFor(pool, (total + at_a_time - 1) / at_a_time, [&](int64_t chunk) {
@@ -65,11 +65,11 @@ class RoundedRows {
     });
   }
 
-  uint8_t* of(int64_t b, int64_t slab) const { return records_.get() + (b * blocks_.rows + slab * kSlab) * row_bytes_; }
+  uint8_t* of(int64_t b, int64_t slab) const { return records_.get() + (b * blocks_.slabs() + slab) * slab_bytes_; }
 
  private:
   Blocks blocks_;
-  int64_t row_bytes_;
+  int64_t slab_bytes_;
   AlignedBuffer<uint8_t> records_;
 };
 

@@ -34,9 +34,10 @@ inline void Rotate(float* x) {
   for (int i = 0; i < kGroup; ++i) x[i] *= 0.17677669529663687f;
 }
 
-// A group that holds something that is not finite becomes NaN as a whole.
-template <typename Isa>
-inline void RoundGroup(const Format& format, bool wide, const float* in, uint8_t* record) {
+// A group that holds something that is not finite becomes NaN as a whole. `arrange(integers)` puts them where they belong
+// and says where the rest does.
+template <typename Isa, typename Arrange>
+inline void RoundGroup(const Format& format, bool wide, const float* in, const Arrange& arrange) {
   alignas(64) float x[kGroup];
   for (int i = 0; i < kGroup; ++i) x[i] = in[i];
   if (format.scales == Scales::kHalves) Rotate(x);
@@ -58,7 +59,7 @@ inline void RoundGroup(const Format& format, bool wide, const float* in, uint8_t
   for (int i = 0; i < kGroup / 2; ++i) sums[0] += codes[i];
   for (int i = kGroup / 2; i < kGroup; ++i) sums[1] += codes[i];
 
-  Rounded* rounded = Isa::Arrange(codes, wide, record);
+  Rounded* const rounded = arrange(codes);
   rounded->scale = finite ? scale : std::numeric_limits<float>::quiet_NaN();
   rounded->scaled_sum = rounded->scale * static_cast<float>(sums[0] + sums[1]);
   const int32_t offset = format.offset - Isa::kOffset;
@@ -72,7 +73,9 @@ void Round(const Format& format, bool wide, const float* x, int64_t width, int64
            uint8_t* records) {
   const int64_t bytes = Isa::RecordBytes(wide);
   for (int64_t group = 0; group < width / kGroup; ++group) {
-    RoundGroup<Isa>(format, wide, x + kGroup * group, records + (group * rows + row) * bytes);
+    uint8_t* const record = records + (group * rows + row) * bytes;
+    RoundGroup<Isa>(format, wide, x + kGroup * group,
+                    [=](const int32_t* codes) { return Isa::Arrange(codes, wide, record); });
   }
 }
 
