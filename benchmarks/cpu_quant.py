@@ -7,11 +7,13 @@ products, as the best rates at which sums over floats are formed and at which a 
 The last columns give how many times longer the same chain takes with float32 weights in XLA.
 
     python benchmarks/cpu_quant.py
+    python benchmarks/cpu_quant.py --isa avx512vnni amx
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 
@@ -24,6 +26,7 @@ from machine import description
 
 from pallas_kernels import native
 from pallas_kernels.matmul import FORMATS, QTensor, explain, float_matmul, from_blocks, prepare, quant_matmul
+from pallas_kernels.native import library
 
 ROWS = (1, 2, 4, 8, 16, 64)
 
@@ -36,31 +39,51 @@ def random_matrix(name: str, size: int, seed: int) -> QTensor:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Of one call, its result awaited."""
+    """Of one call, its result awaited, after another one: what ran before leaves caches and clocks in its own state."""
+    jax.block_until_ready(run())
     begin = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - begin
 
 
+Product = Callable[[jax.Array, object], jax.Array]
+
+
+def product_by(isa: str | None, act: str) -> Product:
+    """The quantized product, by kernels for one instruction set; None: by those that are chosen without a word."""
+
+    def product(x: jax.Array, weight: object) -> jax.Array:
+        if isa is not None:
+            os.environ[library.ISA_VARIABLE] = isa  # is looked at while the program is traced
+        return quant_matmul(x, weight, act=act)
+
+    return product
+
+
 def chain_times(
-    product: Callable[[jax.Array, object], jax.Array], chain: list, size: int, repetitions: int, limit: Limit
-) -> dict[int, float]:
-    """Shortest time for each number of rows."""
+    products: dict[str, Product], chain: list, size: int, repetitions: int, limit: Limit
+) -> dict[str, dict[int, float]]:
+    """Shortest time for each product and number of rows. All of them take turns."""
 
-    def step(x: jax.Array, chain: list) -> jax.Array:
-        for weight in chain:
-            x = product(x, weight) * jnp.float32(1e-3)
-        return x
+    def chained(product: Product) -> Callable[[jax.Array, list], jax.Array]:
+        def step(x: jax.Array, chain: list) -> jax.Array:
+            for weight in chain:
+                x = product(x, weight) * jnp.float32(1e-3)
+            return x
 
-    step = jax.jit(step)
+        return jax.jit(step)
+
+    steps = {name: chained(product) for name, product in products.items()}
     inputs = {rows: jax.random.normal(jax.random.key(rows), (rows, size)) for rows in ROWS}
-    best = dict.fromkeys(ROWS, np.inf)
-    for x in inputs.values():
-        jax.block_until_ready(step(x, chain))
+    best = {name: dict.fromkeys(ROWS, np.inf) for name in steps}
+    for step in steps.values():
+        for x in inputs.values():
+            jax.block_until_ready(step(x, chain))
     for _ in range(repetitions):
         limit.measure()
-        for rows, x in inputs.items():
-            best[rows] = min(best[rows], seconds(lambda x=x: step(x, chain)))
+        for name, step in steps.items():
+            for rows, x in inputs.items():
+                best[name][rows] = min(best[name][rows], seconds(lambda step=step, x=x: step(x, chain)))
     return best
 
 
@@ -70,6 +93,9 @@ def main() -> None:
     parser.add_argument("--formats", default="Q8_0,Q4_0,Q4_K,Q6_K", help="comma-separated; default: %(default)s")
     parser.add_argument("--size", type=int, default=4096, help="inputs and outputs of each matrix")
     parser.add_argument("--matrices", type=int, default=12)
+    parser.add_argument(
+        "--isa", nargs="+", default=[None], metavar="SET", help="of the kernels, such as avx512vnni amx"
+    )
     parser.add_argument("--repetitions", type=int, default=25)
     args = parser.parse_args()
 
@@ -77,29 +103,27 @@ def main() -> None:
     print(native.reason() or f"native kernels: {native.instruction_set()}")
     limit = Limit(OF_BYTES)
     floats = [jnp.ones((args.size, args.size), jnp.float32) / args.size for _ in range(args.matrices)]
-    xla = chain_times(float_matmul, floats, args.size, args.repetitions // 4 + 1, limit)
+    xla = chain_times({"XLA": float_matmul}, floats, args.size, args.repetitions // 4 + 1, limit)["XLA"]
     del floats
     results = []
     for name in args.formats.split(","):
         chain = [random_matrix(name, args.size, seed) for seed in range(args.matrices)]
         size = sum(weight.nbytes for weight in chain)
-        for act in ("a8", "a16"):
-            times = chain_times(
-                lambda x, weight, act=act: quant_matmul(x, weight, act=act), chain, args.size, args.repetitions, limit
-            )
-            byte_products = args.size**2 * args.matrices * (2 if act == "a16" else 1)
-            results.append((f"{name} {act}", size, byte_products, times))
+        products = {f"{act} {isa or ''}": product_by(isa, act) for act in ("a8", "a16") for isa in args.isa}
+        for product, times in chain_times(products, chain, args.size, args.repetitions, limit).items():
+            byte_products = args.size**2 * args.matrices * (2 if product.startswith("a16") else 1)
+            results.append((f"{name} {product}", size, byte_products, times))
     print(explain(jnp.ones((1, args.size)), chain[0]))
 
     print(f"\nlimits: {limit.reads / 1e9:.1f} GB/s, {limit.products / 1e9:.0f} billion products of bytes a second")
     header = " ".join(f"{rows:>6}" for rows in ROWS)
-    print(f"{'':<12} fraction of the limit at rows {'':>11} over XLA float32 at rows")
-    print(f"{'':<12} {header}   {header}")
+    print(f"{'':<20} fraction of the limit at rows {'':>11} over XLA float32 at rows")
+    print(f"{'':<20} {header}   {header}")
     for name, size, products, times in results:
         least = {rows: limit.seconds(size, rows * products) for rows in ROWS}
         fractions = " ".join(f"{least[rows] / times[rows]:>6.2f}" for rows in ROWS)
         ratios = " ".join(f"{xla[rows] / times[rows]:>6.1f}" for rows in ROWS)
-        print(f"{name:<12} {fractions}   {ratios}")
+        print(f"{name:<20} {fractions}   {ratios}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import argparse
 import json
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,16 +52,22 @@ def ours(model: Model, tokens: int, kv: str) -> dict[int, float]:
     return seconds
 
 
-def theirs(program: Path, model: Path, tokens: int, kv: str, threads: int) -> dict[int, float]:
-    """Seconds of a step by rows, in llama.cpp."""
-    turns = 1 if tokens else 5  # before each turn it feeds the tokens anew, which takes minutes
-    command = [program, "-m", model, "-t", threads, "-p", max(ROWS), "-n", 16, "-r", turns, "-o", "json"]
-    command += ["-d", tokens, "-ctk", kv, "-ctv", kv, "-fa", 1]
-    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+def llama_seconds(command: Sequence[object], model: Path) -> dict[int, float]:
+    """What llama-bench takes for the prompts and the step (1) that a command asks of it, by their tokens."""
+    done = subprocess.run(
+        [*map(str, command), "-m", str(model), "-fa", "1", "-o", "json"], check=True, capture_output=True, text=True
+    )
     return {
         run["n_prompt"] or 1: min(run["samples_ns"]) / 1e9 / (1 if run["n_prompt"] else run["n_gen"])
         for run in json.loads(done.stdout)
     }
+
+
+def theirs(program: Path, model: Path, tokens: int, kv: str, threads: int) -> dict[int, float]:
+    """Seconds of a step by rows, in llama.cpp."""
+    turns = 1 if tokens else 5  # before each turn it feeds the tokens anew, which takes minutes
+    command = [program, "-t", threads, "-p", max(ROWS), "-n", 16, "-r", turns, "-d", tokens, "-ctk", kv, "-ctv", kv]
+    return llama_seconds(command, model)
 
 
 def main() -> None:

@@ -26,6 +26,24 @@ def test_the_library_is_built_where_there_is_a_compiler() -> None:
     assert native.instruction_sets()[0] == "portable"
 
 
+def test_amx_is_passed_over_where_linux_refuses_it() -> None:
+    """As it does in a process that has a stack for signals without room for tiles."""
+    if "amx" not in native.instruction_sets():
+        pytest.skip("no AMX that works")
+    program = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(8192)
+stack = Stack(ctypes.addressof(memory), 0, len(memory))
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+from pallas_kernels import native
+print(*native.instruction_sets())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["portable", "avx2", "avx512vnni"]
+
+
 def test_without_the_library_everything_runs_in_xla(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blocks = from_blocks(jnp.asarray(random_blocks("Q4_0", 20, 4)), "Q4_0")
     panels = prepare(blocks)

@@ -1,0 +1,94 @@
+"""Prompts of a quantized GGUF: tokens a second here and in llama.cpp, on the same file and threads.
+
+    python benchmarks/prompt_step.py --llama-bench path/to/llama-bench
+
+Random weights in the shape of Qwen3.5-0.8B, written to a temporary folder. A prompt is fed without drafter, from its
+first token until the first new one is known; llama.cpp's figure is `pp` of llama-bench, which samples nothing. Prompts
+are random tokens. `limit` is the share of the rate of products that the machine allows, measured in the same run by a
+loop of nothing but products of bytes on vectors, which the matrices alone reach: activations of 8 bits need one such
+product for each weight and token, those of 16 bits two. Programs take turns and the best of each counts; without
+--llama-bench its columns stay empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from pathlib import Path
+
+import jax
+from arithmetic_rate import OF_BYTES
+from decode_step import FILES, llama_seconds
+from limits import Limit
+from machine import description
+from random_model import write_random_model
+from verify_cost import shape_of_0_8b
+
+import specjax
+from pallas_kernels.matmul import QTensor
+from specjax.analysis.benchmark import random_prompt
+
+ACTIVATIONS = {"a8": 1, "a16": 2}
+"""Products of bytes for each weight and token."""
+
+
+def our_seconds(model: specjax.Model, tokens: int, seed: int) -> float:
+    """Of one prompt."""
+    options = specjax.GenerateOptions(max_tokens=1, draft=0)
+    return model.generate(random_prompt(model.target.vocab_size, tokens, seed), options).timings.prefill
+
+
+def weights_of_layers(model: specjax.Model) -> int:
+    """How many weights each token of a prompt is multiplied with; logits are of the last one only."""
+    layers = {name: params for name, params in model.params["target"].items() if name != "embed"}
+    leaves = jax.tree.leaves(layers, is_leaf=lambda leaf: isinstance(leaf, QTensor))
+    return sum(math.prod(leaf.shape) for leaf in leaves if isinstance(leaf, QTensor))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM")
+    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; XLA takes all cores")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocab", type=int, default=65536)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 512], help="of the prompts; default: 64 512")
+    parser.add_argument("--types", nargs="+", default=[kind for kind, _ in FILES], help="of the layers")
+    parser.add_argument("--turns", type=int, default=4)
+    args = parser.parse_args()
+
+    print(f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}")
+    print("tokens a second; x: how many times as fast as llama.cpp")
+    columns = " ".join(f"{f'{tokens} tokens':>11} {'limit':>6} {'llama':>7} {'x':>5}" for tokens in args.tokens)
+    print(f"{'file':<6} {'':>4} {columns}")
+    limit = Limit(OF_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, head in (file for file in FILES if file[0] in args.types):
+            path = Path(folder) / f"{kind}.gguf"
+            write_random_model(path, shape_of_0_8b(args.layers, args.vocab), kind, head)
+            models = {act: specjax.load(path, packed=act) for act in ACTIVATIONS}
+            best: dict[tuple[str, int], float] = {}
+            for turn in range(args.turns + 1):  # the first one compiles
+                limit.measure()
+                for tokens in args.tokens:
+                    times = {act: our_seconds(model, tokens, turn) for act, model in models.items()}
+                    if args.llama_bench is not None and turn > 0:
+                        program = [args.llama_bench, "-t", args.threads, "-p", tokens, "-n", 0, "-r", 1]
+                        times["llama"] = llama_seconds(program, path)[tokens]
+                    for name, seconds in times.items():
+                        best[name, tokens] = min(seconds, best.get((name, tokens), seconds))
+            weights = weights_of_layers(models["a16"])
+            for act, products in ACTIVATIONS.items():
+                cells = [f"{kind:<6} {act:>4}"]
+                for tokens in args.tokens:
+                    ours, other = best[act, tokens], best.get(("llama", tokens), float("nan"))
+                    reached = tokens * products * weights / ours / limit.products
+                    cells.append(f"{tokens / ours:>11.0f} {reached:>6.2f} {tokens / other:>7.0f} {other / ours:>5.2f}")
+                print(" ".join(cells), flush=True)
+            path.unlink()
+    print(f"limit: {limit.products / 1e9:.0f} billion products of bytes a second")
+
+
+if __name__ == "__main__":
+    main()
