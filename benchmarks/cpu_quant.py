@@ -117,13 +117,13 @@ def main() -> None:
 
     print(f"\nlimits: {limit.reads / 1e9:.1f} GB/s, {limit.products / 1e9:.0f} billion products of bytes a second")
     header = " ".join(f"{rows:>6}" for rows in ROWS)
-    print(f"{'':<20} fraction of the limit at rows {'':>11} over XLA float32 at rows")
-    print(f"{'':<20} {header}   {header}")
+    print(f"{'':<22} fraction of the limit at rows {'':>11} over XLA float32 at rows")
+    print(f"{'':<22} {header}   {header}")
     for name, size, products, times in results:
         least = {rows: limit.seconds(size, rows * products) for rows in ROWS}
         fractions = " ".join(f"{least[rows] / times[rows]:>6.2f}" for rows in ROWS)
         ratios = " ".join(f"{xla[rows] / times[rows]:>6.1f}" for rows in ROWS)
-        print(f"{name:<20} {fractions}   {ratios}")
+        print(f"{name:<22} {fractions}   {ratios}")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
 
 Random weights in the shape of Qwen3.5-0.8B, written to a temporary folder. A prompt is fed without drafter, from its
 first token until the first new one is known; llama.cpp's figure is `pp` of llama-bench, which samples nothing. Prompts
-are random tokens. `limit` is the share of the rate of products that the machine allows, measured in the same run by a
-loop of nothing but products of bytes on vectors, which the matrices alone reach: activations of 8 bits need one such
-product for each weight and token, those of 16 bits two. Programs take turns and the best of each counts; without
---llama-bench its columns stay empty.
+are random tokens. `limit` is the share of the rate of products that vectors allow (known for AVX-512 VNNI), measured in
+the same run by a loop of nothing but products of bytes, which the products with matrices alone reach: activations of 8
+bits need one such product for each weight and token, those of 16 bits two. Programs take turns and the best of each
+counts; without --llama-bench its columns stay empty.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def main() -> None:
     columns = " ".join(f"{f'{tokens} tokens':>11} {'limit':>6} {'llama':>7} {'x':>5}" for tokens in args.tokens)
     print(f"{'file':<6} {'':>4} {columns}")
     limit = Limit(OF_BYTES)
+    known = math.isfinite(limit.products)
     with tempfile.TemporaryDirectory() as folder:
         for kind, head in (file for file in FILES if file[0] in args.types):
             path = Path(folder) / f"{kind}.gguf"
@@ -83,11 +84,12 @@ def main() -> None:
                 cells = [f"{kind:<6} {act:>4}"]
                 for tokens in args.tokens:
                     ours, other = best[act, tokens], best.get(("llama", tokens), float("nan"))
-                    reached = tokens * products * weights / ours / limit.products
+                    reached = tokens * products * weights / ours / limit.products if known else float("nan")
                     cells.append(f"{tokens / ours:>11.0f} {reached:>6.2f} {tokens / other:>7.0f} {other / ours:>5.2f}")
                 print(" ".join(cells), flush=True)
             path.unlink()
-    print(f"limit: {limit.products / 1e9:.0f} billion products of bytes a second")
+    if known:
+        print(f"limit: {limit.products / 1e9:.0f} billion products of bytes a second")
 
 
 if __name__ == "__main__":

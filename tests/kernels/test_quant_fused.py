@@ -76,13 +76,14 @@ def test_swiglu_is_its_definition_and_rows_do_not_see_each_other(names: tuple[st
     assert np.linalg.norm(elsewhere - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
-def test_blocks_meet_the_experts_that_an_index_names() -> None:
+@pytest.mark.parametrize("rows", [2, 14])  # the latter by tiles, where there are any
+def test_blocks_meet_the_experts_that_an_index_names(rows: int) -> None:
     stacks = [prepare(blocks("Q8_0", 3, *shape)) for shape in ((F, K), (F, K), (N, F))]
-    x, index = draw(4, 2, K), jnp.asarray([2, -1, 0, 7])
+    x, index = draw(4, rows, K), jnp.asarray([2, -1, 0, 7])
     got = quant_swiglu(x, *stacks, index=index)
     for row, expert in enumerate([2, None, 0, 2]):
         alone = 0 if expert is None else quant_swiglu(x[row], *(stack[expert] for stack in stacks))
-        np.testing.assert_array_equal(got[row], np.broadcast_to(alone, (2, N)))
+        np.testing.assert_array_equal(got[row], np.broadcast_to(alone, (rows, N)))
 
 
 def test_programs_may_batch_and_cast_and_no_rows_are_no_work() -> None:

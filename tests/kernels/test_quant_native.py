@@ -85,6 +85,8 @@ def test_zeros_denormals_huge_and_broken_values(name: str, act: str) -> None:
     x = np.stack([0 * normal, normal * 1e-41, normal * 1e34, normal, *(normal for _ in broken)]).astype(np.float32)
     x[4:, 40] = list(broken.values())
     got = np.asarray(quant_matmul(jnp.asarray(x), panels, act=act, impl="cpu_native"))
+    many = quant_matmul(jnp.asarray(np.tile(x, (3, 1))), panels, act=act, impl="cpu_native")
+    np.testing.assert_array_equal(many, np.tile(got, (3, 1)))
     assert not got[0].any()
     assert np.abs(got[1]).max() < 1e-30
     exact = np.asarray(dequantize(blocks), np.float64) @ x[2].astype(np.float64)
@@ -93,14 +95,15 @@ def test_zeros_denormals_huge_and_broken_values(name: str, act: str) -> None:
     assert np.isnan(got[4:]).all()
 
 
+@pytest.mark.parametrize("rows", [2, 14])  # the latter by tiles, where there are any
 @pytest.mark.parametrize("impl", ["cpu_native", "xla_dequant"])
-def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str) -> None:
+def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str, rows: int) -> None:
     stack = prepare(from_blocks(jnp.stack([matrix("Q4_K", seed=seed)[0].parts["blocks"] for seed in range(3)]), "Q4_K"))
-    x = activations(5 * 2, stack.width).reshape(5, 2, -1).at[3].set(jnp.nan)  # which nobody reads
+    x = activations(5 * rows, stack.width).reshape(5, rows, -1).at[3].set(jnp.nan)  # which nobody reads
     index = jnp.array([2, 0, 0, -1, 7])
     got = jax.jit(lambda x, w, i: quant_matmul(x, w, index=i, impl=impl))(x, stack, index)
     for block, number in enumerate([2, 0, 0, None, 2]):
-        expected = jnp.zeros((2, N)) if number is None else quant_matmul(x[block], stack[number], impl=impl)
+        expected = jnp.zeros((rows, N)) if number is None else quant_matmul(x[block], stack[number], impl=impl)
         np.testing.assert_allclose(got[block], expected, rtol=0 if impl == "cpu_native" else 1e-4, atol=1e-4)
 
 

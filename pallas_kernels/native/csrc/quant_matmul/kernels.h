@@ -9,7 +9,7 @@
 namespace specjax {
 
 inline constexpr int kSlab = 64;  // rows of activations that are worked on at a time
-inline constexpr int kFew = 8;    // rows for which there may be other kernels than for more
+inline constexpr int kFew = 12;   // rows for which there may be other kernels than for more
 
 struct QuantKernels {
   // What the rounded activations of up to kSlab rows take for each group of 32 columns.

@@ -57,7 +57,8 @@ inline __attribute__((always_inline)) void Half(const uint8_t* group, const uint
 //
 // Inlined, it would be slower: GCC then stores the sums of some R after every product, at up to 1.6 times the time.
 template <typename Isa, typename Codes, Kind kind, bool wide, int R>
-__attribute__((noinline)) void Tile(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, int64_t group_bytes, float* totals) {
+__attribute__((noinline)) void Tile(const uint8_t* codes, const Step& step, int groups, const uint8_t* x,
+                                    int64_t group_bytes, float* totals) {
   using Floats = typename Isa::Floats;
   Floats total[R];
   for (int r = 0; r < R; ++r) total[r] = Isa::Load(totals + kLanes * r);
