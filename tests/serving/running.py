@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import httpx
 import openai
@@ -38,6 +39,11 @@ class Running:
         return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=120)
 
     def openai(self) -> openai.OpenAI:
+        """One client for all, closed with the server: sockets of those that nobody closes are found by later tests."""
+        return self._openai
+
+    @cached_property
+    def _openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=120)
 
     def settle(self, seconds: float = 30) -> None:
@@ -67,7 +73,9 @@ def serving(model: specjax.Model, settings: Settings, access: Access, *, warm: b
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield Running(service, f"http://127.0.0.1:{listening.getsockname()[1]}", model)
+    running = Running(service, f"http://127.0.0.1:{listening.getsockname()[1]}", model)
+    yield running
+    running.openai().close()
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
