@@ -12,14 +12,13 @@ counts; without --llama-bench its columns stay empty.
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from pathlib import Path
 
 import jax
 from arithmetic_rate import OF_BYTES
-from decode_step import FILES, llama_seconds
+from decode_step import FILES, arguments, llama_seconds
 from limits import Limit
 from machine import description
 from random_model import write_random_model
@@ -48,14 +47,8 @@ def weights_of_layers(model: specjax.Model) -> int:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM")
-    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; XLA takes all cores")
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--vocab", type=int, default=65536)
+    parser = arguments(__doc__, turns=4)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 512], help="of the prompts; default: 64 512")
-    parser.add_argument("--types", nargs="+", default=[kind for kind, _ in FILES], help="of the layers")
-    parser.add_argument("--turns", type=int, default=4)
     args = parser.parse_args()
 
     print(f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}")
@@ -70,11 +63,13 @@ def main() -> None:
             write_random_model(path, shape_of_0_8b(args.layers, args.vocab), kind, head)
             models = {act: specjax.load(path, packed=act) for act in ACTIVATIONS}
             best: dict[tuple[str, int], float] = {}
-            for turn in range(args.turns + 1):  # the first one compiles
+            for turn in range(args.turns + 1):
                 limit.measure()
                 for tokens in args.tokens:
                     times = {act: our_seconds(model, tokens, turn) for act, model in models.items()}
-                    if args.llama_bench is not None and turn > 0:
+                    if turn == 0:
+                        continue  # it compiled
+                    if args.llama_bench is not None:
                         program = [args.llama_bench, "-t", args.threads, "-p", tokens, "-n", 0, "-r", 1]
                         times["llama"] = llama_seconds(program, path)[tokens]
                     for name, seconds in times.items():

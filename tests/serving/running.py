@@ -38,12 +38,9 @@ class Running:
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=120)
 
-    def openai(self) -> openai.OpenAI:
-        """One client for all, closed with the server: sockets of those that nobody closes are found by later tests."""
-        return self._openai
-
     @cached_property
-    def _openai(self) -> openai.OpenAI:
+    def openai(self) -> openai.OpenAI:
+        """One for all, closed with the server: sockets of clients that nobody closes are found by later tests."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=120)
 
     def settle(self, seconds: float = 30) -> None:
@@ -75,7 +72,7 @@ def serving(model: specjax.Model, settings: Settings, access: Access, *, warm: b
         time.sleep(0.01)
     running = Running(service, f"http://127.0.0.1:{listening.getsockname()[1]}", model)
     yield running
-    running.openai().close()
+    running.openai.close()
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()

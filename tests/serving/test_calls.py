@@ -158,7 +158,7 @@ def test_calls_come_as_the_client_of_openai_wants_them(running: Running, monkeyp
         "max_tokens": 60,
         "extra_body": {"regex": called},
     }
-    whole = running.openai().chat.completions.create(**asked)
+    whole = running.openai.chat.completions.create(**asked)
     choice = whole.choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "ok")
     (call,) = choice.message.tool_calls or ()
@@ -166,13 +166,13 @@ def test_calls_come_as_the_client_of_openai_wants_them(running: Running, monkeyp
     days = json.loads(call.function.arguments)["days"]  # type: ignore[union-attr]
     assert days in range(1, 10)
     content, calls = "", []
-    for event in running.openai().chat.completions.create(**asked, stream=True):
+    for event in running.openai.chat.completions.create(**asked, stream=True):
         content += event.choices[0].delta.content or ""
         calls += event.choices[0].delta.tool_calls or []
     assert content == "ok "
     assert [(each.index, each.function.name) for each in calls] == [(0, "weather")]
     messages = [*asked["messages"], choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
-    again = running.openai().chat.completions.create(**{**asked, "messages": messages, "max_tokens": 1})
+    again = running.openai.chat.completions.create(**{**asked, "messages": messages, "max_tokens": 1})
     functions = 'weather\nnow\nCall: <tool_call>{"name": ...}</tool_call>\n'
     shown = f"{functions}user: how is it?assistant: ok{days}tool: sunny"  # line breaks after blocks are left out
     assert again.usage is not None

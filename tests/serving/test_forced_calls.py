@@ -170,7 +170,7 @@ def test_a_forced_call_comes_whatever_the_model_would_say(
     for choice in forced:
         said = []
         for draft in (0, DRAFTS):
-            answer = running.openai().chat.completions.create(
+            answer = running.openai.chat.completions.create(
                 **asked,
                 tool_choice=choice,
                 parallel_tool_calls=False,
@@ -199,7 +199,7 @@ def test_an_answer_that_calls_again_and_again_is_ended(running: Running, monkeyp
     for most in (2, 3):
         monkeypatch.setattr("specjax.serving.chat.MOST_CALLS", most)
         for parallel in (True, False):
-            answer = running.openai().chat.completions.create(
+            answer = running.openai.chat.completions.create(
                 **asked, tool_choice="required", parallel_tool_calls=parallel, logit_bias=endless, max_tokens=300
             )
             calls = answer.choices[0].message.tool_calls or []

@@ -138,10 +138,10 @@ def test_a_body_that_does_not_come_is_given_up(running: Running) -> None:
 
 def test_openai_errors_have_the_types_of_the_client(running: Running) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
-        running.openai().completions.create(model="other", prompt="a")
+        running.openai.completions.create(model="other", prompt="a")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        running.openai().completions.create(model="demo", prompt="a", temperature=-1)
+        running.openai.completions.create(model="demo", prompt="a", temperature=-1)
     assert bad.value.param == "temperature"
-    assert [model.id for model in running.openai().models.list()] == ["demo"]
+    assert [model.id for model in running.openai.models.list()] == ["demo"]
     running.settle()

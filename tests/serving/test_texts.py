@@ -15,7 +15,7 @@ PROMPTS = ["def add(a, b):\n", "import os\n", "class Stack:\n", "for i in range(
 
 
 def test_greedy_texts_and_counts_of_drafts_are_those_of_generate(running: Running) -> None:
-    answer = running.openai().completions.create(model="demo", prompt=PROMPTS, max_tokens=24, temperature=0)
+    answer = running.openai.completions.create(model="demo", prompt=PROMPTS, max_tokens=24, temperature=0)
     own = [running.model.generate(prompt, max_tokens=24, draft=DRAFTS) for prompt in PROMPTS]
     assert [choice.text for choice in answer.choices] == [each.text for each in own]
     assert [choice.finish_reason for choice in answer.choices] == ["length"] * len(PROMPTS)
@@ -34,7 +34,7 @@ def test_greedy_texts_and_counts_of_drafts_are_those_of_generate(running: Runnin
 @pytest.mark.parametrize("accept", ["coupled", pytest.param("block", marks=pytest.mark.slow)])
 def test_samples_are_those_of_generate_under_each_rule(running: Running, accept: str) -> None:
     """Rows of the server's one program have rules of their own."""
-    answer = running.openai().completions.create(
+    answer = running.openai.completions.create(
         model="demo", prompt=PROMPTS[0], max_tokens=20, temperature=0.8, seed=7, extra_body={"accept": accept}
     )
     own: Any = {"max_tokens": 20, "temperature": 0.8, "seed": 7, "accept": accept, "draft": DRAFTS}
@@ -43,8 +43,8 @@ def test_samples_are_those_of_generate_under_each_rule(running: Running, accept:
 
 def test_a_stream_has_the_text_of_the_whole_answer(running: Running) -> None:
     asked: Any = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop": ["\n\n"]}
-    whole = running.openai().completions.create(**asked)
-    stream = [*running.openai().completions.create(**asked, stream=True, stream_options={"include_usage": True})]
+    whole = running.openai.completions.create(**asked)
+    stream = [*running.openai.completions.create(**asked, stream=True, stream_options={"include_usage": True})]
     assert "".join(event.choices[0].text for event in stream if event.choices) == whole.choices[0].text
     assert [event.choices[0].finish_reason for event in stream if event.choices][-1] == whole.choices[0].finish_reason
     assert stream[-1].usage == whole.usage
@@ -58,7 +58,7 @@ def test_a_bias_and_penalties_are_those_of_generate_beside_texts_without(running
     leaning = {"logit_bias": {str(own.tokens[0]): -100}, "presence_penalty": 0.5, "frequency_penalty": 1.5}
     bias = {"logit_bias": {own.tokens[0]: -100}, "presence_penalty": 0.5, "frequency_penalty": 1.5}
     with ThreadPoolExecutor() as pool:
-        client = running.openai()
+        client = running.openai
         ask = partial(client.completions.create, model="demo")
         texts = [pool.submit(ask, **plain, **more) for more in (leaning, {})]
         got = [each.result().choices[0].text for each in texts]
@@ -79,13 +79,13 @@ def test_chats_stream_and_choices_are_samples_of_their_own(running: Running) -> 
         "n": 3,
         "seed": 5,
     }
-    whole = running.openai().chat.completions.create(**asked)
+    whole = running.openai.chat.completions.create(**asked)
     texts = [choice.message.content for choice in whole.choices]
-    text = running.openai().completions.create(model="demo", prompt="import os\nx = \n", max_tokens=16, seed=5)
+    text = running.openai.completions.create(model="demo", prompt="import os\nx = \n", max_tokens=16, seed=5)
     assert texts[0] == text.choices[0].text
     assert len(set(texts)) > 1
     streamed = [""] * 3
-    for event in running.openai().chat.completions.create(**asked, stream=True):
+    for event in running.openai.chat.completions.create(**asked, stream=True):
         for choice in event.choices:
             streamed[choice.index] += choice.delta.content or ""
     assert streamed == texts
@@ -115,7 +115,7 @@ def test_the_trace_tells_how_each_token_was_made(running: Running, client: httpx
 
 def test_log_probabilities_are_those_of_generate_and_of_score(running: Running) -> None:
     model, prompt = running.model, PROMPTS[0]
-    answer = running.openai().completions.create(
+    answer = running.openai.completions.create(
         model="demo", prompt=prompt, max_tokens=5, temperature=0, logprobs=3, echo=True
     )
     own = model.generate(prompt, max_tokens=5, draft=DRAFTS, logprobs=3)
@@ -130,7 +130,7 @@ def test_log_probabilities_are_those_of_generate_and_of_score(running: Running) 
     assert "".join(scores.tokens or ()) == prompt + own.text
     assert scores.top_logprobs is not None
     assert all(len(each) == 3 for each in scores.top_logprobs[1:])
-    chat = running.openai().chat.completions.create(
+    chat = running.openai.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "import"}],
         max_tokens=4,
@@ -190,7 +190,7 @@ def test_requests_choose_their_drafters(running: Running, client: httpx.Client) 
 def test_a_schema_holds_the_text(client: httpx.Client, running: Running) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    chat = running.openai().chat.completions.create(
+    chat = running.openai.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "x = "}],
         response_format=wanted,  # type: ignore[arg-type]

@@ -9,7 +9,7 @@
 namespace specjax {
 
 inline constexpr int kSlab = 64;  // rows of activations that are worked on at a time
-inline constexpr int kFew = 12;   // rows for which there may be other kernels than for more
+inline constexpr int kFew = 12;   // for more rows than these there may be kernels of their own
 
 struct QuantKernels {
   // What the rounded activations of up to kSlab rows take for each group of 32 columns.
@@ -26,7 +26,7 @@ struct QuantKernels {
   // out[i] = silu(gate[i]) * up[i]; with a limit above zero, silu is at most that and up within plus and minus that.
   void (*swiglu)(const float* gate, const float* up, int64_t count, float limit, float* out);
 
-  const QuantKernels* many = nullptr;  // for blocks of more than kFew rows; null: these
+  const QuantKernels* many = nullptr;  // those for blocks of more than kFew rows; null: these
 
   const QuantKernels& For(int64_t rows) const { return many == nullptr || rows <= kFew ? *this : *many; }
 
