@@ -70,23 +70,17 @@ def theirs(program: Path, model: Path, tokens: int, kv: str, threads: int) -> di
     return llama_seconds(command, model)
 
 
-def arguments(doc: str | None, turns: int) -> argparse.ArgumentParser:
-    """A parser of the files and programs that are compared."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM")
     parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; XLA takes all cores")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocab", type=int, default=65536)
-    parser.add_argument("--types", nargs="+", default=[kind for kind, _ in FILES], help="of the layers")
-    parser.add_argument("--turns", type=int, default=turns)
-    return parser
-
-
-def main() -> None:
-    """Print the table."""
-    parser = arguments(__doc__, turns=2)
     parser.add_argument("--tokens", type=int, default=0, help="that are in the caches before the step")
     parser.add_argument("--kv", default="f16", help="type of the caches, one that both programs know")
+    parser.add_argument("--types", nargs="+", default=[kind for kind, _ in FILES], help="of the layers")
+    parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
 
     print(f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}")

@@ -12,13 +12,14 @@ counts; without --llama-bench its columns stay empty.
 
 from __future__ import annotations
 
+import argparse
 import math
 import tempfile
 from pathlib import Path
 
 import jax
 from arithmetic_rate import OF_BYTES
-from decode_step import FILES, arguments, llama_seconds
+from decode_step import FILES, llama_seconds
 from limits import Limit
 from machine import description
 from random_model import write_random_model
@@ -47,7 +48,13 @@ def weights_of_layers(model: specjax.Model) -> int:
 
 def main() -> None:
     """Print the table."""
-    parser = arguments(__doc__, turns=4)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM")
+    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; XLA takes all cores")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocab", type=int, default=65536)
+    parser.add_argument("--types", nargs="+", default=[kind for kind, _ in FILES], help="of the layers")
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 512], help="of the prompts; default: 64 512")
     args = parser.parse_args()
 
