@@ -97,6 +97,7 @@ TABLE: Mapping[str, Mapping[str, Platforms]] = {
     },
     "matmul.packed": {
         "cpu_native": CPU,
+        "xla_decoded": GPU,
         "xla_dequant": ANYWHERE,
         **_kernels("pallas_tpu", "pallas_gpu", "pallas_gpu_prefill", "triton", "triton_prefill"),
         **_REFERENCE,

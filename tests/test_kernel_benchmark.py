@@ -57,7 +57,11 @@ DELTAS = {"B": 1, "T": 2, "Hk": 1, "Hv": 2, "Dk": 16, "Dv": 16}
         ("gated_delta.verify_snapshots", {**DELTAS, "M": 2}, {}),
         ("causal_conv1d", {"B": 2, "T": 3, "C": 8, "W": 4}, {}),
         ("hadamard", {"rows": 4, "N": 8}, {}),
-        ("matmul.packed", {"M": 2, "N": 64, "K": 96, "format": "Q8_0", "layout": LAYOUT}, {}),
+        (
+            "matmul.packed",
+            {"M": 2, "N": 64, "K": 96, "format": "Q8_0", "layout": LAYOUT},
+            {"xla_decoded": "reads the layout 'planes'"},
+        ),
         ("matmul.float", {"M": 2, "N": 64, "K": 96, "dtype": "float32"}, {}),
         ("matmul.experts", {"M": 2, "k": 2, "E": 4, "F": 32, "D": 64}, {}),
         (
@@ -100,10 +104,9 @@ def test_wrong_results_and_failures_are_shown(
 
     case = replace(right, call=call)
     results = list(kernels.measure(case, kernels.compiled(case, effort), RATE, effort))
-    assert [(each.impl, each.refused) for each in results] == [
-        ("xla_dequant", None),
-        ("cpu_native", "RuntimeError: ptxas fatal: too many registers"),
-    ]
+    refused = {each.impl: each.refused for each in results}
+    assert refused["xla_dequant"] is None
+    assert refused["cpu_native"] == "RuntimeError: ptxas fatal: too many registers"
     kernels.print_table(results, RATE)
     assert "refused: matmul.packed cpu_native, M=2" in capsys.readouterr().out
 

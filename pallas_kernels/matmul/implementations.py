@@ -16,6 +16,7 @@ from pallas_kernels.matmul import (
     reference,
     triton_planes,
     triton_prefill,
+    xla_decoded,
     xla_dequant,
 )
 from pallas_kernels.matmul.operands import unfit_for_few_rows, wrong_layout
@@ -81,6 +82,7 @@ TOGETHER: dict[str, Products] = {
 QUANT_MATMUL = operation(
     "matmul.packed",
     cpu_native=Form(_alone(_natively), cpu_native.unfit),
+    xla_decoded=Form(_block_by_block(lambda x, weight, act: xla_decoded.quant_matmul(x, weight)), xla_decoded.unfit),
     xla_dequant=Form(_by_xla),
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
     pallas_gpu=Form(_alone(_on_gpu), unfit_for_few_rows),

@@ -22,12 +22,13 @@ formats, whose codes stand for any floats. Kernels multiply these as they lie: r
 matrix gives the same products.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float, Int, Shaped, UInt8
 
@@ -90,22 +91,30 @@ def _pack_matrix(blocks: UInt8[Array, "N bytes"], format: str) -> dict[str, Arra
 
 def decode(tensor: QTensor) -> Array:
     """All values [..., N, K], float32."""
-    kind, parts = FORMATS[tensor.format], tensor.parts
-    planes = [parts[name] for name in plane_names(kind)]
-    *lead, _, lanes = planes[0].shape
-    chunks = [plane.reshape(*lead, -1, 32 * bits, lanes) for plane, bits in zip(planes, kind.planes, strict=True)]
-    values = code_values(kind, chunk_codes(kind, chunks))
+    kind = FORMATS[tensor.format]
+    whole = jnp.swapaxes(values(kind, tensor.parts), -1, -2)[..., : tensor.rows, : tensor.width]
+    return turned(whole, tq_rotation()) if kind.rotated else whole
+
+
+def values(kind: BlockFormat, parts: Mapping[str, Shaped[Array, "... R N"]]) -> Float[Array, "... K N"]:
+    """All values, as they lie: padded, and rotated where the matrix is."""
+    codes, shift = jnp.zeros((), jnp.uint8), 0
+    for name, bits in zip(plane_names(kind), kind.planes, strict=True):
+        *lead, _, lanes = parts[name].shape
+        of_fields = np.arange(0, 8, bits, dtype=np.uint8)[:, None, None]
+        fields = parts[name].reshape(*lead, -1, 1, 32 * bits, lanes) >> of_fields & (1 << bits) - 1
+        codes = codes | fields.reshape(*lead, -1, lanes) << shift
+        shift += bits
 
     def read(name: str) -> Array:  # one for each group
         numbers, groups = floats(parts[name]), parts[name.removeprefix("super_")].shape[-2]
         return jnp.repeat(numbers, groups // numbers.shape[-2], axis=-2)
 
     scale, bias = scale_and_bias(parts, read)
-    groups = values.reshape(*scale.shape[:-1], kind.per_scale, lanes) * scale[..., None, :]
+    groups = code_values(kind, codes).reshape(*scale.shape[:-1], kind.per_scale, lanes) * scale[..., None, :]
     if bias is not None:
         groups = groups + bias[..., None, :]
-    whole = jnp.swapaxes(groups.reshape(*lead, -1, lanes), -1, -2)[..., : tensor.rows, : tensor.width]
-    return turned(whole, tq_rotation()) if kind.rotated else whole
+    return groups.reshape(codes.shape)
 
 
 def take(tensor: QTensor, rows: Array) -> Array:
