@@ -17,15 +17,17 @@ from specjax.mesh.hosts import fetched
 from specjax.mesh.shards import MODEL, REPLICATED, lying, on_shards
 from specjax.models.protocol import FeatureRequest, Params, Rows, Target, TargetOutput
 from specjax.runtime.memory import Memory, ReturnPoint
-from specjax.runtime.pieces import piece_size
+from specjax.runtime.pieces import SMALL_SHAPES, Shape, piece_size, shapes_of_pieces
 from specjax.state import SequenceState
 
 
-def pieces_of(tokens: Sequence[int]) -> Iterator[tuple[Int[np.ndarray, "1 T"], Int[np.ndarray, "1"]]]:
+def pieces_of(
+    tokens: Sequence[int], shapes: Sequence[Shape] = SMALL_SHAPES
+) -> Iterator[tuple[Int[np.ndarray, "1 T"], Int[np.ndarray, "1"]]]:
     """The tokens in pieces of the sizes that prompts are fed in, padded, and how many of each count."""
     begin = 0
     while begin < len(tokens):
-        size = piece_size(len(tokens) - begin)
+        size = piece_size(len(tokens) - begin, shapes)
         piece = tokens[begin : begin + size]
         padded = np.zeros((1, size), np.int32)
         padded[0, : len(piece)] = piece
@@ -46,7 +48,7 @@ def feed(
     """
     if not len(tokens):
         raise ValueError("there are no tokens to feed; give at least one")
-    for piece, n_valid in pieces_of(tokens):
+    for piece, n_valid in pieces_of(tokens, shapes_of_pieces(state)):
         state, logits = feed_rows(decoder.target, decoder.drafter, params, state, None, piece, n_valid)
     return state, logits[0]
 

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from pallas_kernels.override import current_platform
 from specjax.decoding.decoder import LONGEST_CHUNK
 from specjax.runtime.request import Job
+from specjax.state import SequenceState
 
 PIECE_SIZES = (16, 64, LONGEST_CHUNK)
 """Tokens that pieces are padded to. Each size is compiled once, and hidden states of a longer prompt never exist at
@@ -26,9 +27,30 @@ ON_ACCELERATORS = 512
 """The same where the platform is another: there, hundreds of tokens come for free."""
 
 
-def piece_size(left: int) -> int:
+LARGE_PIECE = {"gpu": 1024}
+"""T of a further piece, of one prompt alone, by platform. There, a call of fewer tokens takes most of its time to read
+matrices and to decode them."""
+MOST_PAIRS = 1 << 24
+"""Tokens times slots up to which the large piece is made: attention may hold a number for each, and for every head."""
+
+Shape = tuple[int, int]
+"""P and T of a piece."""
+SMALL_SHAPES = tuple((1, size) for size in PIECE_SIZES)
+"""Of the pieces of one prompt that are small enough for logits of every token."""
+
+
+def shapes_of_pieces(state: SequenceState) -> list[Shape]:
+    """The pieces that a state can be fed; of its arrays, shapes will do."""
+    shapes = list(product(widths_up_to(state.length.shape[0]), PIECE_SIZES))
+    large = LARGE_PIECE.get(current_platform())
+    if large is None or state.rings or large * (state.limit or 0) > MOST_PAIRS:  # rings have room for LONGEST_CHUNK
+        return shapes
+    return [*shapes, (1, large)]
+
+
+def piece_size(left: int, shapes: Sequence[Shape] = SMALL_SHAPES) -> int:
     """T, what the next piece of one prompt is padded to when so many tokens are left."""
-    return _densest([left], [1])[1]
+    return _densest([left], [(width, size) for width, size in shapes if width == 1])[1]
 
 
 @dataclass(frozen=True)
@@ -53,12 +75,12 @@ class Piece:
         return cls(rows, np.zeros((width, size), np.int32), np.zeros(width, np.int32), {})
 
     @classmethod
-    def next_of(cls, feeding: Mapping[int, Job], seats: int) -> Piece:
+    def next_of(cls, feeding: Mapping[int, Job], state: SequenceState) -> Piece:
         """The next piece, for the first of these jobs, which are given by their seats in order of their turns. Their
         `held` counts it from now on.
         """
-        lefts = [job.next_stop - job.held for job in feeding.values()]
-        width, size = _densest(lefts, widths_up_to(seats))
+        lefts, seats = [job.next_stop - job.held for job in feeding.values()], state.length.shape[0]
+        width, size = _densest(lefts, shapes_of_pieces(state))
         piece = cls.empty(seats, width, size)
         columns = {}
         for index, (seat, job) in enumerate(islice(feeding.items(), width)):
@@ -77,19 +99,19 @@ class Piece:
         return {column: (seat, job) for column, (seat, job) in self.columns.items() if job.fed}
 
 
-def _densest(lefts: Sequence[int], widths: Sequence[int]) -> tuple[int, int]:
-    """P and T of the piece that feeds most tokens in its time, of prompts that have so many tokens left each.
+def _densest(lefts: Sequence[int], shapes: Sequence[Shape]) -> Shape:
+    """The piece that feeds most tokens in its time, of prompts that have so many tokens left each.
 
     Padding takes the time of tokens. So a few small pieces can be faster than a large one that is mostly padding, as
     long as a call costs little.
     """
     call = CALL_TOKENS.get(current_platform(), ON_ACCELERATORS)
 
-    def density(shape: tuple[int, int]) -> float:
+    def density(shape: Shape) -> float:
         width, size = shape
         return sum(min(left, size) for left in lefts[:width]) / (call + width * size)
 
-    return max(product(widths, PIECE_SIZES), key=density)
+    return max(shapes, key=density)
 
 
 def widths_up_to(seats: int) -> list[int]:

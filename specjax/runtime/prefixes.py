@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from pallas_kernels.override import current_platform
 from specjax.decoding.decoder import LONGEST_CHUNK
 from specjax.runtime.memory import Memory, common_prefix
+from specjax.runtime.pieces import LARGE_PIECE
 
 LEAST_SHARED = 32
 """How many equal tokens at the start of two prompts are worth a copy of the state."""
@@ -85,7 +87,8 @@ class PrefixCache:
         if not self.num_bytes:
             return ()
         branches = {shared_length(prompt, other) for other in others}
-        blocks = range(LONGEST_CHUNK, len(prompt), LONGEST_CHUNK)
+        block = LARGE_PIECE.get(current_platform(), LONGEST_CHUNK)
+        blocks = range(block, len(prompt), block)
         return tuple(sorted(length for length in branches.union(blocks) if LEAST_SHARED <= length < len(prompt)))
 
     def keep(self, memory: Memory) -> None:

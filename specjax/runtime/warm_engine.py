@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax.decoding.settings import Room
 from specjax.runtime.engine import Engine
-from specjax.runtime.pieces import PIECE_SIZES, Piece, widths_up_to
+from specjax.runtime.pieces import Piece, shapes_of_pieces
 from specjax.runtime.slots import kept_sizes
 from specjax.state import keep_rows, put_rows, take_rows
 
@@ -28,11 +28,12 @@ class WarmEngine(Engine):
             What is built next.
         """
         self._prepare_state(room)
-        for width in widths_up_to(self.seats):
-            for size in PIECE_SIZES:
-                yield f"prompts, {width} times {size} tokens"
-                piece = Piece.empty(self.seats, width, size)
-                self._prepare_feeding(piece)
+        pieces: dict[int, Piece] = {}  # one of each width
+        for width, size in shapes_of_pieces(self.state.sequences):
+            yield f"prompts, {width} times {size} tokens"
+            pieces[width] = Piece.empty(self.seats, width, size)
+            self._prepare_feeding(pieces[width])
+        for piece in pieces.values():
             sequences, logits = self._feed_rows(piece)
             self._state = replace(self.state, sequences=sequences)
             self._texts.build(logits)

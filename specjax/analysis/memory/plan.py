@@ -24,7 +24,7 @@ from specjax.runtime.draft_vocabulary import DraftVocabularySource
 from specjax.runtime.drafters import DrafterSources
 from specjax.runtime.options import GenerateOptions, OptionChanges, options_of, takes_options
 from specjax.runtime.outline import outline
-from specjax.runtime.pieces import PIECE_SIZES, width_of
+from specjax.runtime.pieces import PIECE_SIZES, shapes_of_pieces, width_of
 from specjax.runtime.programs import Programs
 from specjax.runtime.slots import slots_for
 
@@ -196,9 +196,11 @@ def _temporaries(programs: Programs, state: DecodeState, batch: int, copies: flo
         return int(copies * peak_bytes(traced.jaxpr.jaxpr))
 
     found = {"a round": needed(programs.rounds(state))}
-    for columns in dict.fromkeys((width_of(max(1, batch // 4), batch), batch)):
-        name = f"{PIECE_SIZES[-1]} tokens of {columns} prompt{'s' * (columns > 1)}"
-        found[name] = needed(programs.feeding(state, batch, columns=columns))
+    widths = width_of(max(1, batch // 4), batch), batch
+    pieces = dict.fromkeys([(width, PIECE_SIZES[-1]) for width in widths] + shapes_of_pieces(state.sequences)[-1:])
+    for columns, tokens in pieces:
+        name = f"{tokens} tokens of {columns} prompt{'s' * (columns > 1)}"
+        found[name] = needed(programs.feeding(state, batch, columns=columns, tokens=tokens))
     return found
 
 
