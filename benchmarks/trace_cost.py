@@ -48,7 +48,8 @@ class Decoding:
     def started(model: specjax.Model, options: specjax.GenerateOptions, batch: int, slots: int) -> Decoding:
         """The state that an engine has reached, with budgets that do not end."""
         engine = model.engine([options], seats=batch, slots=slots)
-        engine.decoder = replace(engine.decoder, rule=Synthetic((0.7,) * engine.decoder.max_drafts))
+        if drafts := engine.decoder.max_drafts:
+            engine.decoder = replace(engine.decoder, rule=Synthetic((0.7,) * drafts))
         for sequence in range(batch):
             prompt = random_prompt(model.target.vocab_size, PROMPT_TOKENS, sequence)
             engine.submit(model.request(prompt, options, sequence=sequence))
