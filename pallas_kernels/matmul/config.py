@@ -89,9 +89,13 @@ class GpuConfig(BlockSizes):
     splits: int = at_least_one()
 
 
-MULTIPROCESSORS, PROGRAMS = 132, {128: 5, 256: 3, 512: 2}
-"""Of an H100, and how many programs one of them holds at a time, by their columns: registers allow so many for Q4_K and
-four rows. With 16 rows shared memory may allow fewer."""
+MULTIPROCESSORS, PROGRAMS = 132, {128: 4, 256: 3, 512: 2}
+"""Of an H100, and how many programs one of them holds at a time, by their columns: so many as registers allow for four
+rows. With more rows it can be fewer."""
+PROGRAMS_OF_FORMATS = {
+    "Q8_0": 4, "Q4_0": 4, "Q6_K": 4, "IQ4_NL": 4, "IQ4_XS": 4, "TQ4_1S": 4, "Q5_K": 2, "TQ3_1S": 2,
+}  # fmt: skip
+"""The same of 256 columns, where a format's programs take fewer registers, or more."""
 STARTING, ADDING = 1 / 4, 1e-6
 """Estimates: what a program takes to start, and a share for each column to be added, in times of a chunk."""
 SHARES = 2
@@ -114,6 +118,11 @@ def gpu_candidates(dims: Dims) -> list[GpuConfig]:
     ]
 
 
+def programs_at_a_time(format: str, columns: int) -> int:
+    """How many programs a multiprocessor holds."""
+    return PROGRAMS_OF_FORMATS.get(format, PROGRAMS[columns]) if columns == 256 else PROGRAMS[columns]
+
+
 def _splits(dims: Dims, columns: int) -> list[int]:
     """The three best numbers of splits, the best one last: no split where tiles alone fill the GPU.
 
@@ -121,7 +130,7 @@ def _splits(dims: Dims, columns: int) -> list[int]:
     takes as long as a full one.
     """
     chunks, tiles = -(-dims["K"] // CHUNK), -(-dims["N"] // columns)
-    places = MULTIPROCESSORS * PROGRAMS[columns]
+    places = MULTIPROCESSORS * programs_at_a_time(dims["format"], columns)
 
     def time(splits: int) -> float:
         return -(-tiles * splits // places) * (chunks / splits + STARTING) + ADDING * splits * dims["N"]

@@ -35,7 +35,7 @@ from pallas_kernels.table import Dims
 
 WORTH_IT = 1.05
 """Times as fast as what the table takes, at which another implementation is chosen."""
-BUDGET = 36.0
+BUDGET = 30.0
 """Seconds after which no further call is tried; the next time goes on there."""
 PATIENCE = 40.0
 """Seconds in which an implementation must compile, and in which it must run."""

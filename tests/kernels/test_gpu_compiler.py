@@ -27,9 +27,9 @@ from gpu_compiler import compiled_for_gpu, without_mosaic_gpu_compiler
 
 from pallas_kernels.kv_formats import FORMATS
 from pallas_kernels.matmul import pallas_gpu
-from pallas_kernels.matmul.config import FEW_ROWS, GpuConfig
+from pallas_kernels.matmul.config import FEW_ROWS, GpuConfig, programs_at_a_time
 from pallas_kernels.matmul.formats import FORMATS as BLOCK_FORMATS
-from pallas_kernels.mosaic_gpu import SHARED_MEMORY
+from pallas_kernels.mosaic_gpu import SHARED_MEMORY, WARPGROUP
 
 pytestmark = [
     pytest.mark.gpu_compiler,
@@ -110,6 +110,8 @@ CAPABILITY = int(os.environ.get("GPU_CAPABILITY", "90"))
 WGMMA = re.compile(r"prefill|splits|quant_matmul .* (512|64) rows")
 """Kernels that multiply by wgmma, an instruction that Hopper has and no later GPU."""
 
+REGISTERS = 65536
+"""Of a multiprocessor."""
 SPILLED = {
     "prefill 27B": 408,
     "prefill 27B, 16 tokens": 408,
@@ -126,6 +128,15 @@ def test_kernels_keep_what_they_work_on_in_registers(name: str, tmp_path: Path) 
         assert code.target == f"sm_{CAPABILITY}a"
         assert code.shared <= SHARED_MEMORY
         assert code.spilled <= SPILLED.get(name, 0)
+
+
+@pytest.mark.skipif(CAPABILITY != 90, reason="the numbers are those of Hopper")
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_a_multiprocessor_holds_as_many_products_as_the_splits_count_on(name: str, tmp_path: Path) -> None:
+    run = partial(pallas_gpu.quant_matmul, act="a16", config=GpuConfig(256, 7))
+    (code,) = compiled_for_gpu(run, tmp_path, *matmul.arguments(name, matmul.WIDE, 4))
+    by_registers = REGISTERS // (WARPGROUP * (code.registers + -code.registers % 8))
+    assert min(by_registers, SHARED_MEMORY // (code.shared + 2048)) == programs_at_a_time(name, 256)
 
 
 @pytest.mark.parametrize("capability", ["100", "120"])

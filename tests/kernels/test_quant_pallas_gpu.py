@@ -25,7 +25,14 @@ from pallas_kernels.matmul import (
     quant_swiglu,
     triton_planes,
 )
-from pallas_kernels.matmul.config import MULTIPROCESSORS, PROGRAMS, SHARES, GpuConfig, gpu_candidates, gpu_heuristic
+from pallas_kernels.matmul.config import (
+    MULTIPROCESSORS,
+    SHARES,
+    GpuConfig,
+    gpu_candidates,
+    gpu_heuristic,
+    programs_at_a_time,
+)
 from pallas_kernels.matmul.gpu_rows import MOST_CHUNKS
 from pallas_kernels.matmul.implementations import TOGETHER
 from pallas_kernels.matmul.planes import CHUNK
@@ -224,11 +231,12 @@ def test_blocks_of_rows_meet_stacks_that_share_a_launch() -> None:
 
 @pytest.mark.parametrize("n", [48, 1024, 5120, 6144, 10240, 17408, 248320])
 @pytest.mark.parametrize("k", [2048, 5120, 17408])
-def test_the_last_programs_keep_the_gpu_busy_as_the_first_do(n: int, k: int) -> None:
-    dims = {"N": n, "K": k, "format": "Q4_K"}
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "Q5_K"])
+def test_the_last_programs_keep_the_gpu_busy_as_the_first_do(name: str, n: int, k: int) -> None:
+    dims = {"N": n, "K": k, "format": name}
     config = gpu_heuristic(dims)
     assert config in gpu_candidates(dims)
-    tiles, places = -(-n // config.columns), MULTIPROCESSORS * PROGRAMS[config.columns]
+    tiles, places = -(-n // config.columns), MULTIPROCESSORS * programs_at_a_time(name, config.columns)
     rounds = tiles * config.splits / places
     assert config.splits == (1 if tiles >= places else SHARES * k // CHUNK) or rounds >= 0.85 * np.ceil(rounds)
 
