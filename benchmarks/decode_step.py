@@ -55,7 +55,7 @@ def ours(model: Model, tokens: int, kv: str) -> dict[int, float]:
 def llama_seconds(command: Sequence[object], model: Path) -> dict[int, float]:
     """What llama-bench takes for the prompts and the step (1) that a command asks of it, by their tokens."""
     done = subprocess.run(
-        [*map(str, command), "-m", str(model), "-fa", "1", "-o", "json"], check=True, capture_output=True, text=True
+        [*map(str, command), "-m", str(model), "-fa", "auto", "-o", "json"], check=True, capture_output=True, text=True
     )
     return {
         run["n_prompt"] or 1: min(run["samples_ns"]) / 1e9 / (1 if run["n_prompt"] else run["n_gen"])
