@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,7 @@ class Building:
         """
         self.seconds = 0.0
         self._compiled = compiled
+        self._ahead: dict[tuple, threading.Thread] = {}
 
     def clock(self) -> float:
         """Seconds, without those spent on building."""
@@ -64,6 +66,17 @@ class Building:
     def built(self, *key: Any) -> bool:
         """Whether the program of this key has been built."""
         return key in self._compiled
+
+    def ahead(self, compile: Callable[[], object], *key: Any) -> None:
+        """Compile the program of this key beside what is built meanwhile. The call that builds it waits for the end."""
+
+        def run() -> None:
+            with suppress(Exception):  # the call will meet it too, and tell
+                compile()
+
+        if key not in self._ahead and not self.built(*key):
+            self._ahead[key] = thread = threading.Thread(target=run)
+            thread.start()
 
     @contextmanager
     def at_first(self, what: str, jobs: Iterable[Job], *key: Any) -> Iterator[None]:
@@ -76,6 +89,8 @@ class Building:
         begin = time.perf_counter()
         try:
             with announced(f"compiling the program for {what}; this is done once for a model and its sizes"):
+                if thread := self._ahead.pop(key, None):
+                    thread.join()
                 yield
             self._compiled.add(key)
         finally:

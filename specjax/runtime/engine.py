@@ -389,6 +389,7 @@ class Engine:
         key = self._key("feed", *piece.tokens.shape)
         if self._building.built(*key):
             return
+        self._rounds.foresee(self.decoder, self.params, self._running, self._seated(), key=self._key())
         with self._building.at_first("prompts", self._seated().values(), *key):
             sequences, logits = self._feed_rows(Piece.empty(self.seats, *piece.tokens.shape))
             self._state = replace(self._running, sequences=sequences)

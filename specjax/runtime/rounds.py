@@ -9,8 +9,10 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from pallas_kernels.override import current_platform
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import ChunkRecord, decode_chunk, leaves_behind
+from specjax.decoding.settings import DraftConfig
 from specjax.mesh.hosts import agreed, is_first
 from specjax.models.protocol import Params
 from specjax.runtime.backlog import MOST_BYTES, Added, Backlog
@@ -131,9 +133,7 @@ class Rounds:
             most: the most rounds of the chunk; None: as many as are good for speed.
         """
         self._turn_to(key)
-        wants = {row: job.request.settings.draft for row, job in jobs.items()}
-        if self._memory is None and any(want.auto for want in wants.values()):
-            self._recall(params)
+        wants = self._wants(jobs, params)
         choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced, alone=alone)
         program, new = decoder.at_most(choice.depth), choice.depth not in self._ready
         limits = (1,) if new else (self._most(program), self._pace.rounds(choice.depth), choice.rounds, most)
@@ -186,6 +186,34 @@ class Rounds:
         """Build the program of rounds of this depth, if there is none yet; see `start` for the arguments."""
         self._turn_to(key)
         return state if depth in self._ready else self._build(decoder, params, state, {}, depth)[0]
+
+    def foresee(
+        self, decoder: Decoder, params: Params, state: DecodeState, jobs: Mapping[int, Job], *, key: tuple
+    ) -> None:
+        """Begin to compile the program of the first chunk, beside that for prompts; see `start` for the arguments.
+
+        On an accelerator each takes a minute for a large model. XLA for CPUs keeps all cores busy with one of them.
+        """
+        self._turn_to(key)
+        wants = self._wants({row: job for row, job in jobs.items() if job.limit > 1}, params)
+        if not wants or self._ready or self._alike or current_platform() == "cpu":
+            return
+        depth = self._control.foreseen(wants)
+        program = decoder.at_most(depth)
+        if leaves_behind(program, state):
+            return
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), state
+        )
+        arguments = program, params, shapes, self._most(program), np.int32(1), np.int32(USUAL)
+        self._building.ahead(lambda: decode_chunk.lower(*arguments).compile(), *self._program(depth))
+
+    def _wants(self, jobs: Mapping[int, Job], params: Params) -> dict[int, DraftConfig]:
+        """How each row wants to draft. Where that is to be found out, begin with what is known of costs."""
+        wants = {row: job.request.settings.draft for row, job in jobs.items()}
+        if self._memory is None and any(want.auto for want in wants.values()):
+            self._recall(params)
+        return wants
 
     def _turn_to(self, key: tuple) -> None:
         if key != self._key:

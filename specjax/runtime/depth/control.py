@@ -179,18 +179,33 @@ class DepthControl:
             may_build: whether another program may be built.
             alone: whether nothing else runs beside the chunk, so that its time can be known.
         """
-        floor = max((want.n_max for want in wants.values() if not want.auto), default=0)
-        allowed = [depth for depth in self.depths if depth >= floor]
+        allowed = self._allowed(wants)
         if not any(want.auto for want in wants.values()):
             return Choice(next((depth for depth in allowed if depth in ready), self.depths[-1]))
         able = [depth for depth in allowed if may_build or depth in ready]
-        tokens = self._tokens(wants)
-        speed = {depth: tokens[depth] / self.costs.of(depth) for depth in allowed}
+        speed = self._speed_of(allowed, wants)
         self._usual = usual = self._best(allowed, speed, ready)
         self._rows, self._speed = len(wants), speed[usual]
         visit = None if self._visited else self._visit(usual, able, speed, ready, alone=alone)
         self._visited = visit is not None
         return visit or Choice(usual)
+
+    def foreseen(self, wants: Mapping[int, DraftConfig]) -> int:
+        """The depth that `choose` begins with, where no program is ready yet."""
+        if not any(want.auto for want in wants.values()):
+            return self.depths[-1]
+        allowed = self._allowed(wants)
+        return self._best(allowed, self._speed_of(allowed, wants), ready=())
+
+    def _allowed(self, wants: Mapping[int, DraftConfig]) -> list[int]:
+        """Depths that are enough for the rows whose depth is given."""
+        floor = max((want.n_max for want in wants.values() if not want.auto), default=0)
+        return [depth for depth in self.depths if depth >= floor]
+
+    def _speed_of(self, depths: list[int], wants: Mapping[int, DraftConfig]) -> dict[int, float]:
+        """Expected tokens of all rows for what a round of each depth costs."""
+        tokens = self._tokens(wants)
+        return {depth: tokens[depth] / self.costs.of(depth) for depth in depths}
 
     def _best(self, allowed: list[int], speed: Mapping[int, float], ready: Collection[int]) -> int:
         """The usual depth from now on."""
