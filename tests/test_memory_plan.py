@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -170,3 +171,11 @@ def test_the_command_says_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["largest_batch"] > 100
     assert main([*arguments, "--device-memory", "0.001"]) == 1
     assert "does not fit" in capsys.readouterr().out
+
+
+def test_the_large_piece_of_gpus_does_not_grow_with_the_batch() -> None:
+    plan = specjax.plan_memory(device="h100", batch=1, context=2048)
+    small = {name: size for name, size in plan.temporaries.items() if name != "1024 tokens of 1 prompt"}
+    assert len(small) == len(plan.temporaries) - 1
+    assert plan.total > replace(plan, temporaries=small).total
+    assert plan.largest_batch() == replace(plan, temporaries=small).largest_batch()

@@ -33,7 +33,8 @@ def quant_matmul(
         index: x is [B, M, K], and block b is multiplied with matrix index[b] of the stack, without a copy of it.
             Numbers beyond the stack are clipped; one below zero stands for rows that nobody reads: they become zeros.
         act: how native kernels round the activations, "a8" or "a16"; default: as the weight says. On NVIDIA GPUs few
-            rows are rounded to 16 bits, whatever it is. Implementations that multiply floats round nothing.
+            rows are rounded to 16 bits, whatever it is, and many to bfloat16, as the matrix is then. Other
+            implementations that multiply floats round nothing.
         dtype: of the result; default: that of x.
         impl: name of an implementation; default: the first that fits, see `explain`.
 

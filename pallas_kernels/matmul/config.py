@@ -95,7 +95,7 @@ rows. With more rows it can be fewer."""
 PROGRAMS_OF_FORMATS = {
     "Q8_0": 4, "Q4_0": 4, "Q6_K": 4, "IQ4_NL": 4, "IQ4_XS": 4, "TQ4_1S": 4, "Q5_K": 2, "TQ3_1S": 2,
 }  # fmt: skip
-"""The same of 256 columns, where a format's programs take fewer registers, or more."""
+"""The same of 256 columns, for the formats of which it is not three."""
 STARTING, ADDING = 1 / 4, 1e-6
 """Estimates: what a program takes to start, and a share for each column to be added, in times of a chunk."""
 SHARES = 2

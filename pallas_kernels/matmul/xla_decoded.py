@@ -29,18 +29,18 @@ def quant_matmul(x: Float[Array, "... K"], weight: QTensor) -> Float[Array, "...
     given = Operands.of(x, weight, None, jnp.bfloat16)
     parts = {name: part[0] for name, part in given.parts.items()}
     tile = max(MOST_VALUES // (given.chunks * CHUNK) // LANES, 1) * LANES
-    outs = [
-        _product(given.blocks[0], given.kind, {name: part[:, start : start + tile] for name, part in parts.items()})
-        for start in range(0, given.lanes, tile)
-    ]
+    outs: list[Array] = []
+    for start in range(0, given.lanes, tile):
+        own = {name: part[:, start : start + tile] for name, part in parts.items()}
+        # Nothing is decoded before there is an x, and no tile before the last product: each takes memory until then.
+        x_now, own, outs = lax.optimization_barrier((given.blocks[0], own, outs))
+        outs.append(_product(x_now, given.kind, own))
     return given.result(jnp.concatenate(outs, axis=-1)[None])
 
 
 def _product(
     x: BFloat16[Array, "M K"], kind: BlockFormat, parts: dict[str, Shaped[Array, "R N"]]
 ) -> Float[Array, "M N"]:
-    # No matrix is decoded before its turn, because each would take memory until then.
-    x, parts = lax.optimization_barrier((x, parts))
     # Products that decode their own tiles would do it anew for each tile of rows.
     matrix = lax.optimization_barrier(values(kind, parts).astype(jnp.bfloat16))
     return lax.dot_general(x, matrix, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)

@@ -18,7 +18,7 @@ from specjax.models.protocol import Drafter, FeatureRequest, Target
 from specjax.state import KVTypes, RollbackStrategy, SequenceState
 
 LONGEST_CHUNK = 256
-"""The most tokens that prefill feeds at once."""
+"""The most tokens that prefill feeds at once, but for `runtime.pieces.LARGE_PIECE`; states are made for it."""
 
 MAX_DRAFTS = 15
 """The most drafts of a round: beyond 16 rows verification is no longer bound by reading the weights once."""

@@ -122,7 +122,7 @@ class Target(Protocol):
 
         Args:
             batch, capacity: sequences, and positions of each.
-            rows, chunk: the most tokens of a `verify` and of an `extend` call.
+            rows, chunk: the most tokens of a `verify` and an `extend` call; more are fed where no shape depends on it.
             rollback: strategy of recurrent layers.
             dtype: of KV caches.
         """

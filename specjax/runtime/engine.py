@@ -250,7 +250,7 @@ class Engine:
             if known := [(row, job) for row, job in self._feeding.items() if job.fed]:
                 self._begin(dict(enumerate(known)), self._texts.known_logits([job for _, job in known]))
             else:
-                self._feed_piece(Piece.next_of(self._feeding, self._running.sequences))
+                self._feed_piece(Piece.next_of(self._feeding, self.decoder, self._running.sequences))
         return fed
 
     def _more_to_feed(self) -> bool:

@@ -48,7 +48,7 @@ def feed(
     """
     if not len(tokens):
         raise ValueError("there are no tokens to feed; give at least one")
-    for piece, n_valid in pieces_of(tokens, shapes_of_pieces(state)):
+    for piece, n_valid in pieces_of(tokens, shapes_of_pieces(decoder, state)):
         state, logits = feed_rows(decoder.target, decoder.drafter, params, state, None, piece, n_valid)
     return state, logits[0]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import islice, product
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
 from pallas_kernels.override import current_platform
-from specjax.decoding.decoder import LONGEST_CHUNK
+from specjax.decoding.decoder import LONGEST_CHUNK, Decoder
 from specjax.runtime.request import Job
 from specjax.state import SequenceState
 
@@ -28,10 +30,11 @@ ON_ACCELERATORS = 512
 
 
 LARGE_PIECE = {"gpu": 1024}
-"""T of a further piece, of one prompt alone, by platform. There, a call of fewer tokens takes most of its time to read
+"""T of a further piece, of one prompt, by platform. There, a call of fewer tokens takes most of its time to read
 matrices and to decode them."""
-MOST_PAIRS = 1 << 24
-"""Tokens times slots up to which the large piece is made: attention may hold a number for each, and for every head."""
+MOST_PAIRS = 1 << 23
+"""Tokens times slots up to which the large piece is made: attention may hold a number for each, and for every head.
+Pieces of 256 tokens have as many with 32,768 slots."""
 
 Shape = tuple[int, int]
 """P and T of a piece."""
@@ -39,13 +42,22 @@ SMALL_SHAPES = tuple((1, size) for size in PIECE_SIZES)
 """Of the pieces of one prompt that are small enough for logits of every token."""
 
 
-def shapes_of_pieces(state: SequenceState) -> list[Shape]:
-    """The pieces that a state can be fed; of its arrays, shapes will do."""
-    shapes = list(product(widths_up_to(state.length.shape[0]), PIECE_SIZES))
-    large = LARGE_PIECE.get(current_platform())
-    if large is None or state.rings or large * (state.limit or 0) > MOST_PAIRS:  # rings have room for LONGEST_CHUNK
+def shapes_of_pieces(decoder: Decoder, state: SequenceState) -> list[Shape]:
+    """The pieces that a state of the decoder can be fed, the longest one last; of its arrays, shapes will do."""
+    shapes, slots = list(product(widths_up_to(state.length.shape[0]), PIECE_SIZES)), state.limit or 1
+    large = LARGE_PIECE.get(current_platform(), 0)
+    if not large or large * slots > MOST_PAIRS or not _can_be_fed(decoder, slots, large):
         return shapes
     return [*shapes, (1, large)]
+
+
+@lru_cache(maxsize=64)
+def _can_be_fed(decoder: Decoder, slots: int, tokens: int) -> bool:
+    """Whether states, which are made for calls of LONGEST_CHUNK tokens, can be fed more: rings cannot."""
+    usual, longer = (
+        jax.eval_shape(partial(decoder.init_state, 1, slots, chunk=chunk)) for chunk in (LONGEST_CHUNK, tokens)
+    )
+    return jax.tree.leaves(usual) == jax.tree.leaves(longer)
 
 
 def piece_size(left: int, shapes: Sequence[Shape] = SMALL_SHAPES) -> int:
@@ -75,12 +87,12 @@ class Piece:
         return cls(rows, np.zeros((width, size), np.int32), np.zeros(width, np.int32), {})
 
     @classmethod
-    def next_of(cls, feeding: Mapping[int, Job], state: SequenceState) -> Piece:
+    def next_of(cls, feeding: Mapping[int, Job], decoder: Decoder, state: SequenceState) -> Piece:
         """The next piece, for the first of these jobs, which are given by their seats in order of their turns. Their
         `held` counts it from now on.
         """
         lefts, seats = [job.next_stop - job.held for job in feeding.values()], state.length.shape[0]
-        width, size = _densest(lefts, shapes_of_pieces(state))
+        width, size = _densest(lefts, shapes_of_pieces(decoder, state))
         piece = cls.empty(seats, width, size)
         columns = {}
         for index, (seat, job) in enumerate(islice(feeding.items(), width)):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from pallas_kernels.override import current_platform
 from specjax.decoding.decoder import LONGEST_CHUNK
 from specjax.runtime.memory import Memory, common_prefix
-from specjax.runtime.pieces import LARGE_PIECE
 
 LEAST_SHARED = 32
 """How many equal tokens at the start of two prompts are worth a copy of the state."""
@@ -79,16 +77,19 @@ class PrefixCache:
         best = self._best(prompt)
         return best is None or best[1] < shared
 
-    def stops(self, prompt: Sequence[int], others: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    def stops(
+        self, prompt: Sequence[int], others: Iterable[Sequence[int]], longest_piece: int = LONGEST_CHUNK
+    ) -> tuple[int, ...]:
         """Lengths at which to pause while a prompt is fed, because others may go on from there.
 
-        These are the lengths where prompts that wait part from this one, and the ends of blocks, for prompts to come.
+        These are the lengths where prompts that wait part from this one, and the ends of blocks, for prompts to come:
+        small ones as far as the longest piece reaches, since most of what prompts share is short, then such pieces.
         """
         if not self.num_bytes:
             return ()
         branches = {shared_length(prompt, other) for other in others}
-        block = LARGE_PIECE.get(current_platform(), LONGEST_CHUNK)
-        blocks = range(block, len(prompt), block)
+        first = range(LONGEST_CHUNK, min(len(prompt), longest_piece), LONGEST_CHUNK)
+        blocks = (*first, *range(longest_piece, len(prompt), longest_piece))
         return tuple(sorted(length for length in branches.union(blocks) if LEAST_SHARED <= length < len(prompt)))
 
     def keep(self, memory: Memory) -> None:

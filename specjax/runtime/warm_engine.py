@@ -29,7 +29,7 @@ class WarmEngine(Engine):
         """
         self._prepare_state(room)
         pieces: dict[int, Piece] = {}  # one of each width
-        for width, size in shapes_of_pieces(self.state.sequences):
+        for width, size in shapes_of_pieces(self.decoder, self.state.sequences):
             yield f"prompts, {width} times {size} tokens"
             pieces[width] = Piece.empty(self.seats, width, size)
             self._prepare_feeding(pieces[width])

@@ -11,37 +11,31 @@ from specjax.analysis.benchmark import random_prompt
 from specjax.decoding.decoder import Decoder
 from specjax.runtime import pieces
 from specjax.runtime.pieces import MOST_PAIRS, PIECE_SIZES, piece_size, shapes_of_pieces
-from specjax.state import SequenceState
+from specjax.runtime.prefixes import PrefixCache
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "trained"
 
 
-def state_of(model: specjax.Model, seats: int, slots: int) -> SequenceState:
-    return jax.eval_shape(lambda: Decoder(model.target, model.drafter, max_drafts=0).init_state(seats, slots))
-
-
-def largest(state: SequenceState) -> int:
-    return max(size for _, size in shapes_of_pieces(state))
+def shapes(model: specjax.Model, seats: int, slots: int) -> list[tuple[int, int]]:
+    decoder = Decoder(model.target, model.drafter, max_drafts=0)
+    return shapes_of_pieces(decoder, jax.eval_shape(lambda: decoder.init_state(seats, slots)))
 
 
 def test_gpus_have_a_larger_piece_for_one_prompt_alone() -> None:
-    state = state_of(specjax.load(), 4, 2048)
-    assert largest(state) == PIECE_SIZES[-1]
+    small = shapes(specjax.load(), 4, 2048)
+    assert {size for _, size in small} == set(PIECE_SIZES)
     with using(platform="gpu"):
-        shapes = shapes_of_pieces(state)
-        assert (1, 1024) in shapes
-        assert max(size for width, size in shapes if width > 1) == PIECE_SIZES[-1]
-        assert [piece_size(left, shapes) for left in (10, 200, 600, 5000)] == [16, 256, 1024, 1024]
+        found = shapes(specjax.load(), 4, 2048)
+        assert found == [*small, (1, 1024)]
+        assert [piece_size(left, found) for left in (10, 200, 600, 5000)] == [16, 256, 1024, 1024]
         assert piece_size(5000) == PIECE_SIZES[-1], "all logits of a piece are held where none is asked for"
 
 
 def test_many_slots_and_rings_are_fed_small_pieces() -> None:
     slots = MOST_PAIRS // 1024
     with using(platform="gpu"):
-        assert [largest(state_of(specjax.load(), 1, each)) for each in (slots, slots + 256)] == [1024, 256]
-        rings = state_of(specjax.load(FIXTURES / "gemma4.gguf"), 1, 2048)
-        assert rings.rings
-        assert largest(rings) == PIECE_SIZES[-1]
+        assert [shapes(specjax.load(), 1, each)[-1] for each in (slots, slots + 256)] == [(1, 1024), (1, 256)]
+        assert shapes(specjax.load(FIXTURES / "gemma4.gguf"), 1, 2048)[-1] == (1, 256)
 
 
 @pytest.mark.parametrize("draft", [0, 2])
@@ -62,3 +56,11 @@ def test_larger_pieces_change_no_token(monkeypatch: pytest.MonkeyPatch, draft: i
     got = model.generate(prompt, options)
     assert got.tokens == expected.tokens
     assert 512 in {piece.tokens.shape[1] for piece in fed}
+
+
+def test_what_many_prompts_begin_with_is_kept_in_small_blocks() -> None:
+    prompt = list(range(3000))
+    cache = PrefixCache(1 << 20)
+    assert cache.stops(prompt, []) == tuple(range(256, 3000, 256))
+    assert cache.stops(prompt, [], 1024) == (256, 512, 768, 1024, 2048)
+    assert cache.stops(prompt[:900], [prompt[:600]], 1024) == (256, 512, 599, 768)

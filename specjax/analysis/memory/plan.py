@@ -24,7 +24,7 @@ from specjax.runtime.draft_vocabulary import DraftVocabularySource
 from specjax.runtime.drafters import DrafterSources
 from specjax.runtime.options import GenerateOptions, OptionChanges, options_of, takes_options
 from specjax.runtime.outline import outline
-from specjax.runtime.pieces import PIECE_SIZES, shapes_of_pieces, width_of
+from specjax.runtime.pieces import LARGE_PIECE, MOST_PAIRS, PIECE_SIZES, shapes_of_pieces, width_of
 from specjax.runtime.programs import Programs
 from specjax.runtime.slots import slots_for
 
@@ -96,9 +96,15 @@ class MemoryPlan:
         return self._needed(self.batch, count * step) <= self.device.memory
 
     def _needed(self, batch: int, slots: int) -> int:
+        large = max(LARGE_PIECE.values())
         grown = max(1, batch / self.batch) * max(1, slots / self.slots)
-        temporaries = max(self.temporaries.values(), default=0)
-        return int(sum(self.parameters.values()) + self._state_of(batch, slots) + temporaries * grown)
+        # The large piece has one prompt in any batch, and is not made for more slots than these.
+        of_large = max(1, min(slots, MOST_PAIRS // large) / self.slots)
+        temporaries = [
+            size * (of_large if name.startswith(f"{large} tokens") else grown)
+            for name, size in self.temporaries.items()
+        ]
+        return int(sum(self.parameters.values()) + self._state_of(batch, slots) + max(temporaries, default=0))
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
@@ -197,8 +203,8 @@ def _temporaries(programs: Programs, state: DecodeState, batch: int, copies: flo
 
     found = {"a round": needed(programs.rounds(state))}
     widths = width_of(max(1, batch // 4), batch), batch
-    pieces = dict.fromkeys([(width, PIECE_SIZES[-1]) for width in widths] + shapes_of_pieces(state.sequences)[-1:])
-    for columns, tokens in pieces:
+    pieces = [(width, PIECE_SIZES[-1]) for width in widths]
+    for columns, tokens in dict.fromkeys([*pieces, shapes_of_pieces(programs.decoder, state.sequences)[-1]]):
         name = f"{tokens} tokens of {columns} prompt{'s' * (columns > 1)}"
         found[name] = needed(programs.feeding(state, batch, columns=columns, tokens=tokens))
     return found
