@@ -38,11 +38,11 @@ def test_many_slots_and_rings_are_fed_small_pieces() -> None:
         assert shapes(specjax.load(FIXTURES / "gemma4.gguf"), 1, 2048)[-1] == (1, 256)
 
 
-@pytest.mark.parametrize("draft", [0, 2])
-def test_larger_pieces_change_no_token(monkeypatch: pytest.MonkeyPatch, draft: int) -> None:
+@pytest.mark.parametrize(("draft", "kind"), [(0, "q8_0"), (2, "f32")])
+def test_larger_pieces_change_no_token(monkeypatch: pytest.MonkeyPatch, draft: int, kind: str) -> None:
     model = specjax.load()
     prompt = random_prompt(model.target.vocab_size, 700, 0)
-    options = specjax.GenerateOptions(max_tokens=24, draft=draft, ignore_eos=True)
+    options = specjax.GenerateOptions(max_tokens=24, draft=draft, ignore_eos=True, kv_type_k=kind, kv_type_v=kind)
     expected = model.generate(prompt, options)
     fed = []
 
@@ -52,10 +52,11 @@ def test_larger_pieces_change_no_token(monkeypatch: pytest.MonkeyPatch, draft: i
 
     small = pieces.Piece.next_of
     monkeypatch.setattr(pieces.Piece, "next_of", next_of)
-    monkeypatch.setitem(pieces.LARGE_PIECE, "cpu", 512)
+    monkeypatch.setitem(pieces.LARGE_PIECE, "cpu", 1024)  # more than there are slots
+    monkeypatch.setitem(pieces.CALL_TOKENS, "cpu", pieces.ON_ACCELERATORS)
     got = model.generate(prompt, options)
     assert got.tokens == expected.tokens
-    assert 512 in {piece.tokens.shape[1] for piece in fed}
+    assert {piece.tokens.shape for piece in fed} == {(1, 1024)}
 
 
 def test_what_many_prompts_begin_with_is_kept_in_small_blocks() -> None:
