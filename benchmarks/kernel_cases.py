@@ -51,7 +51,7 @@ def calls(*, small: bool) -> Iterator[Call]:
 
 def _products(*, small: bool) -> Iterator[Call]:
     width, hidden = (1024, 4096) if small else (5120, 17408)
-    for rows in (4, 64 if small else 512):
+    for rows in (4, 64) if small else (4, 256, 1024):
         for n, k in ((hidden, width), (width, hidden)):
             for name in ("Q8_0", "Q4_K"):
                 yield "matmul.packed", {"M": rows, "N": n, "K": k, "format": name, "layout": layout()}

@@ -1,7 +1,7 @@
 """Decode a whole matrix to bfloat16, then multiply: plain XLA, for many rows on GPUs.
 
-XLA does both as fast as memory and tensor cores allow, or nearly. Decoding is done once for all rows: the more there
-are, the less it matters. Both factors are rounded to bfloat16; products are added in float32.
+Decoding is done once for all rows: the more there are, the less it matters. Both factors are rounded to bfloat16;
+products are added in float32.
 """
 
 import jax.numpy as jnp

@@ -20,7 +20,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.mesh.shards import EXACT, devices_of
 from specjax.models.protocol import Params
 from specjax.runtime.notices import bar, listener
-from specjax.runtime.pieces import shapes_of_pieces
+from specjax.runtime.pieces import longest_piece, width_of
 from specjax.runtime.programs import Programs
 
 
@@ -63,8 +63,8 @@ def calls_of(decoder: Decoder, params: Params, seats: int, slots: int) -> list[C
     with recording() as calls:
         for drafts in {decoder.max_drafts, 0}:
             replace(programs, decoder=decoder.at_most(drafts)).rounds(state)
-        width, tokens = max(shapes_of_pieces(decoder, state.sequences), key=lambda shape: (shape[1], -shape[0]))
-        programs.feeding(state, seats, columns=width, tokens=tokens)
+        tokens = longest_piece(decoder, state.sequences)
+        programs.feeding(state, seats, columns=width_of(1, seats), tokens=tokens)
     return calls.made
 
 

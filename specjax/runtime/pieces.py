@@ -43,12 +43,17 @@ SMALL_SHAPES = tuple((1, size) for size in PIECE_SIZES)
 
 
 def shapes_of_pieces(decoder: Decoder, state: SequenceState) -> list[Shape]:
-    """The pieces that a state of the decoder can be fed, the longest one last; of its arrays, shapes will do."""
-    shapes, slots = list(product(widths_up_to(state.length.shape[0]), PIECE_SIZES)), state.limit or 1
-    large = LARGE_PIECE.get(current_platform(), 0)
-    if not large or large * slots > MOST_PAIRS or not _can_be_fed(decoder, slots, large):
-        return shapes
-    return [*shapes, (1, large)]
+    """The pieces that a state of the decoder can be fed; of its arrays, shapes will do."""
+    shapes = product(widths_up_to(state.length.shape[0]), PIECE_SIZES)
+    return list(dict.fromkeys([*shapes, (1, longest_piece(decoder, state))]))
+
+
+def longest_piece(decoder: Decoder, state: SequenceState) -> int:
+    """T of the longest piece of one prompt that the state can be fed."""
+    large, slots = LARGE_PIECE.get(current_platform(), 0), state.limit or 1
+    if large and large * slots <= MOST_PAIRS and _can_be_fed(decoder, slots, large):
+        return large
+    return PIECE_SIZES[-1]
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from specjax.decoding.new_state import new_sequences
 from specjax.mesh.shards import MODEL, lying, on_shards
 from specjax.models.protocol import Params
 from specjax.runtime.memory import CutLimits, Memory, ReturnPoint
-from specjax.runtime.pieces import shapes_of_pieces, width_of
+from specjax.runtime.pieces import longest_piece, width_of
 from specjax.runtime.prefixes import PrefixCache
 from specjax.runtime.request import Job
 from specjax.state import SequenceState, keep_rows, put_rows
@@ -57,7 +57,7 @@ class Texts:
         """
         request, used = job.request, row in self._used
         self._used.add(row)
-        longest = shapes_of_pieces(self._decoder, sequences)[-1][1]
+        longest = longest_piece(self._decoder, sequences)
         job.stops = self.prefixes.stops(request.prompt, [each.request.prompt for each in waiting], longest)
         if request.start is not None:
             job.held = job.reused = request.start.length

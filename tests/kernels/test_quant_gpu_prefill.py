@@ -51,10 +51,11 @@ def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_the_tile() -> None:
     np.testing.assert_array_equal(kernel(x[:5], weight, "a16", config=Config(2, 64), interpret=True), whole[:5])
 
 
-def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
+@pytest.mark.parametrize("impl", ["pallas_gpu_prefill_interpret", "xla_decoded"])
+def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str) -> None:
     stack = pack(from_blocks(jnp.stack([matrix("Q4_0", 40, seed).parts["blocks"] for seed in range(3)]), "Q4_0"))
     x = activations(4, FEW_ROWS + 1, stack.width).at[2].set(jnp.nan)
-    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl="pallas_gpu_prefill_interpret")
+    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl=impl)
     values = dequantize(stack)
     for block, number in ((0, 2), (1, 0), (3, 2)):
         assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF

@@ -2,23 +2,16 @@
 
 import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import dequantize, pack
+from test_quant_gpu_prefill import OFF, rounded
 from test_quant_pallas_gpu import activations, matrix, off_by
 
-from pallas_kernels.matmul import FORMATS, explain, from_blocks, quant_matmul, xla_decoded
+from pallas_kernels.matmul import FORMATS, explain, quant_matmul, xla_decoded
 from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import tq_rotation, turned
-
-OFF = 5e-7
-"""Relative error of sums in float32."""
-
-
-def rounded(x: jax.Array) -> np.ndarray:
-    return np.asarray(x.astype(jnp.bfloat16).astype(jnp.float32))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -40,16 +33,6 @@ def test_a_large_matrix_is_decoded_in_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     others = np.arange(len(x)) != 3
     assert off_by(got[others], rounded(x[others]), rounded(dequantize(blocks))) <= OFF
     assert np.isnan(got[3]).all()
-
-
-def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
-    stack = pack(from_blocks(jnp.stack([matrix("Q4_0", 40, seed).parts["blocks"] for seed in range(3)]), "Q4_0"))
-    x = activations(4, FEW_ROWS + 1, stack.width).at[2].set(jnp.nan)
-    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl="xla_decoded")
-    values = dequantize(stack)
-    for block, number in ((0, 2), (1, 0), (3, 2)):
-        assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF
-    assert not np.any(got[2])
 
 
 def test_it_is_what_gpus_take_for_many_rows_where_nothing_was_measured() -> None:

@@ -24,7 +24,7 @@ from specjax.runtime.draft_vocabulary import DraftVocabularySource
 from specjax.runtime.drafters import DrafterSources
 from specjax.runtime.options import GenerateOptions, OptionChanges, options_of, takes_options
 from specjax.runtime.outline import outline
-from specjax.runtime.pieces import LARGE_PIECE, MOST_PAIRS, PIECE_SIZES, shapes_of_pieces, width_of
+from specjax.runtime.pieces import LARGE_PIECE, MOST_PAIRS, PIECE_SIZES, longest_piece, width_of
 from specjax.runtime.programs import Programs
 from specjax.runtime.slots import slots_for
 
@@ -96,15 +96,13 @@ class MemoryPlan:
         return self._needed(self.batch, count * step) <= self.device.memory
 
     def _needed(self, batch: int, slots: int) -> int:
-        large = max(LARGE_PIECE.values())
-        grown = max(1, batch / self.batch) * max(1, slots / self.slots)
+        temporaries = dict(self.temporaries)
+        tokens = LARGE_PIECE.get(self.device.platform, PIECE_SIZES[-1])
         # The large piece has one prompt in any batch, and is not made for more slots than these.
-        of_large = max(1, min(slots, MOST_PAIRS // large) / self.slots)
-        temporaries = [
-            size * (of_large if name.startswith(f"{large} tokens") else grown)
-            for name, size in self.temporaries.items()
-        ]
-        return int(sum(self.parameters.values()) + self._state_of(batch, slots) + max(temporaries, default=0))
+        large = temporaries.pop(_of_piece(1, tokens), 0) if tokens > PIECE_SIZES[-1] else 0
+        of_large = large * max(1, min(slots, MOST_PAIRS // tokens) / self.slots)
+        others = max(temporaries.values(), default=0) * max(1, batch / self.batch) * max(1, slots / self.slots)
+        return int(sum(self.parameters.values()) + self._state_of(batch, slots) + max(of_large, others))
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
@@ -204,10 +202,15 @@ def _temporaries(programs: Programs, state: DecodeState, batch: int, copies: flo
     found = {"a round": needed(programs.rounds(state))}
     widths = width_of(max(1, batch // 4), batch), batch
     pieces = [(width, PIECE_SIZES[-1]) for width in widths]
-    for columns, tokens in dict.fromkeys([*pieces, shapes_of_pieces(programs.decoder, state.sequences)[-1]]):
-        name = f"{tokens} tokens of {columns} prompt{'s' * (columns > 1)}"
-        found[name] = needed(programs.feeding(state, batch, columns=columns, tokens=tokens))
+    if (longest := longest_piece(programs.decoder, state.sequences)) > PIECE_SIZES[-1]:
+        pieces.append((1, longest))
+    for columns, tokens in dict.fromkeys(pieces):
+        found[_of_piece(columns, tokens)] = needed(programs.feeding(state, batch, columns=columns, tokens=tokens))
     return found
+
+
+def _of_piece(columns: int, tokens: int) -> str:
+    return f"{tokens} tokens of {columns} prompt{'s' * (columns > 1)}"
 
 
 def _by_keeper(state: DecodeState) -> dict[str, int]:
