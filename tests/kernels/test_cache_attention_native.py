@@ -119,7 +119,7 @@ def test_a_slot_that_takes_most_of_the_attention_leaves_the_others_theirs(name: 
     assert relative_rms(got, want) < integer_error(name)
 
 
-@pytest.mark.parametrize("name", ["f32", "q8_0", "turbo3"])
+@pytest.mark.parametrize("name", ["f32", "q8_0", "q4_0", "turbo3"])
 @pytest.mark.parametrize(("rows", "length", "window"), [(40, 300, None), (40, 300, 24), (256, 4096, None)])
 def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length: int, window: int | None) -> None:
     """Rows are taken in blocks, and blocks, if their caches are long, in several turns."""
@@ -130,6 +130,24 @@ def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length:
     stores = KVStore.of(k, name), KVStore.of(v, name)
     whole = np.asarray(attend(q, *stores, positions))
     for t in (0, 15, 16, 33, rows - 1):
+        one = slice(t, t + 1)
+        np.testing.assert_array_equal(attend(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("rows", [3, 5, 7])
+def test_rows_that_fill_tiles_by_half_have_the_bits_of_rows_alone(name: str, rows: int) -> None:
+    """On processors with AMX, where more than eight rows are multiplied by tiles of 16: nine are not many."""
+    q, k, v = draw(1, rows, 6, 128), draw(1, 600, 2, 128), draw(1, 600, 2, 128)
+    q[0, 0, 1, 3], v[0, 400] = np.inf, 0.0
+    positions = np.arange(560, 560 + 5 * rows, 5)[None]
+    stores = KVStore.of(k, name), KVStore.of(v, name)
+    attend = jax.jit(partial(run, window=512))
+    whole = np.asarray(attend(q, *stores, positions))
+    assert np.isnan(whole[0, 0, 1]).all()
+    assert np.isfinite(np.delete(whole.reshape(rows * 6, 128), 1, axis=0)).all()
+    for t in range(rows):
         one = slice(t, t + 1)
         np.testing.assert_array_equal(attend(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
 

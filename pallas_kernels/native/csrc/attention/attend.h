@@ -55,21 +55,44 @@ void Softmax(const ChunkTask& task, int64_t m, float* scores) {
   task.total[m] = sum;
 }
 
-template <typename Isa>
-void AttendChunk(const ChunkTask& task) {
-  const int64_t rows = task.rows();
-  float* const scores = task.memory + TileFloats(rows, task.k_width, task.v_width);
+// Scores and sums of what is kept as integers, by vectors that multiply pairs.
+template <typename Vectors>
+struct ByPairs {
+  using Isa = Vectors;
+
+  // What keys and values are decoded to, and queries and weights as integers: see float_tiles.h, integer_keys.h and
+  // integer_values.h.
+  static constexpr int64_t Floats(int64_t rows, int64_t k_width, int64_t v_width) {
+    return 21 * std::max(k_width, v_width) + rows * (k_width / 2 + 1) + 4 * kSpan;
+  }
+  static void Score(const ChunkTask& task, float* scores) { ScoreIntegers<Isa>(task, scores); }
+  static void Add(const ChunkTask& task, const float* weights) { AddIntegers<Isa>(task, weights); }
+};
+
+// In a chunk's memory the scores of all rows come first.
+template <typename Integers>
+int64_t ChunkFloats(int64_t rows, int64_t k_width, int64_t v_width) {
+  return rows * kChunk + Integers::Floats(rows, k_width, v_width);
+}
+
+template <typename Integers>
+void AttendChunk(const ChunkTask& all) {
+  using Isa = typename Integers::Isa;
+  const int64_t rows = all.rows();
+  float* const scores = all.memory;
+  ChunkTask task = all;
+  task.memory += rows * kChunk;
   std::fill(task.sums, task.sums + rows * task.v_width, 0.0f);
-  if (task.k.type->scaled()) ScoreIntegers<Isa>(task, scores);
+  if (task.k.type->scaled()) Integers::Score(task, scores);
   else ScoreFloats<Isa>(task, scores);
   for (int64_t m = 0; m < rows; ++m) Softmax<Isa>(task, m, scores + m * kChunk);
-  if (task.v.type->scaled()) AddIntegers<Isa>(task, scores);
+  if (task.v.type->scaled()) Integers::Add(task, scores);
   else AddFloats<Isa>(task, scores);
 }
 
-template <typename Isa>
+template <typename Integers>
 constexpr AttentionKernels AttentionKernelsOf() {
-  return {AttendChunk<Isa>};
+  return {AttendChunk<Integers>, ChunkFloats<Integers>};
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ struct Avx2 : Avx2Floats {
 }  // namespace
 
 const AttentionKernels& AttentionKernels::ForAvx2() {
-  static constexpr AttentionKernels kKernels = AttentionKernelsOf<Avx2>();
+  static constexpr AttentionKernels kKernels = AttentionKernelsOf<ByPairs<Avx2>>();
   return kKernels;
 }
 

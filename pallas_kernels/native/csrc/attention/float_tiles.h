@@ -44,7 +44,7 @@ class FloatTiles {
   }
 
   void Read(int64_t slot, Mask mask) {
-    const NextTile next(task_, array_, slot);
+    const NextTile<kTile> next(task_, array_, slot);
     for (int64_t i = 0; i < kTile; ++i) {
       next.Ask(i);
       vectors_[i] = mask >> i & 1 ? Decode<Isa>(array_, (slot + i) * task_.heads + task_.head,
@@ -100,7 +100,7 @@ inline void ScoreFloatRows(const ChunkTask& task, const float* const* keys, int6
 template <typename Isa>
 void ScoreFloats(const ChunkTask& task, float* scores) {
   FloatTiles<Isa> tiles(task, task.k, task.k_width);
-  ForTiles(task, [&](int64_t slot, Mask mask) {
+  ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     tiles.Read(slot, mask);
     float* const to = scores + (slot - task.begin);
     int64_t m = 0;
@@ -138,9 +138,9 @@ inline void AddFloatRows(const float* const* values, const float* weights, int64
 template <typename Isa>
 void AddFloats(const ChunkTask& task, const float* weights) {
   FloatTiles<Isa> tiles(task, task.v, task.v_width);
-  ForTiles(task, [&](int64_t slot, Mask mask) {
+  ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     tiles.Read(slot, mask);
-    ForAlike(task, slot, [&](Mask seen, int64_t m, int64_t rows) {
+    ForAlike<kTile>(task, slot, [&](Mask seen, int64_t m, int64_t rows) {
       const float* values[kTile];
       tiles.Select(seen, values);
       const float* const w = weights + (slot - task.begin);

@@ -130,7 +130,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       task.k_width = k_width;
       task.v_width = v_width;
       task.scale = scale;
-      task.memory = ThreadMemory<Purpose::kChunk>(MemoryFloats(group, k_width, v_width));
+      task.memory = ThreadMemory<Purpose::kChunk>(kernels->floats(group, k_width, v_width));
       task.highest = highest + i * group;
       task.total = total + i * group;
       task.sums = sums + i * group * v_width;

@@ -41,7 +41,7 @@ inline void PairTable(const KvArray& array, const int32_t* fours, int32_t* out) 
 // The same from the codes of the slots of a tile from `first` on; `fours` is memory for what PairTable takes. Meanwhile
 // the same slots of the next tile are asked for.
 template <typename Isa>
-inline void PairCodes(const KvArray& array, const void* const* codes, const NextTile& next, int64_t first,
+inline void PairCodes(const KvArray& array, const void* const* codes, const NextTile<kTile>& next, int64_t first,
                       int32_t* fours, int32_t* out) {
   constexpr int L = Isa::kLanes;
   const int64_t times = array.code_bytes / 16, each = (L + times - 1) / times;
@@ -124,10 +124,10 @@ void ScoreIntegers(const ChunkTask& task, float* scores) {
       worth[m + r] = unit * RoundQuery<Isa>(task.query(m + r), width, array.type->levels, 2 * block, to);
     }
   });
-  ForTiles(task, [&](int64_t slot, Mask mask) {
-    const Places places(task, array, slot, mask, zeros);
-    const NextTile next(task, array, slot);
-    ReadScales<Isa>(places, array.groups, scales);
+  ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
+    const Places<kTile> places(task, array, slot, mask, zeros);
+    const NextTile<kTile> next(task, array, slot);
+    ReadScales<Isa, kTile>(places, array.groups, scales);
     for (int64_t i = 0; i < kTile; i += L) {
       PairCodes<Isa>(array, places.codes, next, i, fours, pairs);
       ForBlocks<kMost>(rows, [&](auto block, int64_t m) {

@@ -11,9 +11,9 @@
 namespace specjax {
 namespace {
 
-// Pairs of two slots' integers stand in blocks of columns: [width / kStep, kTile / 2, kStep, 2]. This is where the pair
+// Pairs of two slots' integers stand in blocks of columns: [width / kStep, kSpan / 2, kStep, 2]. This is where the pair
 // of a column stands, from that of the first column on.
-inline uint64_t PlaceOf(uint64_t column) { return column / kStep * (kTile / 2 * kStep) + column % kStep; }
+inline uint64_t PlaceOf(uint64_t column) { return column / kStep * (kSpan / 2 * kStep) + column % kStep; }
 
 // The integers of two slots as pairs. See PairTable for the order of codes.
 template <typename Isa, int bits>
@@ -57,7 +57,7 @@ inline void JoinCodes(const KvArray& array, const void* const* codes, int32_t* o
   WithBits(*array.type, [&](auto bits) { JoinTable<Isa, bits>(array, first, second, out); });
 }
 
-// Adds a tile to the sums of `rows` rows. Weights [groups, rows, kTile] are integers; one of them times one of the
+// Adds a tile to the sums of `rows` rows. Weights [groups, rows, kSpan] are integers; one of them times one of the
 // integers of `pairs`, which stand as PlaceOf says, is worth `worth` [rows].
 template <typename Isa, int rows>
 inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int16_t* weights, const float* worth,
@@ -67,7 +67,7 @@ inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int
   typename Isa::Floats one[rows];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) one[r] = Isa::Set(worth[r]);
-  for (int64_t g = 0; g < array.groups; ++g, weights += rows * kTile) {
+  for (int64_t g = 0; g < array.groups; ++g, weights += rows * kSpan) {
     for (int64_t n = g * array.group; n < (g + 1) * array.group; n += kVectors * L) {
       const int32_t* const columns = pairs + PlaceOf(n);
       typename Isa::Ints acc[rows][kVectors];
@@ -75,12 +75,12 @@ inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int
       for (int r = 0; r < rows; ++r)
         for (int j = 0; j < kVectors; ++j) acc[r][j] = Isa::NoInts();
 #pragma GCC unroll 8
-      for (int64_t i = 0; i < kTile; i += 2) {
+      for (int64_t i = 0; i < kSpan; i += 2) {
         typename Isa::Ints v[kVectors];
         for (int j = 0; j < kVectors; ++j) v[j] = Isa::LoadInts(columns + i / 2 * kStep + j * L);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) {
-          const auto both = Isa::Both(weights + r * kTile + i);
+          const auto both = Isa::Both(weights + r * kSpan + i);
           for (int j = 0; j < kVectors; ++j) acc[r][j] = Isa::AddProducts(acc[r][j], v[j], both);
         }
       }
@@ -95,30 +95,30 @@ inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int
   }
 }
 
-// Weights times scales as integers [groups, rows, kTile], and what one of them is worth, for each row. The largest of a
+// Weights times scales as integers [groups, rows, kSpan], and what one of them is worth, for each row. The largest of a
 // row is `levels`: next to a slot that takes nearly all of the attention, those of the other tiles still count. `most`
-// [kTile] has the largest scale of each slot.
+// [kSpan] has the largest scale of each slot.
 template <typename Isa, int rows>
 inline void RoundWeights(const KvArray& array, const float* weights, const float* scales, const float* most,
                          int16_t* out, float* worth) {
   constexpr int L = Isa::kLanes;
   const int32_t levels = array.type->levels;
-  for (int r = 0; r < rows; ++r, weights += kChunk, out += kTile) {
-    float products[kTile];
-    for (int64_t i = 0; i < kTile; i += L)
+  for (int r = 0; r < rows; ++r, weights += kChunk, out += kSpan) {
+    float products[kSpan];
+    for (int64_t i = 0; i < kSpan; i += L)
       Isa::Store(products + i, Isa::Multiply(Isa::Load(weights + i), Isa::Load(most + i)));
-    const float largest = Largest<Isa>(products, kTile);
+    const float largest = Largest<Isa>(products, kSpan);
     const auto inverse = Isa::Set(Inverse(largest, levels));
     worth[r] = largest / levels * Unit<Isa>(array);
     if (largest != largest) {  // NaN has no integer, and what they are worth is NaN
-      for (int64_t g = 0; g < array.groups; ++g) std::fill_n(out + g * rows * kTile, kTile, int16_t{0});
+      for (int64_t g = 0; g < array.groups; ++g) std::fill_n(out + g * rows * kSpan, kSpan, int16_t{0});
       continue;
     }
-    for (int64_t i = 0; i < kTile; i += L) {
+    for (int64_t i = 0; i < kSpan; i += L) {
       const auto weight = Isa::Multiply(Isa::Load(weights + i), inverse);
       for (int64_t g = 0; g < array.groups; ++g)
-        Isa::StoreShorts(out + g * rows * kTile + i,
-                         Isa::ToInts(Isa::Multiply(weight, Isa::Load(scales + g * kTile + i))));
+        Isa::StoreShorts(out + g * rows * kSpan + i,
+                         Isa::ToInts(Isa::Multiply(weight, Isa::Load(scales + g * kSpan + i))));
     }
   }
 }
@@ -126,10 +126,10 @@ inline void RoundWeights(const KvArray& array, const float* weights, const float
 // The largest scale of each slot, by magnitude; NaN is larger than any.
 template <typename Isa>
 inline void LargestScales(const float* scales, int64_t groups, float* most) {
-  for (int64_t i = 0; i < kTile; i += Isa::kLanes) {
+  for (int64_t i = 0; i < kSpan; i += Isa::kLanes) {
     auto top = Isa::NoInts();
     for (int64_t g = 0; g < groups; ++g)
-      top = Isa::MaxInts(top, Isa::And(Isa::LoadInts(scales + g * kTile + i), 0x7fffffff));
+      top = Isa::MaxInts(top, Isa::And(Isa::LoadInts(scales + g * kSpan + i), 0x7fffffff));
     Isa::StoreInts(most + i, top);
   }
 }
@@ -139,28 +139,28 @@ void AddIntegers(const ChunkTask& task, const float* weights) {
   const KvArray& array = task.v;
   const int64_t width = array.width, groups = array.groups;
   auto* const pairs = reinterpret_cast<int32_t*>(task.memory);                // see PlaceOf
-  float* const scales = reinterpret_cast<float*>(pairs + kTile / 2 * width);  // [groups, kTile], and room for one more
-  float* const own = scales + (groups + 1) * kTile;                           // [groups, kTile], 0 where not seen
-  auto* const integers = reinterpret_cast<int16_t*>(own + groups * kTile);    // [groups, 4, kTile]
-  float* const zeros = reinterpret_cast<float*>(integers + 4 * groups * kTile);  // [width / 4]
+  float* const scales = reinterpret_cast<float*>(pairs + kSpan / 2 * width);  // [groups, kSpan], and room for one more
+  float* const own = scales + (groups + 1) * kSpan;                           // [groups, kSpan], 0 where not seen
+  auto* const integers = reinterpret_cast<int16_t*>(own + groups * kSpan);    // [groups, 4, kSpan]
+  float* const zeros = reinterpret_cast<float*>(integers + 4 * groups * kSpan);  // [width / 4]
 
   std::fill(zeros, zeros + width / 4, 0.0f);
-  ForTiles(task, [&](int64_t slot, Mask mask) {
-    const Places places(task, array, slot, mask, zeros);
-    const NextTile next(task, array, slot);
-    ReadScales<Isa>(places, groups, scales);
-    for (int64_t i = 0; i < kTile; i += 2) {
+  ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
+    const Places<kSpan> places(task, array, slot, mask, zeros);
+    const NextTile<kSpan> next(task, array, slot);
+    ReadScales<Isa, kSpan>(places, groups, scales);
+    for (int64_t i = 0; i < kSpan; i += 2) {
       next.Ask(i);
       next.Ask(i + 1);
       JoinCodes<Isa>(array, places.codes + i, pairs + i / 2 * kStep);
     }
-    ForAlike(task, slot, [&](Mask seen, int64_t first, int64_t rows) {
+    ForAlike<kSpan>(task, slot, [&](Mask seen, int64_t first, int64_t rows) {
       const float* of_seen = scales;
-      if (seen != kAll) {
-        for (int64_t i = 0; i < groups * kTile; ++i) own[i] = seen >> i % kTile & 1 ? scales[i] : 0.0f;
+      if (seen != kAll<kSpan>) {
+        for (int64_t i = 0; i < groups * kSpan; ++i) own[i] = seen >> i % kSpan & 1 ? scales[i] : 0.0f;
         of_seen = own;
       }
-      float most[kTile];
+      float most[kSpan];
       LargestScales<Isa>(of_seen, groups, most);
       ForBlocks<4>(rows, [&](auto block, int64_t m) {
         float worth[block];

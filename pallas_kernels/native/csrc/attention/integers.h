@@ -60,12 +60,13 @@ inline void WithBits(const KvType& type, const Body& body) {
 }
 
 // Where the codes and scales of a tile stand. Those of slots that no row sees are zeros and are not read.
+template <int64_t slots>
 struct Places {
-  const void* codes[kTile];
-  const void* scales[kTile];
+  const void* codes[slots];
+  const void* scales[slots];
 
   Places(const ChunkTask& task, const KvArray& array, int64_t slot, Mask mask, const void* zeros) {
-    for (int64_t i = 0; i < kTile; ++i) {
+    for (int64_t i = 0; i < slots; ++i) {
       const int64_t index = (slot + i) * task.heads + task.head;
       const bool seen = mask >> i & 1;
       codes[i] = seen ? array.codes + index * array.code_bytes : zeros;
@@ -95,13 +96,13 @@ inline void ForFours(const void* const* slots, int64_t bytes, const Ask& ask, co
   for (int64_t j = 0; at + 4 * j < bytes; ++j) body(at / 4 + j, columns[j]);
 }
 
-// Scales of a tile as floats [groups, kTile]; there is room for one group more. What is not finite becomes NaN, as its
+// Scales of a tile as floats [groups, slots]; there is room for one group more. What is not finite becomes NaN, as its
 // products would sooner or later.
-template <typename Isa>
-inline void ReadScales(const Places& places, int64_t groups, float* scales) {
-  for (int64_t i = 0; i < kTile; i += Isa::kLanes) {
+template <typename Isa, int64_t slots>
+inline void ReadScales(const Places<slots>& places, int64_t groups, float* scales) {
+  for (int64_t i = 0; i < slots; i += Isa::kLanes) {
     const auto store = [&](int64_t group, typename Isa::Floats x) {
-      Isa::Store(scales + group * kTile + i, Isa::Fma(x, Isa::Set(0.0f), x));
+      Isa::Store(scales + group * slots + i, Isa::Fma(x, Isa::Set(0.0f), x));
     };
     ForFours<Isa>(places.scales + i, 2 * groups, [](int64_t) {}, [&](int64_t pair, typename Isa::Ints halves) {
       store(2 * pair, Isa::LowHalves(halves));

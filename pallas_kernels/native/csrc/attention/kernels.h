@@ -9,7 +9,8 @@
 namespace specjax {
 
 inline constexpr int64_t kChunk = 256;  // slots that are added up before they are merged with others
-inline constexpr int64_t kTile = 16;    // slots decoded at a time
+inline constexpr int64_t kTile = 16;    // slots whose keys are decoded at a time
+inline constexpr int64_t kSpan = 32;    // slots whose values are, if they are integers
 inline constexpr int64_t kPad = 16;     // widths of queries and sums are multiples of it
 
 // The slots that a row sees: [begin[0], end[0]) and [begin[1], end[1]), the second after the first.
@@ -29,7 +30,7 @@ struct ChunkTask {
   int64_t tokens, per_token;
   int64_t k_width, v_width;  // padded
   float scale;
-  float* memory;             // [MemoryFloats(...)], aligned to 64 bytes, for whatever it is needed for
+  float* memory;             // [floats(...) of the kernels], aligned to 64 bytes, for whatever it is needed for
   float* highest;            // [rows]: the largest score, -inf where nothing is seen
   float* total;              // [rows]: sum of exp(score - highest)
   float* sums;               // [rows, v_width]: of the values times these
@@ -38,24 +39,14 @@ struct ChunkTask {
   const float* query(int64_t row) const { return q + row / per_token * q_stride + row % per_token * k_width; }
 };
 
-// What a tile is decoded to, and queries as integers: see float_tiles.h, integer_keys.h and integer_values.h.
-constexpr int64_t TileFloats(int64_t rows, int64_t k_width, int64_t v_width) {
-  const int64_t widest = k_width < v_width ? v_width : k_width;
-  return ((kTile + 1) * widest + rows * (k_width / 2 + 1) + 15) / 16 * 16;
-}
-
-// The same, followed by the scores of all rows.
-constexpr int64_t MemoryFloats(int64_t rows, int64_t k_width, int64_t v_width) {
-  return TileFloats(rows, k_width, v_width) + rows * kChunk;
-}
-
 struct AttentionKernels {
   void (*chunk)(const ChunkTask& task);
+  int64_t (*floats)(int64_t rows, int64_t k_width, int64_t v_width);  // of memory that a chunk needs
 
   static const AttentionKernels& ForPortable();
   static const AttentionKernels& ForAvx2();
   static const AttentionKernels& ForAvx512Vnni();
-  static const AttentionKernels& ForAmx() { return ForAvx512Vnni(); }
+  static const AttentionKernels& ForAmx();
   static const AttentionKernels& ForNeon();
 };
 

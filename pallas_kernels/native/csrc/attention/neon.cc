@@ -115,7 +115,7 @@ struct Neon : NeonFloats {
 }  // namespace
 
 const AttentionKernels& AttentionKernels::ForNeon() {
-  static constexpr AttentionKernels kKernels = AttentionKernelsOf<Neon>();
+  static constexpr AttentionKernels kKernels = AttentionKernelsOf<ByPairs<Neon>>();
   return kKernels;
 }
 

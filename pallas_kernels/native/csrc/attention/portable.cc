@@ -165,7 +165,7 @@ struct Portable : PortableFloats {
 }  // namespace
 
 const AttentionKernels& AttentionKernels::ForPortable() {
-  static constexpr AttentionKernels kKernels = AttentionKernelsOf<Portable>();
+  static constexpr AttentionKernels kKernels = AttentionKernelsOf<ByPairs<Portable>>();
   return kKernels;
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "amx_tiles.h"
 #include "quant_matmul/avx512vnni.h"
 
 namespace specjax {
@@ -16,7 +17,6 @@ namespace specjax {
 
 namespace {
 
-constexpr int kTileRows = 16;
 constexpr int kHalfTile = kTileRows / 2;  // tiles of so many rows take half as long
 
 // Rounded activations of a slab, for tiles: of each group the bytes of all rows, then what else there is of each. Rows
@@ -39,32 +39,8 @@ struct Slab {
   }
 };
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Numbers of tiles. Sums go round among four, what is multiplied among two each.
 constexpr int kSumTiles = 4, kActivations = 4, kCodes = 6;
-
-template <int tile>
-inline __attribute__((always_inline)) void Load(const void* rows, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride), "i"(tile) : "memory");
-}
-
-using TileSums = int32_t[kTileRows][kLanes];
-
-// The compiler is told of what is written, so that it keeps everything else in registers.
-template <int tile>
-inline __attribute__((always_inline)) void Store(TileSums& sums) {
-  asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "=m"(sums) : "r"(&sums), "r"(int64_t{kVector}), "i"(tile));
-}
-
-template <int sums, int activations, int codes>
-inline __attribute__((always_inline)) void MultiplyTiles() {
-  asm volatile("tilezero %%tmm%c0\n\ttdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(activations), "i"(codes));
-}
 
 // What a group takes: products of each half, each byte of the codes and each plane of the activations.
 template <Kind kind, bool wide>
@@ -150,17 +126,18 @@ inline __attribute__((always_inline)) void FormPair(const GroupCodes<Its::kBytes
     constexpr int kAt = 2 * pair + i, kGroupAt = kAt / Its::kProducts, kPlane = kAt % Its::kPlanes;
     constexpr int kByte = kAt / Its::kPlanes % Its::kBytes, kHalf = kAt % Its::kProducts / Its::kPlanes / Its::kBytes;
     constexpr int kCodesTile = kCodes + kAt / Its::kPlanes % 2;
-    if constexpr (kPlane == 0) Load<kCodesTile>(codes[kGroupAt][kByte][kHalf * kQuads / 2], kVector);
-    Load<kActivations + i>(x + kGroupAt * group_bytes + kPlane * kGroup + kHalf * Its::kColumns, Slab<wide>::kRowBytes);
-    MultiplyTiles<kAt % kSumTiles, kActivations + i, kCodesTile>();
+    if constexpr (kPlane == 0) LoadTile<kCodesTile>(codes[kGroupAt][kByte][kHalf * kQuads / 2], kVector);
+    LoadTile<kActivations + i>(x + kGroupAt * group_bytes + kPlane * kGroup + kHalf * Its::kColumns, Slab<wide>::kRowBytes);
+    ClearTile<kAt % kSumTiles>();
+    MultiplyTiles<kAt % kSumTiles, kActivations + i, true, kCodesTile, true>();
   });
 }
 
 // Stores the tiles of one of two pairs.
 template <int pair>
 inline __attribute__((always_inline)) void StorePair(TileSums* sums) {
-  Store<2 * pair>(sums[0]);
-  Store<2 * pair + 1>(sums[1]);
+  StoreTile<2 * pair>(sums[0]);
+  StoreTile<2 * pair + 1>(sums[1]);
 }
 
 // Forms and scales the products of groups, from `pair` on. To form a tile and to store one takes 16 cycles each, and at
@@ -204,17 +181,7 @@ class ByTiles {
  public:
   static int64_t GroupBytes(int64_t rows) { return Slab<wide>::GroupBytes(rows); }
 
-  ByTiles(const Format& format, int64_t rows) : format_(format), rows_(rows) {
-    TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) {
-      config.row_bytes[tile] = tile < kActivations || tile >= kCodes ? kVector : Its::kColumns;
-      config.rows[tile] = tile >= kCodes ? Its::kColumns / 4 : rows > kHalfTile ? kTileRows : kHalfTile;
-    }
-    asm volatile("ldtilecfg %0" ::"m"(config));
-  }
-  ~ByTiles() { asm volatile("tilerelease"); }
-  ByTiles(const ByTiles&) = delete;
-  ByTiles& operator=(const ByTiles&) = delete;
+  ByTiles(const Format& format, int64_t rows) : format_(format), rows_(rows), in_use_(Config(rows)) {}
 
   void Add(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, int64_t group_bytes,
            float* totals) const {
@@ -240,8 +207,19 @@ class ByTiles {
     }
   }
 
+  static TileConfig Config(int64_t rows) {
+    TileConfig config;
+    const int tile_rows = rows > kHalfTile ? kTileRows : kHalfTile;
+    for (int tile = 0; tile < 8; ++tile) {
+      if (tile >= kCodes) config.Set(tile, Its::kColumns / 4, kVector);
+      else config.Set(tile, tile_rows, tile < kActivations ? kVector : Its::kColumns);
+    }
+    return config;
+  }
+
   const Format& format_;
-  int64_t rows_;
+  const int64_t rows_;
+  const TilesInUse in_use_;
 };
 
 }  // namespace

@@ -1,0 +1,423 @@
+// x86-64 with AVX-512 and AMX, which multiplies the bytes of 16 rows with those of 16 slots, or of 16 columns, at a time.
+//
+// Queries and weights are the integers of 16 bits that vectors multiply, here as a lower byte without a sign and an
+// upper one. Their products are formed in tiles, stored, and put together by vectors: the sums are the same integers,
+// scaled in the same order, so a row has the bits that vectors give it.
+#include "attention/avx512vnni.h"
+
+#if defined(__AMX_INT8__)
+
+#include "amx_tiles.h"
+
+namespace specjax {
+namespace {
+
+constexpr int64_t kHalfTile = kTileRows / 2;  // up to so many rows are left to vectors
+constexpr int64_t kRowBytes = 2 * kStep;      // of 32 integers of a row: the lower bytes, then the upper ones
+constexpr int64_t kRowsBytes = kTileRows * kRowBytes;
+constexpr int64_t kCacheBytes = kStep / 4 * kTileRowBytes;  // of 32 integers of 16 slots, or of 16 columns
+constexpr int64_t kSpans = kChunk / kSpan;
+static_assert(kSpan == kStep, "keys and values have tiles of one shape");
+
+// Numbers of tiles.
+constexpr int kOfRows = 4, kOfCache = 6;
+
+TileConfig Config() {
+  TileConfig config;
+  for (int tile = 0; tile < kOfRows; ++tile) config.Set(tile, kTileRows, kTileRowBytes);
+  for (int tile = kOfRows; tile < kOfCache; ++tile) config.Set(tile, kTileRows, kStep);
+  for (int tile = kOfCache; tile < 8; ++tile) config.Set(tile, kStep / 4, kTileRowBytes);
+  return config;
+}
+
+struct Products {
+  TileSums lower, upper;
+};
+
+// Forms products of 32 integers in tiles. `turn` is 0 or 1, by turns: one is formed while the other is stored.
+template <int turn>
+inline __attribute__((always_inline)) void Form(const uint8_t* rows, const uint8_t* cache) {
+  LoadTile<kOfCache + turn>(cache, kTileRowBytes);
+  LoadTile<kOfRows>(rows, kRowBytes);
+  ClearTile<2 * turn>();
+  MultiplyTiles<2 * turn, kOfRows, false, kOfCache + turn, true>();
+  LoadTile<kOfRows + 1>(rows + kStep, kRowBytes);
+  ClearTile<2 * turn + 1>();
+  MultiplyTiles<2 * turn + 1, kOfRows + 1, true, kOfCache + turn, true>();
+}
+
+template <int turn>
+inline __attribute__((always_inline)) void Keep(Products* products) {
+  StoreTile<2 * turn>(products[turn].lower);
+  StoreTile<2 * turn + 1>(products[turn].upper);
+}
+
+inline __attribute__((always_inline)) __m512 SumsOf(const Products& products, int row) {
+  const __m512i upper = _mm512_slli_epi32(_mm512_load_si512(products.upper[row]), 8);
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(upper, _mm512_load_si512(products.lower[row])));
+}
+
+// Adds products to the totals of R rows, scaled by columns, or by rows.
+template <int R>
+inline __attribute__((always_inline)) void AddByColumns(const Products& products, const float* scales, __m512* total) {
+  const __m512 scale = _mm512_loadu_ps(scales);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) total[r] = _mm512_fmadd_ps(SumsOf(products, r), scale, total[r]);
+}
+
+template <int R>
+inline __attribute__((always_inline)) void AddByRows(const Products& products, const float* scales, __m512* total) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    total[r] = _mm512_fmadd_ps(SumsOf(products, r), _mm512_set1_ps(scales[r]), total[r]);
+}
+
+// Calls body(R) with the rows of a tile that are computed, as a constant.
+template <typename Body>
+inline void WithRows(int64_t rows, const Body& body) {
+  if (rows > kHalfTile) body(std::integral_constant<int, kTileRows>());
+  else body(std::integral_constant<int, kHalfTile>());
+}
+
+// Where the integers of slots stand, a byte each: in the cache, or in `spread` [slots, width], where codes of four bits
+// are spread to. See PairTable for their order.
+template <int64_t slots>
+void FindBytes(const KvArray& array, const Places<slots>& places, uint8_t* spread, const uint8_t** bytes) {
+  const __m128i table = _mm512_cvtepi32_epi8(Avx512::LoadTable(array.type->table)), low = _mm_set1_epi8(15);
+  for (int64_t i = 0; i < slots; ++i) {
+    const auto* packed = bytes[i] = static_cast<const uint8_t*>(places.codes[i]);
+    if (array.type->kind == KvKind::kBytes) continue;
+    bytes[i] = spread;
+    for (int64_t g = 0; g < array.groups; ++g, packed += kStep / 2, spread += kStep) {
+      const __m128i both = Avx512::Load16(packed);
+      auto* const to = reinterpret_cast<__m128i*>(spread);
+      _mm_storeu_si128(to, _mm_shuffle_epi8(table, _mm_and_si128(both, low)));
+      _mm_storeu_si128(to + 1, _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(both, 4), low)));
+    }
+  }
+}
+
+// A query as integers, kRowsBytes from a step to the next. Returns what one is worth, NaN if a value is not finite.
+float SplitQuery(const float* q, int64_t width, int32_t levels, uint8_t* out) {
+  const float largest = Largest<Avx512>(q, width);
+  const __m512 inverse = _mm512_set1_ps(Inverse(largest, levels));
+  const __m512i halves =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  for (int64_t n = 0; n < width; n += kStep, out += kRowsBytes) {
+    alignas(64) int16_t shorts[kStep] = {};
+    if (largest > 0)
+      for (int64_t i = 0; i < kStep; i += Avx512::kLanes)
+        Avx512::StoreShorts(shorts + i, Avx512::ToInts(Avx512::Multiply(Avx512::Load(q + n + i), inverse)));
+    const __m512i bytes = _mm512_shuffle_epi8(_mm512_load_si512(shorts), halves);
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi64(order, bytes));
+  }
+  return largest / levels;
+}
+
+// Scores of a tile of rows, of which `rows` are wanted, with a tile of slots. The steps are an even number.
+template <int R>
+void ScoreTile(const KvArray& array, const uint8_t* keys, const float* scales, const uint8_t* q, const float* worth,
+               int64_t rows, float* scores) {
+  alignas(64) Products products[2];
+  const int64_t steps = array.groups;
+  __m512 total[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < steps + 2; i += 2) {
+    if (i < steps) Form<0>(q + i * kRowsBytes, keys + i * kCacheBytes);
+    if (i > 0) {
+      Keep<1>(products);
+      AddByColumns<R>(products[0], scales + (i - 2) * kTile, total);
+    }
+    if (i < steps) {
+      Form<1>(q + (i + 1) * kRowsBytes, keys + (i + 1) * kCacheBytes);
+      Keep<0>(products);
+    }
+    if (i > 0) AddByColumns<R>(products[1], scales + (i - 1) * kTile, total);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(worth[r])));
+}
+
+void ScoreByTiles(const ChunkTask& task, float* scores) {
+  const KvArray& array = task.k;
+  const int64_t width = array.width, rows = task.rows(), padded = (rows + kTileRows - 1) / kTileRows * kTileRows;
+  auto* const keys = reinterpret_cast<uint8_t*>(task.memory);              // [steps, kCacheBytes]
+  auto* const q = keys + kTile * width;                                    // [tiles of rows, steps, kRowsBytes]
+  auto* const spread = q + padded * 2 * width;                             // [kTile, width]
+  float* const scales = reinterpret_cast<float*>(spread + kTile * width);  // [groups, kTile], and room for one more
+  float* const worth = scales + (array.groups + 1) * kTile;                // [rows]
+  float* const zeros = worth + rows;                                       // [width / 4]
+
+  std::fill(zeros, zeros + width / 4, 0.0f);
+  const float unit = task.scale * Unit<Avx512>(array);
+  for (int64_t m = 0; m < rows; ++m)
+    worth[m] = unit * SplitQuery(task.query(m), width, array.type->levels,
+                                 q + m / kTileRows * kTileRows * 2 * width + m % kTileRows * kRowBytes);
+  const TilesInUse in_use(Config());
+  ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
+    const Places<kTile> places(task, array, slot, mask, zeros);
+    const NextTile<kTile> next(task, array, slot);
+    const uint8_t* bytes[kTile];
+    FindBytes(array, places, spread, bytes);
+    auto* const columns = reinterpret_cast<__m512i*>(keys);
+    const int64_t asked = (kTile * 16 + width - 1) / width;  // slots of the next tile, for 16 bytes of this one
+    for (int64_t n = 0; n < width; n += 16) {
+      for (int64_t i = n / 16 * asked; i < std::min(kTile, (n / 16 + 1) * asked); ++i) next.Ask(i);
+      Avx512::Columns(reinterpret_cast<const void* const*>(bytes), n, columns + n / 4);
+    }
+    ReadScales<Avx512, kTile>(places, array.groups, scales);
+    for (int64_t m = 0; m < rows; m += kTileRows) {
+      WithRows(rows - m, [&](auto R) {
+        ScoreTile<R>(array, keys, scales, q + m * 2 * width, worth + m, rows - m,
+                     scores + m * kChunk + (slot - task.begin));
+      });
+    }
+  });
+}
+
+// Values of a span as two tiles for each step of columns, [steps, 2, kCacheBytes]. The columns of a step stand in
+// another order, so that few shuffles are needed: InOrder puts sums right.
+void QuadColumns(const uint8_t* const* slots, int64_t width, const NextTile<kSpan>& next, uint8_t* out) {
+  for (int64_t quad = 0; quad < kSpan / 4; quad += 2, out += 2 * kTileRowBytes) {
+    for (int64_t i = 0; i < 8; ++i) next.Ask(4 * quad + i);
+    for (int64_t n = 0; n < width; n += kStep) {
+      __m512i rows[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(Avx512::Load32(slots[4 * quad + i] + n)),
+                                     Avx512::Load32(slots[4 * quad + 4 + i] + n), 1);
+      const __m512i a = _mm512_unpacklo_epi8(rows[0], rows[1]), b = _mm512_unpackhi_epi8(rows[0], rows[1]);
+      const __m512i c = _mm512_unpacklo_epi8(rows[2], rows[3]), d = _mm512_unpackhi_epi8(rows[2], rows[3]);
+      const __m512i fours[] = {_mm512_unpacklo_epi16(a, c), _mm512_unpackhi_epi16(a, c), _mm512_unpacklo_epi16(b, d),
+                               _mm512_unpackhi_epi16(b, d)};
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        uint8_t* const to = out + (n / kStep * 2 + half) * kCacheBytes;
+        const __m512i first = fours[2 * half], second = fours[2 * half + 1];
+        _mm512_storeu_si512(to, _mm512_shuffle_i64x2(first, second, 0x44));
+        _mm512_storeu_si512(to + kTileRowBytes, _mm512_shuffle_i64x2(first, second, 0xee));
+      }
+    }
+  }
+}
+
+// Sums of two tiles of QuadColumns, with their columns in order.
+inline void InOrder(__m512 first, __m512 second, float* out) {
+  _mm512_storeu_ps(out, _mm512_shuffle_f32x4(first, second, 0x88));
+  _mm512_storeu_ps(out + kStep / 2, _mm512_shuffle_f32x4(first, second, 0xdd));
+}
+
+// The largest of each of 16 vectors of integers.
+inline __m512i LargestOfEach(const __m512i* x) {
+  __m512i eights[8], fours[4], twos[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    eights[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]),
+                                 _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    fours[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(eights[2 * i], eights[2 * i + 1]),
+                                _mm512_unpackhi_epi64(eights[2 * i], eights[2 * i + 1]));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    twos[i] = _mm512_max_epi32(_mm512_shuffle_i32x4(fours[2 * i], fours[2 * i + 1], 0x88),
+                               _mm512_shuffle_i32x4(fours[2 * i], fours[2 * i + 1], 0xdd));
+  return _mm512_max_epi32(_mm512_shuffle_i32x4(twos[0], twos[1], 0x88), _mm512_shuffle_i32x4(twos[0], twos[1], 0xdd));
+}
+
+// The slots of a span that each of a tile of rows sees.
+struct SeenOfRows {
+  uint32_t of[kTileRows];
+  bool all;  // whether each sees all
+
+  void Look(const ChunkTask& task, int64_t slot, int64_t first, int64_t rows) {
+    all = true;
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      of[r] = r < rows ? static_cast<uint32_t>(SeenOfTile<kSpan>(task.seen[(first + r) / task.per_token], slot)) : 0;
+      all = all && (r >= rows || of[r] == kAll<kSpan>);
+    }
+  }
+  __mmask16 First(int64_t row) const { return static_cast<__mmask16>(of[row]); }
+  __mmask16 Second(int64_t row) const { return static_cast<__mmask16>(of[row] >> Avx512::kLanes); }
+};
+
+// Multiplies weights of a span so that, times a scale, each becomes an integer: see RoundWeights. `most` are the largest
+// scales of the slots. What an integer is worth is written to `worth` [kTileRows].
+void Stretch(const KvArray& array, const SeenOfRows& seen, int64_t rows, const float* most, float* weights,
+             float* worth) {
+  constexpr int L = Avx512::kLanes;
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512 first = _mm512_loadu_ps(most), second = _mm512_loadu_ps(most + L);
+  __m512i tops[kTileRows];
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    const float* const row = weights + std::min(r, rows - 1) * kChunk;
+    const __m512i a = _mm512_castps_si512(_mm512_maskz_mul_ps(seen.First(r), _mm512_loadu_ps(row), first));
+    const __m512i b = _mm512_castps_si512(_mm512_maskz_mul_ps(seen.Second(r), _mm512_loadu_ps(row + L), second));
+    tops[r] = _mm512_max_epi32(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude));
+  }
+  const __m512i top = LargestOfEach(tops);
+  const __mmask16 finite = _mm512_cmplt_epi32_mask(top, _mm512_set1_epi32(0x7f800000));
+  const __mmask16 some = finite & _mm512_cmpgt_epi32_mask(top, _mm512_setzero_si512());
+  const __m512 largest = _mm512_castsi512_ps(top), levels = _mm512_set1_ps(array.type->levels);
+  const __m512 unit = _mm512_set1_ps(Unit<Avx512>(array));
+  alignas(64) float inverse[kTileRows];
+  _mm512_store_ps(inverse, _mm512_maskz_min_ps(some, _mm512_div_ps(levels, largest),
+                                               _mm512_set1_ps(std::numeric_limits<float>::max())));
+  // Weights of rows with NaN become zeros, and what they are worth is NaN.
+  _mm512_storeu_ps(worth, _mm512_mask_mul_ps(_mm512_set1_ps(kNan), finite, _mm512_div_ps(largest, levels), unit));
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const row = weights + r * kChunk;
+    const __m512 factor = _mm512_set1_ps(inverse[r]);
+    const auto stretched = [&](__mmask16 mask, const float* x) {
+      return _mm512_maskz_mul_ps(inverse[r] > 0 ? mask : 0, _mm512_loadu_ps(x), factor);
+    };
+    _mm512_storeu_ps(row, stretched(seen.First(r), row));
+    _mm512_storeu_ps(row + L, stretched(seen.Second(r), row + L));
+  }
+}
+
+// Stretched weights of a span times the scales of a group, as integers, a row behind the other.
+template <bool all_seen>
+void SplitWeights(const SeenOfRows& seen, int64_t rows, const float* weights, const float* scales, uint8_t* out) {
+  constexpr int L = Avx512::kLanes;
+  const __m512 first = _mm512_loadu_ps(scales), second = _mm512_loadu_ps(scales + L);
+  // Of packed integers each four lanes have some of both vectors; this is where their bytes go.
+  const __m512i halves =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (int64_t r = 0; r < rows; ++r, weights += kChunk, out += kRowBytes) {
+    __m512 a = _mm512_mul_ps(first, _mm512_loadu_ps(weights)), b = _mm512_mul_ps(second, _mm512_loadu_ps(weights + L));
+    if constexpr (!all_seen) {  // a weight of zero does not hide NaN
+      a = _mm512_maskz_mov_ps(seen.First(r), a);
+      b = _mm512_maskz_mov_ps(seen.Second(r), b);
+    }
+    const __m512i shorts = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(shorts, halves)));
+  }
+}
+
+// Sums of 16 columns for a tile of rows, of values [kCacheBytes] of each span, `later` bytes from one to the next, and
+// weights [spans, kRowsBytes]; what these are worth is [spans, kTileRows]. The spans are an even number.
+template <int R>
+inline __attribute__((always_inline)) void SumTile(const uint8_t* values, int64_t later, const uint8_t* weights,
+                                                   const float* worth, int64_t spans, __m512* total) {
+  alignas(64) Products products[2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < spans + 2; i += 2) {
+    if (i < spans) Form<0>(weights + i * kRowsBytes, values + i * later);
+    if (i > 0) {
+      Keep<1>(products);
+      AddByRows<R>(products[0], worth + (i - 2) * kTileRows, total);
+    }
+    if (i < spans) {
+      Form<1>(weights + (i + 1) * kRowsBytes, values + (i + 1) * later);
+      Keep<0>(products);
+    }
+    if (i > 0) AddByRows<R>(products[1], worth + (i - 1) * kTileRows, total);
+  }
+}
+
+// Sums of a group's columns for a tile of rows, of which `rows` are wanted.
+template <int R>
+void SumGroup(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
+              int64_t rows, float* sums) {
+  alignas(64) float first[R][Avx512::kLanes];
+  __m512 total[R];
+  SumTile<R>(values, kSpan * width, weights, worth, spans, total);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) _mm512_store_ps(first[r], total[r]);
+  SumTile<R>(values + kCacheBytes, kSpan * width, weights, worth, spans, total);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    if (r < rows) InOrder(_mm512_load_ps(first[r]), total[r], sums + r * width);
+}
+
+void AddByTiles(const ChunkTask& task, float* weights) {
+  const KvArray& array = task.v;
+  const int64_t width = array.width, groups = array.groups, rows = task.rows();
+  const int64_t scales_each = (groups + 1) * kSpan;
+  auto* const values = reinterpret_cast<uint8_t*>(task.memory);                    // of each span, see QuadColumns
+  auto* const spread = values + kChunk * width;                                    // [kSpan, width]
+  auto* const integers = spread + kSpan * width;                                   // [kSpans, kRowsBytes]
+  float* const scales = reinterpret_cast<float*>(integers + kSpans * kRowsBytes);  // of each span, see ReadScales
+  float* const most = scales + kSpans * scales_each;                               // [kSpans, kSpan]
+  float* const zeros = most + kChunk;                                              // [width / 4]
+
+  std::fill(zeros, zeros + width / 4, 0.0f);
+  int64_t spans = 0, slots[kSpans];
+  ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
+    const Places<kSpan> places(task, array, slot, mask, zeros);
+    const uint8_t* bytes[kSpan];
+    FindBytes(array, places, spread, bytes);
+    QuadColumns(bytes, width, NextTile<kSpan>(task, array, slot), values + spans * kSpan * width);
+    ReadScales<Avx512, kSpan>(places, groups, scales + spans * scales_each);
+    LargestScales<Avx512>(scales + spans * scales_each, groups, most + spans * kSpan);
+    slots[spans++] = slot;
+  });
+  const TilesInUse in_use(Config());
+  for (int64_t m = 0; m < rows; m += kTileRows) {
+    const int64_t count = std::min<int64_t>(kTileRows, rows - m);
+    float worth[kSpans][kTileRows] = {};  // 0 for the span that makes their number even: its integers may be anything
+    SeenOfRows seen[kSpans];
+    const auto of_span = [&](int64_t i) { return weights + m * kChunk + (slots[i] - task.begin); };
+    for (int64_t i = 0; i < spans; ++i) {
+      seen[i].Look(task, slots[i], m, count);
+      Stretch(array, seen[i], count, most + i * kSpan, of_span(i), worth[i]);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t i = 0; i < spans; ++i) {
+        const auto split = seen[i].all ? SplitWeights<true> : SplitWeights<false>;
+        split(seen[i], count, of_span(i), scales + i * scales_each + g * kSpan, integers + i * kRowsBytes);
+      }
+      WithRows(count, [&](auto R) {
+        SumGroup<R>(values + g * 2 * kCacheBytes, width, integers, worth[0], (spans + 1) / 2 * 2, count,
+                    task.sums + m * width + g * kStep);
+      });
+    }
+  }
+}
+
+struct ByTiles {
+  using Isa = Avx512;
+
+  // What AddByTiles needs, which is more than others do, and queries for ScoreByTiles.
+  static constexpr int64_t Floats(int64_t rows, int64_t k_width, int64_t v_width) {
+    const int64_t padded = (rows + kTileRows - 1) / kTileRows * kTileRows;
+    return 81 * std::max(k_width, v_width) + 14 * kChunk + padded * (k_width / 2 + 1);
+  }
+
+  // Whether there are enough rows, of whole pairs of steps, and the integers of the cache have a byte each.
+  static bool Fit(const ChunkTask& task, const KvArray& array) {
+    const auto& table = array.type->table;
+    return task.rows() > kHalfTile && array.width % (2 * kStep) == 0 && array.group == kStep &&
+           (array.type->kind == KvKind::kBytes ||
+            (array.type->bits == 4 && std::all_of(table, table + 16, [](int16_t x) { return x == int8_t(x); })));
+  }
+  static void Score(const ChunkTask& task, float* scores) {
+    Fit(task, task.k) ? ScoreByTiles(task, scores) : ScoreIntegers<Avx512>(task, scores);
+  }
+  static void Add(const ChunkTask& task, float* weights) {
+    Fit(task, task.v) ? AddByTiles(task, weights) : AddIntegers<Avx512>(task, weights);
+  }
+};
+
+}  // namespace
+
+const AttentionKernels& AttentionKernels::ForAmx() {
+  static constexpr AttentionKernels kKernels = AttentionKernelsOf<ByTiles>();
+  return kKernels;
+}
+
+}  // namespace specjax
+
+#else  // a compiler that does not know it; see HasAmx
+
+namespace specjax {
+const AttentionKernels& AttentionKernels::ForAmx() { return ForAvx512Vnni(); }
+}  // namespace specjax
+
+#endif
