@@ -4,6 +4,7 @@
 #define SPECJAX_ATTENTION_ATTEND_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -90,9 +91,28 @@ void AttendChunk(const ChunkTask& all) {
   else AddFloats<Isa>(task, scores);
 }
 
+template <typename Isa>
+void MergeChunks(const RowOfChunks& row, float* out) {
+  float top = kNothing, weight = 0;
+  for (int64_t i = 0; i < row.chunks; ++i) top = std::max(top, row.highest[i * row.step]);
+  std::fill(out, out + row.width, 0.0f);
+  for (int64_t i = 0; i < row.chunks; ++i) {
+    const int64_t at = i * row.step;
+    if (row.total[at] == 0) continue;
+    const float factor = std::exp(row.highest[at] - top);
+    weight += row.total[at] * factor;
+    const auto factors = Isa::Set(factor);
+    for (int64_t n = 0; n < row.width; n += Isa::kLanes)
+      Isa::Store(out + n, Isa::Fma(Isa::Load(row.sums + at * row.width + n), factors, Isa::Load(out + n)));
+  }
+  if (weight == 0) return;
+  const auto inverse = Isa::Set(1 / weight);  // NaN as well
+  for (int64_t n = 0; n < row.width; n += Isa::kLanes) Isa::Store(out + n, Isa::Multiply(Isa::Load(out + n), inverse));
+}
+
 template <typename Integers>
 constexpr AttentionKernels AttentionKernelsOf() {
-  return {AttendChunk<Integers>, ChunkFloats<Integers>};
+  return {AttendChunk<Integers>, MergeChunks<typename Integers::Isa>, ChunkFloats<Integers>};
 }
 
 }  // namespace

@@ -141,22 +141,10 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       const int64_t head = i % heads, block = first + i / heads;
       const int64_t b = block / blocks, token = block % blocks * kTokens;
       for (int64_t m = 0; m < std::min(kTokens, rows - token) * per_head; ++m) {
-        const auto at = [&](int64_t chunk) { return ((i / heads * chunks + chunk) * heads + head) * group + m; };
-        float* to = out->typed_data() + ((b * rows + token + m / per_head) * query_heads + head * per_head +
-                                         m % per_head) * v_width;
-        float top = -std::numeric_limits<float>::infinity(), weight = 0;
-        for (int64_t chunk = 0; chunk < chunks_seen[block]; ++chunk) top = std::max(top, highest[at(chunk)]);
-        std::fill(to, to + v_width, 0.0f);
-        for (int64_t chunk = 0; chunk < chunks_seen[block]; ++chunk) {
-          if (total[at(chunk)] == 0) continue;
-          const float factor = std::exp(highest[at(chunk)] - top);
-          const float* from = sums + at(chunk) * v_width;
-          weight += total[at(chunk)] * factor;
-          for (int64_t n = 0; n < v_width; ++n) to[n] += from[n] * factor;
-        }
-        if (weight != 0) {  // NaN as well
-          for (int64_t n = 0; n < v_width; ++n) to[n] /= weight;
-        }
+        const int64_t at = (i / heads * chunks * heads + head) * group + m;
+        float* const to = out->typed_data() + ((b * rows + token + m / per_head) * query_heads + head * per_head +
+                                               m % per_head) * v_width;
+        kernels->merge({highest + at, total + at, sums + at * v_width, chunks_seen[block], heads * group, v_width}, to);
       }
     });
   }

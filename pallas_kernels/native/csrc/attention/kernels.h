@@ -39,8 +39,15 @@ struct ChunkTask {
   const float* query(int64_t row) const { return q + row / per_token * q_stride + row % per_token * k_width; }
 };
 
+// What chunks have left of a row; see ChunkTask. From a chunk to the next there are so many rows.
+struct RowOfChunks {
+  const float *highest, *total, *sums;
+  int64_t chunks, step, width;
+};
+
 struct AttentionKernels {
   void (*chunk)(const ChunkTask& task);
+  void (*merge)(const RowOfChunks& row, float* out);
   int64_t (*floats)(int64_t rows, int64_t k_width, int64_t v_width);  // of memory that a chunk needs
 
   static const AttentionKernels& ForPortable();
