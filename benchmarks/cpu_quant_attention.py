@@ -5,14 +5,17 @@ kernels and by XLA: in the form that is used without native kernels (quantized c
 they are quantized, by decoding the whole cache first, as one would write it down. The limit is how fast the bytes of
 the caches can be read, or how fast floats can be multiplied (known for AVX2 and AVX-512), whichever takes longer: each
 query is multiplied with each key, and each weight with each value. Both rates are taken in the same run. The error is
-that of all layers together, against XLA's products of floats.
+that of all layers together, against XLA's products of floats. With several instruction sets (--isa) the native kernels
+of each take turns: columns are those of the last one, and the last columns say how much faster than the others it is.
 
     python benchmarks/cpu_quant_attention.py
+    python benchmarks/cpu_quant_attention.py --isa avx512vnni amx --rows 1 4 16 --types q8_0,q4_0
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from functools import partial
 
@@ -25,8 +28,7 @@ from machine import description
 
 from pallas_kernels import cache_attention, native
 from pallas_kernels.kv_formats import FORMATS, KVStore
-
-ROWS = (1, 4)
+from pallas_kernels.native import library
 
 
 def random_store(shape: tuple[int, ...], name: str, seed: int) -> KVStore:
@@ -44,9 +46,13 @@ DECODED = "decoded first"
 """The way of XLA that decodes whole caches."""
 
 
-@partial(jax.jit, static_argnames="impl")
-def attend_all(q: jax.Array, layers: list[tuple[KVStore, KVStore]], positions: jax.Array, impl: str) -> jax.Array:
+@partial(jax.jit, static_argnames=("impl", "isa"))
+def attend_all(
+    q: jax.Array, layers: list[tuple[KVStore, KVStore]], positions: jax.Array, impl: str, isa: str | None
+) -> jax.Array:
     """Through all layers, the output of one being the queries of the next."""
+    if isa is not None:
+        os.environ[library.ISA_VARIABLE] = isa  # is looked at while the program is traced
     for stores in layers:
         k, v = (KVStore.of(store.values(), "f32") for store in stores) if impl == DECODED else stores
         named = "xla_floats" if impl == DECODED else impl
@@ -70,47 +76,60 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], help="tokens of a call; default: 1 4")
+    parser.add_argument(
+        "--isa", nargs="+", default=[None], metavar="SET", help="of the native kernels, such as avx512vnni amx"
+    )
     parser.add_argument("--repetitions", type=int, default=15)
     args = parser.parse_args()
 
     shape = (1, args.slots, args.kv_heads, args.width)
     print(f"{description()}; {args.layers} layers, {args.heads} query heads, caches [B, S, G, N] = {shape}")
-    print(native.reason() or f"native kernels: {native.instruction_set()}")
+    print(native.reason() or f"native kernels: {args.isa[-1] or native.instruction_set()}")
     limit, results = Limit(OF_FLOATS), []
-    products = {rows: 2 * args.layers * rows * args.heads * args.slots * args.width for rows in ROWS}
+    products = {rows: 2 * args.layers * rows * args.heads * args.slots * args.width for rows in args.rows}
+    natives = [("cpu_native", isa) for isa in args.isa]
     for name in args.types.split(","):
         layers = [tuple(random_store(shape, name, 2 * i + j) for j in range(2)) for i in range(args.layers)]
         size = sum(part.nbytes for part in jax.tree.leaves(layers))
-        forms = ("xla_tiles", DECODED) if FORMATS[name].quantized else ("xla_floats",)
-        best = {(impl, rows): np.inf for impl in ("cpu_native", *forms) for rows in ROWS}
+        forms = [(form, None) for form in (("xla_tiles", DECODED) if FORMATS[name].quantized else ("xla_floats",))]
+        best = {(impl, rows): np.inf for impl in (*natives, *forms) for rows in args.rows}
         calls = {
             (impl, rows): (
                 jax.random.normal(jax.random.key(rows), (1, rows, args.heads, args.width)),
                 layers,
                 jnp.arange(args.slots - rows, args.slots, dtype=jnp.int32)[None],
-                impl,
+                *impl,
             )
             for impl, rows in best
         }
         outputs = {key: np.asarray(attend_all(*call)) for key, call in calls.items()}
-        native_output, floats = (outputs[impl, ROWS[-1]] for impl in ("cpu_native", forms[0]))
+        native_output, floats = (outputs[impl, args.rows[-1]] for impl in (natives[-1], forms[0]))
         error = np.linalg.norm(native_output - floats) / np.linalg.norm(floats)
         for turn in range(args.repetitions):
             limit.measure()
             for key, call in calls.items():
-                if key[0] == "cpu_native" or turn % 5 == 0:
+                if key[0] in natives or turn % 5 == 0:
                     best[key] = min(best[key], seconds(*call))
         results.append((name, size, best, forms, error))
 
     print(f"\nlimits: {limit.reads / 1e9:.1f} GB/s, {limit.products / 1e9:.0f} billion products of floats a second")
-    print(f"{'type':<8} {'bits':>6} | ms at 1, 4 rows | of the limit | error | times as fast as XLA; decoding first")
+    others = ["XLA", DECODED, *(isa for isa in args.isa[:-1])]
+    rows_named = ", ".join(map(str, args.rows))
+    print(
+        f"{'type':<8} {'bits':>6} | ms at {rows_named} rows | of the limit | error | times as fast as",
+        "; ".join(others),
+    )
     for name, size, best, forms, error in results:
-        native_times = [best["cpu_native", rows] for rows in ROWS]
+        native_times = [best[natives[-1], rows] for rows in args.rows]
         bits = FORMATS[name].bits_per_value(args.width)
         milliseconds = " ".join(f"{1e3 * t:>7.2f}" for t in native_times)
-        least = [limit.seconds(size, products[rows]) for rows in ROWS]
+        least = [limit.seconds(size, products[rows]) for rows in args.rows]
         shares = " ".join(f"{limit_time / t:>8.2f}" for limit_time, t in zip(least, native_times, strict=True))
-        ratios = [[best[form, rows] / t for rows, t in zip(ROWS, native_times, strict=True)] for form in forms]
+        ratios = [
+            [best[other, rows] / t for rows, t in zip(args.rows, native_times, strict=True)]
+            for other in (*forms, *natives[:-1])
+        ]
         over_xla = "; ".join(" ".join(f"{ratio:>6.1f}" for ratio in form) for form in ratios)
         print(f"{name:<8} {bits:>6.3f} | {milliseconds} | {shares}  | {error:.0e} | {over_xla}")
 
