@@ -1,6 +1,7 @@
 """What tests of kernels share."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,29 @@ from lowering import lowered, triton_calls
 
 from pallas_kernels import native, triton_launch
 from pallas_kernels.native import library
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _blocks_and_warpgroups_share_a_program() -> Iterator[None]:
+    """JAX's interpreter of Mosaic GPU compiles its program of a kernel anew for each block and each warpgroup.
+
+    Here it does so once for each kernel that is traced. They run as before, each warpgroup in a thread of its own.
+    """
+    from jax._src.pallas.mosaic.interpret import thread_map
+
+    programs: dict[Any, Any] = {}
+    lock = threading.Lock()
+
+    def run(jaxpr: Any, consts: Any, *given: Any) -> None:
+        with lock:
+            if jaxpr not in programs:
+                kernel = jax.jit(lambda consts, *given: jax.core.eval_jaxpr(jaxpr, consts, *given))
+                programs[jaxpr] = kernel.lower(consts, *given).compile()
+        programs[jaxpr](consts, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thread_map, "_run_jaxpr", run)
+        yield
 
 
 @pytest.fixture(params=native.instruction_sets())
