@@ -63,20 +63,25 @@ def integer_error(*types: str) -> float:
     return max({"q": 1e-4, "t": 6e-4}.get(name[0], 0.0) for name in types)
 
 
-def rounded(x: jax.Array, name: str | None) -> jax.Array:
+decoded = jax.jit(KVStore.values)
+rotated = jax.jit(KVStore.rotated)
+"""What caches hold, in one program and not in one for each operation."""
+
+
+def rounded(x: np.ndarray, name: str | None) -> np.ndarray:
     """Numbers as a type holds them, in float32."""
-    return x if name is None else x.astype(name).astype(jnp.float32)
+    return x if name is None else x.astype(jnp.dtype(name)).astype(np.float32)
 
 
-def entries(impl: str, store: KVStore) -> jax.Array:
+def entries(impl: str, store: KVStore) -> np.ndarray:
     """Rotated vectors of a cache as an implementation multiplies them.
 
     Tensor cores get them in 16 bits; TPUs their codes, or the centroids of these, and scale the products.
     """
-    values, name = store.rotated(), rounded_weights(impl, store.format)
+    values, name = np.asarray(rotated(store)), rounded_weights(impl, store.format)
     if impl.startswith("pallas_tpu") and "scales" in store.parts:
-        scales = store.parts["scales"].astype(jnp.float32)
-        scales = jnp.repeat(jnp.where(scales == 0, 1, scales), values.shape[-1] // scales.shape[-1], axis=-1)
+        scales = np.asarray(store.parts["scales"], np.float32)
+        scales = np.repeat(np.where(scales == 0, np.float32(1), scales), values.shape[-1] // scales.shape[-1], axis=-1)
         return rounded(values / scales, name) * scales
     return values if impl == "xla_floats" else rounded(values, name)
 
@@ -140,7 +145,7 @@ class Case:
     @cached_property
     def want(self) -> np.ndarray:
         """The law's."""
-        keys, values = (np.asarray(store.values()) for store in self.caches)
+        keys, values = (np.asarray(decoded(store)) for store in self.caches)
         return law(self.q, keys, values, self.rows, **self.options)  # type: ignore[arg-type]
 
     def wanted_from(self, impl: str) -> np.ndarray:
@@ -151,10 +156,9 @@ class Case:
         (k, v), of_queries = self.caches, rounded_weights(impl, self.k_type)
         if of_queries is None and rounded_weights(impl, self.v_type) is None:
             return self.want
-        q = rounded(k.kind.rotate(jnp.asarray(self.q)), of_queries)
-        given = (np.asarray(x) for x in (q, entries(impl, k), entries(impl, v)))
-        out = law(*given, self.rows, **self.options)  # type: ignore[arg-type, call-arg]
-        return np.asarray(v.kind.unrotate(jnp.asarray(out), self.width))
+        q = rounded(np.asarray(jax.jit(k.kind.rotate)(self.q)), of_queries)
+        out = law(q, entries(impl, k), entries(impl, v), self.rows, **self.options)  # type: ignore[arg-type]
+        return np.asarray(jax.jit(v.kind.unrotate, static_argnums=1)(out.astype(np.float32), self.width))
 
     @cached_property
     def seen(self) -> np.ndarray:
@@ -169,10 +173,12 @@ class Case:
         """The caches with NaN in every float of the slots that no row sees."""
 
         def poison(part: jax.Array) -> jax.Array:
-            unseen = ~self.seen[:, :, None, None]
+            poisoned, unseen = np.array(part), ~self.seen
             if part.dtype == jnp.uint16:  # of bfloat16
-                return jnp.where(unseen, jnp.uint16(0x7FC0), part)
-            return jnp.where(unseen, jnp.nan, part) if jnp.issubdtype(part.dtype, jnp.floating) else part
+                poisoned[unseen] = 0x7FC0
+            elif jnp.issubdtype(part.dtype, jnp.floating):
+                poisoned[unseen] = np.nan
+            return jnp.asarray(poisoned)
 
         k, v = (store.map(poison) for store in self.caches)
         return k, v
