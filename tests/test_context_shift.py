@@ -202,9 +202,9 @@ def test_dropping_too_much_is_refused() -> None:
         chat = model(drafter).session(replace(GREEDY, draft=draft, max_tokens=4), slots=SLOTS)
         with pytest.raises(specjax.SpecjaxError, match="holds no tokens yet"):
             chat.shift(drop=1)
-        _, chat = chat.generate(said(6, 300))
+        _, chat = chat.generate(said(6, 480))
         most = len(chat.tokens) - 10 - least
-        for keep, drop in ((10, most + 1), (10, 400), (400, 1)):
+        for keep, drop in ((10, most + 1), (10, 600), (600, 1)):
             with pytest.raises(specjax.SpecjaxError, match=f"at least {least} must be left"):
                 chat.shift(keep=keep, drop=drop)
         assert len(chat.shift(keep=10, drop=most).tokens) == 10 + least

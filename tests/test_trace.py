@@ -38,6 +38,12 @@ def traced(model: specjax.Model):
     return cache(lambda **options: model.generate(PROMPT, max_tokens=40, ignore_eos=True, trace=True, **options))
 
 
+@pytest.fixture(scope="module")
+def batch(model: specjax.Model) -> list[specjax.Generation]:
+    """Three texts, which ask for three drafts, for one and for none."""
+    return model.generate_batch(["a", "def", "x = 1"], max_tokens=12, ignore_eos=True, draft=[3, 1, 0], trace=True)
+
+
 def equal(one: Trace, other: Trace) -> bool:
     same = all(
         np.array_equal(each, other.arrays()[name], equal_nan=each.dtype.kind == "f")
@@ -149,8 +155,9 @@ def test_a_trace_changes_nothing(traced, model: specjax.Model) -> None:
     assert traced(**DRAWN).margins is None
 
 
-def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model) -> None:
-    batch = model.generate_batch(["a", "def", "x = 1"], max_tokens=12, ignore_eos=True, draft=[3, 1, 0], trace=True)
+def test_texts_of_a_batch_keep_their_numbers_and_depths(
+    model: specjax.Model, batch: list[specjax.Generation]
+) -> None:
     traces = [generation.trace for generation in batch]
     whole = Trace.join(traces)
     assert [text.number for text in whole.texts] == [0, 1, 2]
@@ -171,8 +178,8 @@ def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model) ->
         Trace.join([alone, None])
 
 
-def test_a_text_that_ends_early_has_no_rounds_behind_its_end(model: specjax.Model) -> None:
-    text = model.generate(PROMPT, max_tokens=40, ignore_eos=True).text
+def test_a_text_that_ends_early_has_no_rounds_behind_its_end(traced, model: specjax.Model) -> None:
+    text = traced().text
     stopped = model.generate(PROMPT, max_tokens=40, ignore_eos=True, stop=text[10:13], trace=True)
     assert stopped.finish_reason == "stop"
     trace = stopped.trace
@@ -295,11 +302,11 @@ def test_some_rounds_are_a_trace_too(traced) -> None:
     assert trace[0].round.tolist() == [0]
 
 
-def test_depth_is_what_each_text_asked_for(model: specjax.Model) -> None:
-    batch = model.generate_batch(["a", "def"], max_tokens=12, ignore_eos=True, draft=[3, 1], trace=True)
-    deep, shallow = (generation.trace for generation in batch)
+def test_depth_is_what_each_text_asked_for(batch: list[specjax.Generation]) -> None:
+    deep, shallow, plain = (generation.trace for generation in batch)
     assert set(deep.depth) == {3}
     assert set(shallow.depth) == {1}
+    assert set(plain.depth) == {0}
     with pytest.raises(ValueError, match="no more than 1 drafts"):
         shallow.what_if(2)
 

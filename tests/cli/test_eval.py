@@ -157,7 +157,7 @@ def test_bad_prompts_can_be_passed_over(cli: Cli, gguf: Path, tmp_path: Path) ->
     """Each has a result that says what is wrong; the others' results are those of a file without it."""
     lines = [
         *('{"prompt": "def f("}', "no json", '{"id": "far", "tokens": [999], "topic": "x"}'),
-        *('{"id": 0, "prompt": "a"}', '{"prompt": "class A:"}'),
+        *('{"id": 0, "prompt": "a"}', '{"prompt": "class A:"}', '{"prompt": "x = "}'),
     ]
     prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
     prompts.write_text("\n".join(lines))
@@ -166,7 +166,7 @@ def test_bad_prompts_can_be_passed_over(cli: Cli, gguf: Path, tmp_path: Path) ->
         ran = cli(*arguments, "--json")
         assert ran.status == 1
         summary = json.loads(ran.out)
-        assert (summary["prompts"], summary["bad"]) == (2, 3)
+        assert (summary["prompts"], summary["bad"]) == (3, 3)
     results = results_of(out)
     errors = {name: result["error"] for name, result in results.items() if "error" in result}
     assert errors.keys() == {"line 2", "far", "line 4"}
@@ -174,7 +174,7 @@ def test_bad_prompts_can_be_passed_over(cli: Cli, gguf: Path, tmp_path: Path) ->
     assert "outside the vocabulary" in errors["far"]
     assert f"{prompts}:4: the id 0 occurs before" in errors["line 4"]
     assert results["far"] == {"id": "far", "index": 2, "error": errors["far"], "topic": "x"}
-    assert "2 (" in (said := cli(*arguments).err)
+    assert "3 (" in (said := cli(*arguments).err)
     assert "and 3 with an error" in said
 
     (tmp_path / "good.jsonl").write_text("\n".join([lines[0], *['{"tokens": [1]}'] * 3, lines[4]]))
