@@ -155,9 +155,7 @@ def test_a_trace_changes_nothing(traced, model: specjax.Model) -> None:
     assert traced(**DRAWN).margins is None
 
 
-def test_texts_of_a_batch_keep_their_numbers_and_depths(
-    model: specjax.Model, batch: list[specjax.Generation]
-) -> None:
+def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model, batch: list[specjax.Generation]) -> None:
     traces = [generation.trace for generation in batch]
     whole = Trace.join(traces)
     assert [text.number for text in whole.texts] == [0, 1, 2]

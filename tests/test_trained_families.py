@@ -20,6 +20,7 @@ from specjax.state import KVCache
 FIXTURES = Path(__file__).parent / "fixtures" / "trained"
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "prompts.jsonl"  # from modules that were held out of training
 BATCH = 8
+LONGEST = 192  # tokens of a prompt
 MAX_TOKENS = 192
 MAX_BYTES = 1.5e6
 NEAR_TIE = 1e-3
@@ -46,9 +47,10 @@ def load(name: str) -> specjax.Model:
 
 @cache
 def prompts(name: str) -> list[list[int]]:
-    """Tokens of held-out text, cut so that one chunk takes them."""
-    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()][:BATCH]
-    return [load(name).encode(text)[: LONGEST_CHUNK - 9 * row] for row, text in enumerate(texts)]
+    """Tokens of held-out text, cut so that one chunk takes them, and pieces of one size all rows together."""
+    texts = [load(name).encode(json.loads(line)["prompt"]) for line in PROMPTS.read_text().splitlines()]
+    long = [text for text in texts if len(text) >= LONGEST]
+    return [text[: LONGEST - row] for row, text in enumerate(long[:BATCH])]
 
 
 @cache
