@@ -49,6 +49,7 @@ CONFIG = Qwen35Config(
 RECIPE = Recipe(
     steps=12, batch_size=2, length=24, learning_rate=1e-2, warmup_steps=2, mtp_steps=2, eval_every=6, save_every=5
 )
+HEAD_RECIPE = replace(RECIPE, steps=8, mtp_sequences=2, head_only=True)  # one, because a program is made for each
 CORPUS = Corpus(
     train=tuple(Document(f"{i}.py", f"def function_{i}(x):\n    return x + {i}\n\n\n" * 4) for i in range(12)),
     held_out=tuple(Document(f"held_{i}.py", f"def held_{i}(x):\n    return x * {i}\n" * 4) for i in range(3)),
@@ -251,20 +252,18 @@ def test_the_command_line_starts_from_the_runs_own_recipe(trained):
 
 def test_a_head_run_that_died_before_its_first_checkpoint_starts_from_the_trunk_again(trained, tmp_path):
     before_folder, before = trained
-    recipe = replace(RECIPE, steps=1, mtp_sequences=2, head_only=True)
     folder = RunFolder(tmp_path)
-    folder.write(recipe, CONFIG, CORPUS.provenance.to_dict(), before_folder.read_tokenizer())
+    folder.write(HEAD_RECIPE, CONFIG, CORPUS.provenance.to_dict(), before_folder.read_tokenizer())
     with pytest.raises(ValueError, match="no checkpoint yet, and a head is trained on the trunk of another run"):
-        run(folder, CONFIG, recipe, CORPUS, quiet())
-    after = run(folder, CONFIG, recipe, CORPUS, quiet(), start=before_folder)
+        run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet())
+    after = run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet(), start=before_folder)
     assert_same(before.params["target"], after.params["target"])
 
 
 def test_head_training_changes_the_head_alone_and_brings_it_closer_to_the_trunk(trained, tmp_path):
     before_folder, before = trained
-    recipe = replace(RECIPE, steps=8, mtp_sequences=2, head_only=True)
     folder = RunFolder(tmp_path)
-    after = run(folder, CONFIG, recipe, CORPUS, quiet(), start=before_folder)
+    after = run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet(), start=before_folder)
     assert after.finished
     assert_same(before.params["target"], after.params["target"])
     assert folder.read_tokenizer().get_vocab() == before_folder.read_tokenizer().get_vocab()
