@@ -2,7 +2,11 @@
 //
 // Queries and weights are the integers of 16 bits that vectors multiply, here as a lower byte without a sign and an
 // upper one. Their products are formed in tiles, stored, and put together by vectors: the sums are the same integers,
-// scaled in the same order, so a row has the bits that vectors give it.
+// scaled in the same order, so a row has the bits that vectors give it (but for signs of zeros, which merging drops).
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
 #include "attention/avx512vnni.h"
 
 #if defined(__AMX_INT8__)
@@ -19,7 +23,7 @@ constexpr int64_t kCacheBytes = kStep / 4 * kTileRowBytes;  // of 32 integers of
 constexpr int64_t kSpans = kChunk / kSpan;
 static_assert(kSpan == kStep, "keys and values have tiles of one shape");
 
-// Numbers of tiles.
+// The registers of tiles: sums come first, then rows, and then what is in the cache.
 constexpr int kOfRows = 4, kOfCache = 6;
 
 TileConfig Config() {

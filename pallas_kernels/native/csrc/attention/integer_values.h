@@ -57,7 +57,9 @@ inline void JoinCodes(const KvArray& array, const void* const* codes, int32_t* o
   WithBits(*array.type, [&](auto bits) { JoinTable<Isa, bits>(array, first, second, out); });
 }
 
-// Adds a tile to the sums of `rows` rows. Weights [groups, rows, kSpan] are integers; one of them times one of the
+static_assert(kSpan <= kStep, "levels of types are chosen so that sums of kStep products fit 32 bits");
+
+// Adds a span to the sums of `rows` rows. Weights [groups, rows, kSpan] are integers; one of them times one of the
 // integers of `pairs`, which stand as PlaceOf says, is worth `worth` [rows].
 template <typename Isa, int rows>
 inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int16_t* weights, const float* worth,
@@ -96,7 +98,7 @@ inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int
 }
 
 // Weights times scales as integers [groups, rows, kSpan], and what one of them is worth, for each row. The largest of a
-// row is `levels`: next to a slot that takes nearly all of the attention, those of the other tiles still count. `most`
+// row is `levels`: next to a slot that takes nearly all of the attention, those of the other spans still count. `most`
 // [kSpan] has the largest scale of each slot.
 template <typename Isa, int rows>
 inline void RoundWeights(const KvArray& array, const float* weights, const float* scales, const float* most,
