@@ -21,10 +21,14 @@ def test_an_interrupt_that_meets_a_callback_of_garbage_collection_comes_again() 
     def _xla_gc_callback() -> None:
         signal.raise_signal(signal.SIGINT)
 
+    def wait() -> None:
+        for _ in range(1000):  # no long sleep: the signal comes to another thread, and would not end it
+            time.sleep(0.01)
+
     with lasting_interrupts():
         _xla_gc_callback()
         with pytest.raises(KeyboardInterrupt):
-            time.sleep(10)
+            wait()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
