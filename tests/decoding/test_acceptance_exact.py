@@ -7,7 +7,7 @@ the arithmetic of the real acceptance function, and by running the real function
 
 import itertools
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,9 @@ def ragged(draft_logits, drafts, budget):
     return jnp.minimum(chosen, jnp.maximum(budget - 1, 0))
 
 
+@cache
 def always(n_drafts):
+    """One function for all tests: it is compiled."""
     return stopping(DraftConfig(n_max=n_drafts))
 
 
