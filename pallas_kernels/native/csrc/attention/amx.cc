@@ -1,4 +1,4 @@
-// x86-64 with AVX-512 and AMX, which multiplies the bytes of 16 rows with those of 16 slots, or of 16 columns, at a time.
+// x86-64 with AVX-512 and AMX, which multiplies bytes of 16 rows with those of 16 slots, or of 16 columns, at a time.
 //
 // Queries and weights are the integers of 16 bits that vectors multiply, here as a lower byte without a sign and an
 // upper one. Their products are formed in tiles, stored, and put together by vectors: the sums are the same integers,
@@ -248,8 +248,8 @@ struct SeenOfRows {
   __mmask16 Second(int64_t row) const { return static_cast<__mmask16>(of[row] >> Avx512::kLanes); }
 };
 
-// Multiplies weights of a span so that, times a scale, each becomes an integer: see RoundWeights. `most` are the largest
-// scales of the slots. What an integer is worth is written to `worth` [kTileRows].
+// Multiplies weights of a span so that, times a scale, each becomes an integer: see RoundWeights. `most` are the
+// largest scales of the slots. What an integer is worth is written to `worth` [kTileRows].
 void Stretch(const KvArray& array, const SeenOfRows& seen, int64_t rows, const float* most, float* weights,
              float* worth) {
   constexpr int L = Avx512::kLanes;

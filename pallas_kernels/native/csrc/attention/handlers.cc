@@ -1,8 +1,6 @@
 // Calls from XLA: attention over a cache.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>

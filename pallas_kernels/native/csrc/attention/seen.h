@@ -53,14 +53,6 @@ inline void ForTiles(const ChunkTask& task, const Body& body) {
     if (const Mask mask = SeenOfTile<slots>(task, slot)) body(slot, mask);
 }
 
-// Asks for a vector of a cache ahead. Compilers take calls of what only prefetches for calls without an effect, and leave
-// them out: so it is inlined.
-inline __attribute__((always_inline)) void AskFor(const KvArray& array, int64_t index) {
-  const uint8_t* const codes = array.codes + index * array.code_bytes;
-  for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(codes + at);
-  if (array.groups) __builtin_prefetch(array.scales + index * array.groups);
-}
-
 // The tile after one, to be asked for slot by slot between other work, because processors do not foresee steps over the
 // other heads and can wait for a few lines only. All keys of a chunk come first, and then its values.
 template <int64_t slots>
@@ -73,8 +65,13 @@ class NextTile {
     index_ = task.begin * task.heads + task.head;
   }
 
+  // Compilers take calls of what only prefetches for calls without an effect, and leave them out: so it is inlined.
   __attribute__((always_inline)) void Ask(int64_t i) const {
-    if (array_ != nullptr) AskFor(*array_, index_ + i * heads_);
+    if (array_ == nullptr) return;
+    const int64_t index = index_ + i * heads_;
+    const uint8_t* const codes = array_->codes + index * array_->code_bytes;
+    for (int64_t at = 0; at < array_->code_bytes; at += 64) __builtin_prefetch(codes + at);
+    if (array_->groups) __builtin_prefetch(array_->scales + index * array_->groups);
   }
 
  private:

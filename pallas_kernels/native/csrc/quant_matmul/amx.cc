@@ -127,7 +127,8 @@ inline __attribute__((always_inline)) void FormPair(const GroupCodes<Its::kBytes
     constexpr int kByte = kAt / Its::kPlanes % Its::kBytes, kHalf = kAt % Its::kProducts / Its::kPlanes / Its::kBytes;
     constexpr int kCodesTile = kCodes + kAt / Its::kPlanes % 2;
     if constexpr (kPlane == 0) LoadTile<kCodesTile>(codes[kGroupAt][kByte][kHalf * kQuads / 2], kVector);
-    LoadTile<kActivations + i>(x + kGroupAt * group_bytes + kPlane * kGroup + kHalf * Its::kColumns, Slab<wide>::kRowBytes);
+    LoadTile<kActivations + i>(x + kGroupAt * group_bytes + kPlane * kGroup + kHalf * Its::kColumns,
+                               Slab<wide>::kRowBytes);
     ClearTile<kAt % kSumTiles>();
     MultiplyTiles<kAt % kSumTiles, kActivations + i, true, kCodesTile, true>();
   });
