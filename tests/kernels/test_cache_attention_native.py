@@ -137,8 +137,8 @@ def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("rows", [3, 5, 7])
-def test_rows_that_fill_tiles_by_half_have_the_bits_of_rows_alone(name: str, rows: int) -> None:
-    """On processors with AMX, where more than eight rows are multiplied by tiles of 16: nine are not many."""
+def test_rows_that_fill_tiles_in_part_have_the_bits_of_rows_alone(name: str, rows: int) -> None:
+    """On processors with AMX more than eight rows are multiplied by tiles of 16, which these fill in part."""
     q, k, v = draw(1, rows, 6, 128), draw(1, 600, 2, 128), draw(1, 600, 2, 128)
     q[0, 0, 1, 3], v[0, 400] = np.inf, 0.0
     positions = np.arange(560, 560 + 5 * rows, 5)[None]
