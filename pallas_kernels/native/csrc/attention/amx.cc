@@ -21,7 +21,7 @@ constexpr int64_t kRowBytes = 2 * kStep;      // of 32 integers of a row: the lo
 constexpr int64_t kRowsBytes = kTileRows * kRowBytes;
 constexpr int64_t kCacheBytes = kStep / 4 * kTileRowBytes;  // of 32 integers of 16 slots, or of 16 columns
 constexpr int64_t kSpans = kChunk / kSpan;
-static_assert(kSpan == kStep, "keys and values have tiles of one shape");
+static_assert(kSpan == kStep && kTile == kTileRows, "keys and values have tiles of one shape");
 
 // The registers of tiles: sums come first, then rows, and then what is in the cache.
 constexpr int kOfRows = 4, kOfCache = 6;
@@ -61,19 +61,36 @@ inline __attribute__((always_inline)) __m512 SumsOf(const Products& products, in
   return _mm512_cvtepi32_ps(_mm512_add_epi32(upper, _mm512_load_si512(products.lower[row])));
 }
 
-// Adds products to the totals of R rows, scaled by columns, or by rows.
-template <int R>
-inline __attribute__((always_inline)) void AddByColumns(const Products& products, const float* scales, __m512* total) {
-  const __m512 scale = _mm512_loadu_ps(scales);
+// Adds products to the totals of R rows, times 16 scales: of the columns, or of the rows.
+template <int R, bool of_rows>
+inline __attribute__((always_inline)) void AddScaled(const Products& products, const float* scales, __m512* total) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) total[r] = _mm512_fmadd_ps(SumsOf(products, r), scale, total[r]);
+  for (int r = 0; r < R; ++r) {
+    const __m512 scale = of_rows ? _mm512_set1_ps(scales[r]) : _mm512_loadu_ps(scales);
+    total[r] = _mm512_fmadd_ps(SumsOf(products, r), scale, total[r]);
+  }
 }
 
-template <int R>
-inline __attribute__((always_inline)) void AddByRows(const Products& products, const float* scales, __m512* total) {
+// Totals of R rows over an even number of steps: of rows [steps, kRowsBytes] times what is in the cache, kCacheBytes of
+// each step, `later` bytes from one to the next, times scales [steps, 16].
+template <int R, bool of_rows>
+inline __attribute__((always_inline)) void SumSteps(const uint8_t* rows, const uint8_t* cache, int64_t later,
+                                                    const float* scales, int64_t steps, __m512* total) {
+  alignas(64) Products products[2];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-    total[r] = _mm512_fmadd_ps(SumsOf(products, r), _mm512_set1_ps(scales[r]), total[r]);
+  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < steps + 2; i += 2) {
+    if (i < steps) Form<0>(rows + i * kRowsBytes, cache + i * later);
+    if (i > 0) {
+      Keep<1>(products);
+      AddScaled<R, of_rows>(products[0], scales + (i - 2) * 16, total);
+    }
+    if (i < steps) {
+      Form<1>(rows + (i + 1) * kRowsBytes, cache + (i + 1) * later);
+      Keep<0>(products);
+    }
+    if (i > 0) AddScaled<R, of_rows>(products[1], scales + (i - 1) * 16, total);
+  }
 }
 
 // Calls body(R) with the rows of a tile that are computed, as a constant.
@@ -119,27 +136,12 @@ float SplitQuery(const float* q, int64_t width, int32_t levels, uint8_t* out) {
   return largest / levels;
 }
 
-// Scores of a tile of rows, of which `rows` are wanted, with a tile of slots. The steps are an even number.
+// Scores of a tile of rows, of which `rows` are wanted, with a tile of slots.
 template <int R>
 void ScoreTile(const KvArray& array, const uint8_t* keys, const float* scales, const uint8_t* q, const float* worth,
                int64_t rows, float* scores) {
-  alignas(64) Products products[2];
-  const int64_t steps = array.groups;
   __m512 total[R];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
-  for (int64_t i = 0; i < steps + 2; i += 2) {
-    if (i < steps) Form<0>(q + i * kRowsBytes, keys + i * kCacheBytes);
-    if (i > 0) {
-      Keep<1>(products);
-      AddByColumns<R>(products[0], scales + (i - 2) * kTile, total);
-    }
-    if (i < steps) {
-      Form<1>(q + (i + 1) * kRowsBytes, keys + (i + 1) * kCacheBytes);
-      Keep<0>(products);
-    }
-    if (i > 0) AddByColumns<R>(products[1], scales + (i - 1) * kTile, total);
-  }
+  SumSteps<R, false>(q, keys, kCacheBytes, scales, array.groups, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(worth[r])));
@@ -303,38 +305,17 @@ void SplitWeights(const SeenOfRows& seen, int64_t rows, const float* weights, co
   }
 }
 
-// Sums of 16 columns for a tile of rows, of values [kCacheBytes] of each span, `later` bytes from one to the next, and
-// weights [spans, kRowsBytes]; what these are worth is [spans, kTileRows]. The spans are an even number.
-template <int R>
-inline __attribute__((always_inline)) void SumTile(const uint8_t* values, int64_t later, const uint8_t* weights,
-                                                   const float* worth, int64_t spans, __m512* total) {
-  alignas(64) Products products[2];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
-  for (int64_t i = 0; i < spans + 2; i += 2) {
-    if (i < spans) Form<0>(weights + i * kRowsBytes, values + i * later);
-    if (i > 0) {
-      Keep<1>(products);
-      AddByRows<R>(products[0], worth + (i - 2) * kTileRows, total);
-    }
-    if (i < spans) {
-      Form<1>(weights + (i + 1) * kRowsBytes, values + (i + 1) * later);
-      Keep<0>(products);
-    }
-    if (i > 0) AddByRows<R>(products[1], worth + (i - 1) * kTileRows, total);
-  }
-}
-
-// Sums of a group's columns for a tile of rows, of which `rows` are wanted.
+// Sums of a group's columns for a tile of rows, of which `rows` are wanted. What weights of a span are worth is
+// [spans, kTileRows]; the spans are an even number.
 template <int R>
 void SumGroup(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
               int64_t rows, float* sums) {
   alignas(64) float first[R][Avx512::kLanes];
   __m512 total[R];
-  SumTile<R>(values, kSpan * width, weights, worth, spans, total);
+  SumSteps<R, true>(weights, values, kSpan * width, worth, spans, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) _mm512_store_ps(first[r], total[r]);
-  SumTile<R>(values + kCacheBytes, kSpan * width, weights, worth, spans, total);
+  SumSteps<R, true>(weights, values + kCacheBytes, kSpan * width, worth, spans, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     if (r < rows) InOrder(_mm512_load_ps(first[r]), total[r], sums + r * width);
