@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 DEBUG_VARIABLE = "SPECJAX_DEBUG"
@@ -25,12 +26,15 @@ class UsageError(ValueError):
 def lasting_interrupts() -> Iterator[None]:
     """Let Ctrl-C through also when it comes during a callback or finalizer, whose exceptions Python drops.
 
-    JAX has a callback in every garbage collection. A signal that meets one is sent again a moment later.
+    JAX has a callback in every garbage collection. A signal that meets one is sent again a moment later, to the main
+    thread where the system can: one that comes to another thread does not end what the main thread waits for.
     """
+    main = threading.main_thread().ident
+    again = partial(signal.pthread_kill, main) if main and hasattr(signal, "pthread_kill") else signal.raise_signal
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code.co_name in DEAF:
-            threading.Timer(0.01, signal.raise_signal, (number,)).start()
+            threading.Timer(0.01, again, (number,)).start()
         else:
             raise KeyboardInterrupt
 
