@@ -70,6 +70,15 @@ const Kernels* FindKernels(std::string_view isa) {
   return &Kernels::ForPortable();
 }
 
+// What a thread does while it waits in a loop: on x86 it leaves the core to the other thread of it.
+inline void Pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // Flushes denormal floats to zero while it lives, as XLA does on its own threads: a result must not depend on which
 // thread computed it.
 class FlushDenormals {

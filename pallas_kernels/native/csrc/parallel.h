@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu.h"
+#include "lingering.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace specjax {
@@ -28,13 +29,13 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t chunks, const Body& body) {
     std::atomic<int64_t> next;
     int64_t end;
   };
-  struct Shared {
+  struct Shared : SharedWork {
     const Body* body;  // lives until every chunk is done; not touched afterwards
     std::vector<Stretch> stretches;
     std::atomic<int64_t> threads{0};
     std::atomic<int64_t> done{0};
 
-    void Drain() {
+    void DoShare() override {
       FlushDenormals flush;
       const int64_t count = stretches.size(), own = threads.fetch_add(1, std::memory_order_relaxed);
       for (int64_t i = 0; i < count; ++i) {
@@ -60,8 +61,10 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t chunks, const Body& body) {
     shared->stretches[i].next = chunks * i / threads;
     shared->stretches[i].end = chunks * (i + 1) / threads;
   }
-  for (int64_t i = 1; i < threads; ++i) pool.Schedule([shared] { shared->Drain(); });
-  shared->Drain();
+  for (int64_t i = 1 + Lingering::Threads().Give(shared, threads - 1); i < threads; ++i) {
+    pool.Schedule([shared] { Lingering::Threads().Help(shared); });
+  }
+  shared->DoShare();
   for (int spins = 0; shared->done.load(std::memory_order_acquire) < chunks; ++spins) {
     if (spins > 1000) std::this_thread::yield();
   }
