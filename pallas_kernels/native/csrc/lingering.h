@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "cpu.h"
@@ -77,7 +78,8 @@ class Lingering {
       state.store(kWaits, std::memory_order_release);
       bool late = false;
       while (state.load(std::memory_order_acquire) != kGiven) {
-        for (int i = 0; i < 4; ++i) Pause();
+        for (int i = 0; i < 16; ++i) Pause();
+        std::this_thread::yield();  // XLA may have woken another thread, and this core may be the only one for it
         // Who cannot leave has just been chosen, and is given its work at once.
         late = late || Clock::now() > end;
         if (late && Move(kWaits, kBusy)) return false;
