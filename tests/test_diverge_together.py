@@ -74,6 +74,7 @@ def masked_a_token_too_far(self: GrammarWindow, logits: jax.Array) -> jax.Array:
     return jnp.where(allowed, logits, -jnp.inf)
 
 
+@pytest.mark.slow
 def test_texts_with_a_grammar_are_compared_and_a_mask_that_is_a_token_too_far_is_found(
     hybrid: specjax.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

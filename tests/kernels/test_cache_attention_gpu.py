@@ -39,7 +39,10 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "splits"), [*((name, 3) for name in LONG), ("a cache", 1), ("a cache", 9)])
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [*((name, 3) for name in LONG), ("a cache", 1), pytest.param("a cache", 9, marks=pytest.mark.slow)],
+)
 def test_splits_on_tensor_cores_follow_the_law_and_their_warpgroups_wait_for_each_other(
     name: str, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_bench_and_plan_run_on_a_mesh(capsys: pytest.CaptureFixture[str]) -> Non
     assert "K" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_commands_that_look_inside_run_on_a_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "imatrix.gguf"
     text.write_text("def add(a, b):\n    return a + b\n" * 8)
