@@ -70,7 +70,7 @@ const Kernels* FindKernels(std::string_view isa) {
   return &Kernels::ForPortable();
 }
 
-// What a thread does while it waits in a loop: on x86 it leaves the core to the other thread of it.
+// For loops that wait: on x86 the other hardware thread of the core runs meanwhile.
 inline void Pause() {
 #if defined(__x86_64__)
   _mm_pause();

@@ -15,15 +15,17 @@
 
 namespace specjax {
 
-// What several threads do together. A thread that comes too late finds nothing to do.
+// What several threads do together.
 class SharedWork {
  public:
   virtual ~SharedWork() = default;
-  virtual void DoShare() = 0;
+  // Whether there was something left to do.
+  virtual bool DoShare() = 0;
 };
 
 // A step of a model is more than a hundred calls, some ten microseconds apart, and waking a thread takes the caller ten
-// to thirty. So XLA's threads wait for a moment before they go back to XLA, which may want them for something else.
+// to thirty. So a thread of XLA's that has helped waits for the next call before it returns to XLA. Meanwhile XLA cannot
+// use it, and so its stay is limited, and nobody waits where other threads want the core.
 class Lingering {
  public:
   static Lingering& Threads() {
@@ -36,7 +38,7 @@ class Lingering {
     int64_t given = 0;
     for (Seat& seat : seats_) {
       if (given == count) break;
-      if (seat.state.load(std::memory_order_relaxed) != kWaits || !seat.Move(kWaits, kBusy)) continue;
+      if (seat.state.load(std::memory_order_relaxed) != kWaits || !seat.Take(kWaits)) continue;
       seat.work = work;
       seat.state.store(kGiven, std::memory_order_release);
       ++given;
@@ -44,16 +46,17 @@ class Lingering {
     return given;
   }
 
-  // Does work, and what is given to this thread in the moment after it.
-  void Help(std::shared_ptr<SharedWork> work) {
-    const auto seat = std::find_if(seats_.begin(), seats_.end(), [](Seat& seat) { return seat.Move(kEmpty, kBusy); });
-    if (seat == seats_.end()) return work->DoShare();
-    for (;;) {
-      const auto begin = Clock::now();
-      work->DoShare();
-      work = nullptr;
-      if (Clock::now() - begin > kLong || !seat->Receive()) break;
-      work = std::move(seat->work);
+  // Does work, and what is given to this thread soon after it.
+  void Help(SharedWork& work) {
+    const auto arrival = Clock::now();
+    if (!work.DoShare()) return;
+    const auto seat = std::find_if(seats_.begin(), seats_.end(), [](Seat& seat) { return seat.Take(kEmpty); });
+    if (seat == seats_.end()) return;
+    for (auto begin = arrival;;) {
+      const auto now = Clock::now();
+      if (now - begin > kLong || now - arrival > kStay || now < crowded_.until() || !Receive(*seat)) break;
+      begin = Clock::now();
+      std::exchange(seat->work, nullptr)->DoShare();
     }
     seat->state.store(kEmpty, std::memory_order_release);
   }
@@ -63,33 +66,57 @@ class Lingering {
 
   static constexpr std::chrono::microseconds kPatience{50};
   static constexpr std::chrono::microseconds kLong{500};  // beside that, being woken again is nothing
-  static constexpr int kSeats = 64;                       // more threads than that are woken for every call
+  static constexpr std::chrono::milliseconds kStay{5};
+  static constexpr std::chrono::microseconds kLost{500};  // a core that was yielded for so long is wanted by others
+  static constexpr int kSeats = 64;                       // threads beyond these never wait
 
-  enum State { kEmpty, kBusy, kWaits, kGiven };
+  // Until when cores are left to others: for longer each time, as long as one is found to be wanted at once when threads
+  // wait again. A thread of this process that works now and then is no reason to stop, a program that computes is one.
+  class Crowded {
+   public:
+    Clock::time_point until() const { return until_.load(std::memory_order_relaxed); }
+    void Found(Clock::time_point yielded, Clock::time_point back) {
+      const auto last = last_.load(std::memory_order_relaxed);
+      const auto next = yielded - until() < kAtOnce ? std::min(2 * last, kLongest) : kShortest;
+      last_.store(next, std::memory_order_relaxed);
+      until_.store(back + next, std::memory_order_relaxed);
+    }
+
+   private:
+    static constexpr std::chrono::milliseconds kShortest{1}, kLongest{64}, kAtOnce{2};
+    std::atomic<Clock::time_point> until_{Clock::time_point()};
+    std::atomic<std::chrono::milliseconds> last_{kShortest};
+  };
+
+  // Who takes a seat owns its work until the next change: the thread on it, or one that gives.
+  enum State { kEmpty, kTaken, kWaits, kGiven };
 
   struct alignas(64) Seat {
     std::atomic<State> state{kEmpty};
     std::shared_ptr<SharedWork> work;
 
-    bool Move(State from, State to) { return state.compare_exchange_strong(from, to, std::memory_order_acquire); }
-
-    bool Receive() {
-      const auto end = Clock::now() + kPatience;
-      state.store(kWaits, std::memory_order_release);
-      bool late = false;
-      while (state.load(std::memory_order_acquire) != kGiven) {
-        for (int i = 0; i < 16; ++i) Pause();
-        std::this_thread::yield();  // XLA may have woken another thread, and this core may be the only one for it
-        // Who cannot leave has just been chosen, and is given its work at once.
-        late = late || Clock::now() > end;
-        if (late && Move(kWaits, kBusy)) return false;
-      }
-      state.store(kBusy, std::memory_order_relaxed);
-      return true;
-    }
+    bool Take(State from) { return state.compare_exchange_strong(from, kTaken, std::memory_order_acquire); }
   };
 
+  bool Receive(Seat& seat) {
+    seat.state.store(kWaits, std::memory_order_release);
+    const auto begin = Clock::now();
+    bool late = false;
+    while (seat.state.load(std::memory_order_acquire) != kGiven) {
+      for (int i = 0; i < 16; ++i) Pause();
+      const auto before = Clock::now();
+      std::this_thread::yield();  // XLA may have woken another thread, and this core may be the only one for it
+      const auto now = Clock::now();
+      if (now - before > kLost) crowded_.Found(before, now);
+      late = late || now - begin > kPatience;
+      if (late && seat.Take(kWaits)) return false;  // else somebody is about to give it work
+    }
+    seat.state.store(kTaken, std::memory_order_relaxed);
+    return true;
+  }
+
   std::array<Seat, kSeats> seats_;
+  Crowded crowded_;
 };
 
 }  // namespace specjax

@@ -35,17 +35,21 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t chunks, const Body& body) {
     std::atomic<int64_t> threads{0};
     std::atomic<int64_t> done{0};
 
-    void DoShare() override {
+    bool DoShare() override {
       FlushDenormals flush;
       const int64_t count = stretches.size(), own = threads.fetch_add(1, std::memory_order_relaxed);
+      bool helped = false;
       for (int64_t i = 0; i < count; ++i) {
         Stretch& stretch = stretches[(own + i) % count];
         int64_t finished = 0;
         for (int64_t chunk; (chunk = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end; ++finished) {
           (*body)(chunk);
         }
-        if (finished > 0) done.fetch_add(finished, std::memory_order_release);
+        if (finished == 0) continue;
+        helped = true;
+        done.fetch_add(finished, std::memory_order_release);
       }
+      return helped;
     }
   };
   const int64_t threads = std::min(chunks, pool.num_threads());
@@ -62,7 +66,7 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t chunks, const Body& body) {
     shared->stretches[i].end = chunks * (i + 1) / threads;
   }
   for (int64_t i = 1 + Lingering::Threads().Give(shared, threads - 1); i < threads; ++i) {
-    pool.Schedule([shared] { Lingering::Threads().Help(shared); });
+    pool.Schedule([shared] { Lingering::Threads().Help(*shared); });
   }
   shared->DoShare();
   for (int spins = 0; shared->done.load(std::memory_order_acquire) < chunks; ++spins) {
