@@ -25,7 +25,7 @@ class SharedWork {
 
 // A step of a model is more than a hundred calls, some ten microseconds apart, and waking a thread takes the caller ten
 // to thirty. So a thread of XLA's that has helped waits for the next call before it returns to XLA. Meanwhile XLA cannot
-// use it, and so its stay is limited, and nobody waits where other threads want the core.
+// use it: its stay is limited. And no thread waits where others want its core.
 class Lingering {
  public:
   static Lingering& Threads() {
@@ -70,12 +70,13 @@ class Lingering {
   static constexpr std::chrono::microseconds kLost{500};  // a core that was yielded for so long is wanted by others
   static constexpr int kSeats = 64;                       // threads beyond these never wait
 
-  // Until when cores are left to others: for longer each time, as long as one is found to be wanted at once when threads
-  // wait again. A thread of this process that works now and then is no reason to stop, a program that computes is one.
+  // Until when cores are left to others. The time doubles where a core is found to be wanted as soon as threads wait
+  // again: another program computes. A thread of this process that works now and then costs the shortest time only.
   class Crowded {
    public:
     Clock::time_point until() const { return until_.load(std::memory_order_relaxed); }
     void Found(Clock::time_point yielded, Clock::time_point back) {
+      if (yielded < until()) return;  // another thread has found it
       const auto last = last_.load(std::memory_order_relaxed);
       const auto next = yielded - until() < kAtOnce ? std::min(2 * last, kLongest) : kShortest;
       last_.store(next, std::memory_order_relaxed);
