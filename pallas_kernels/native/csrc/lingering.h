@@ -89,7 +89,7 @@ class Lingering {
     std::atomic<std::chrono::milliseconds> last_{kShortest};
   };
 
-  // Who takes a seat owns its work until the next change: the thread on it, or one that gives.
+  // Whoever takes a seat owns its work until the next change: the thread on it, or one that gives.
   enum State { kEmpty, kTaken, kWaits, kGiven };
 
   struct alignas(64) Seat {
