@@ -7,7 +7,7 @@ Random weights in the shape of Qwen3.5-0.8B, written to a temporary folder. A st
 four rows verifies three drafts; llama.cpp computes them as `tg` and `pp4` of llama-bench, the latter with the logits of
 the last row only. `read` is the share of the rate at which this machine reads memory, measured in the same run, that
 one row reaches; it reads the weights and the caches. Programs take turns and the best of each counts; without
---llama-bench its columns stay empty.
+--llama-bench its columns stay empty. With --small-pages "4K" are copies of the weights in pages of 4 KiB.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ def ours(model: Model, tokens: int, kv: str) -> dict[int, float]:
     return seconds
 
 
+def copied(model: Model) -> Model:
+    """The model with its weights in memory of XLA's."""
+    return replace(model, params=jax.tree.map(jnp.copy, model.params))
+
+
 def llama_seconds(command: Sequence[object], model: Path) -> dict[int, float]:
     """What llama-bench takes for the prompts and the step (1) that a command asks of it, by their tokens."""
     done = subprocess.run(
@@ -81,19 +86,22 @@ def main() -> None:
     parser.add_argument("--kv", default="f16", help="type of the caches, one that both programs know")
     parser.add_argument("--types", nargs="+", default=[kind for kind, _ in FILES], help="of the layers")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--small-pages", action="store_true", help="also time weights in memory of XLA's")
     args = parser.parse_args()
 
     print(f"{description()}; Qwen3.5-0.8B widths, {args.layers} layers, V={args.vocab}")
     print(f"{args.tokens} tokens in {args.kv} caches")
     print("milliseconds; x: how many times as fast as llama.cpp")
     columns = " ".join(f"{name:>7} {'llama':>7} {'x':>5}" for name in ("1 row", "4 rows"))
-    print(f"{'file':<12} {'GB':>5} {'':>4} {'read':>5} {columns}")
+    print(f"{'file':<12} {'GB':>5} {'':>6} {'read':>5} {columns}")
     pieces = jnp.split(jnp.ones((1 << 16, 1 << 10), jnp.float32), 8)
     with tempfile.TemporaryDirectory() as folder:
         for kind, head in (file for file in FILES if file[0] in args.types):
             path = Path(folder) / f"{kind}.gguf"
             write_random_model(path, shape_of_0_8b(args.layers, args.vocab), kind, head)
             models = {act: specjax.load(path, packed=act) for act in ("a16", "a8")}
+            if args.small_pages:
+                models |= {f"{act} 4K": copied(model) for act, model in models.items()}
             trunk_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(models["a16"].params["target"]))
             best: dict[tuple[str, int], float] = {}
             for _ in range(args.turns):
@@ -107,7 +115,7 @@ def main() -> None:
             read_bytes = trunk_bytes + args.tokens * bytes_per_token(plain)
             limit = read_bytes / max(read_rate(pieces) for _ in range(args.turns))
             for act in models:
-                cells = [f"{kind:<12} {path.stat().st_size / 1e9:>5.2f} {act:>4} {limit / best[act, 1]:>5.2f}"]
+                cells = [f"{kind:<12} {path.stat().st_size / 1e9:>5.2f} {act:<6} {limit / best[act, 1]:>5.2f}"]
                 for rows in ROWS:
                     other = best.get(("llama", rows))
                     cells.append(f"{best[act, rows] * 1e3:>7.1f} {other * 1e3 if other else float('nan'):>7.1f}")

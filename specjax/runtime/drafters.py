@@ -24,6 +24,7 @@ from specjax.models.drafters.ngram import NGram
 from specjax.models.drafters.trimmed import trimmed_paths
 from specjax.models.protocol import Drafter, FileDrafter, Params, Target
 from specjax.runtime.draft_by import told_apart
+from specjax.runtime.large_pages import in_large_pages
 from specjax.runtime.plan import plan_for
 from specjax.state import KVTypes, Part
 
@@ -255,7 +256,7 @@ class _File:
             need_tokenizer=False,
             progress=settings.progress,
             packed=settings.packed,
-            put=self._renamed(settings.put),
+            put=self._renamed(in_large_pages(settings.put)),
         )
         if self.form.own_vocabulary:
             check_vocabulary(loaded, checkpoint)

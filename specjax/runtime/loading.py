@@ -24,6 +24,7 @@ from specjax.models.protocol import Drafter, ModelConfig, Target
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
 from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, as_it_is, check_head, open_drafters
+from specjax.runtime.large_pages import in_large_pages
 from specjax.runtime.model import Model
 from specjax.runtime.placement import Placement
 from specjax.runtime.plan import in_blocks, plan_for
@@ -104,14 +105,19 @@ def load(
     if devices is None:
         placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
         put: Put = placement.put
-        put_besides: Put = placement.put
+        put_besides: Put = in_large_pages(placement.put)
     else:
         plan = plan_of(devices, models, packed=packed is not None)
         put, put_besides = plan.put, plan.put_besides
     settings = LoadSettings(dtype, packed, progress, put)
     exchange = of_all if isinstance(devices, Mesh) and shared(devices) else None
     checkpoint = opened.load(
-        dtype, need_tokenizer=need_tokenizer, packed=packed, progress=progress, put=put, exchange=exchange
+        dtype,
+        need_tokenizer=need_tokenizer,
+        packed=packed,
+        progress=progress,
+        put=in_large_pages(put),
+        exchange=exchange,
     )
     params = dict(checkpoint.params)
     if other is not None:

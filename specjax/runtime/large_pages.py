@@ -1,0 +1,73 @@
+"""Weights in large pages of memory, on CPUs.
+
+A step reads all weights, and a processor has to look up the address of each page that it reads. Where Linux gives pages
+of 2 MiB only to programs that ask for them, as is usual, XLA does not ask and gets pages of 4 KiB.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import UInt8
+
+from checkpoints.mapping.table import Put
+
+LEAST = 2**16
+"""Bytes of an array that is moved. Smaller ones are a small part of what a step reads."""
+
+REGION = 2**26
+"""Bytes that are asked for at once, so that arrays which do not fill a page share one."""
+
+ALIGNMENT = 64
+"""XLA takes memory as it is if it begins at a multiple of so many bytes. Otherwise it copies."""
+
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def on_request() -> bool:
+    """Whether Linux gives large pages to programs that ask for them, and only to these."""
+    return hasattr(mmap, "MADV_HUGEPAGE") and _SETTING.exists() and "[madvise]" in _SETTING.read_text()
+
+
+def in_large_pages(put: Put) -> Put:
+    """`put`, and then what lies on a CPU is moved to large pages."""
+    if not on_request():
+        return put
+    return lambda *given: jax.tree.map(_moved, put(*given))
+
+
+def _moved(array: jax.Array) -> jax.Array:
+    if array.nbytes < LEAST or [device.platform for device in array.devices()] != ["cpu"]:
+        return array
+    values = np.asarray(array)
+    memory = _regions().take(values.nbytes).view(values.dtype).reshape(values.shape)
+    memory[...] = values
+    return jax.device_put(memory, array.sharding if array.committed else None, may_alias=True)
+
+
+class _Regions:
+    """Memory for arrays, one behind the other. The system gets a region back when no array in it is left."""
+
+    def __init__(self) -> None:
+        self._free = np.empty(0, np.uint8)
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> UInt8[np.ndarray, "size"]:
+        """Memory of so many bytes, which begins where XLA takes it as it is."""
+        with self._lock:
+            if len(self._free) < size:
+                region = mmap.mmap(-1, max(size, REGION), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                region.madvise(mmap.MADV_HUGEPAGE)
+                self._free = np.frombuffer(region, np.uint8)
+            own, self._free = self._free[:size], self._free[-(-size // ALIGNMENT) * ALIGNMENT :]
+            return own
+
+
+@cache
+def _regions() -> _Regions:
+    return _Regions()
