@@ -167,20 +167,23 @@ class Engine:
             raise RuntimeError("this engine has run nothing yet, and has no state")
         return self._state
 
-    def run(self) -> Iterator[Update]:
-        """Work until every request is done; yield what becomes known. Submit and cancel in between as you like."""
+    def run(self, *, live: bool = False) -> Iterator[Update]:
+        """Work until every request is done; yield what becomes known. Submit and cancel in between as you like.
+        If users do not read texts as they come (`live`), more becomes known at once, which is faster.
+        """
         while not self.idle:
-            yield from self.step()
+            yield from self.step(live=live)
 
-    def step(self, rounds: int | None = None) -> Iterator[Update]:
+    def step(self, rounds: int | None = None, *, live: bool = True) -> Iterator[Update]:
         """Seat newcomers, feed a piece of prompts, start a chunk of rounds, and read what was started before it.
 
         The chunk has at most so many `rounds`; with 0 there is none, and all that was started is read. None leaves it
-        to the engine.
+        to the engine. See `run` for `live`.
         """
         self._admit()
         fed = self._feed()
-        running = 0 if rounds == 0 else self._decode(alone=not fed, most=rounds)
+        awaited = live or bool(self._feeding)
+        running = 0 if rounds == 0 else self._decode(alone=not fed, awaited=awaited, most=rounds)
         while len(self._unread) > running:
             self._rounds.read(reading := self._unread.popleft())
             going = [job for job in reading.jobs.values() if job.finish_reason is None]
@@ -204,8 +207,7 @@ class Engine:
 
     def _admit(self) -> None:
         taken = self._seated()
-        free = [row for row in range(self.seats) if row not in taken]
-        for row in free:
+        for row in (row for row in range(self.seats) if row not in taken):
             if (job := self._next()) is None:
                 return
             self._jobs[row], job.row = job, row
@@ -312,18 +314,16 @@ class Engine:
 
     # Rounds
 
-    def _decode(self, *, alone: bool, most: int | None) -> int:
+    def _decode(self, **wanted: Any) -> int:
         """Start a chunk of rounds if anybody decodes; whether one was started, as a number.
 
-        Args:
-            alone: whether nothing else has been started since the last chunk.
-            most: the most rounds of the chunk, if that was said.
+        `wanted` are keyword arguments of `Rounds.start`.
         """
         decoding = {row: job for row, job in self._seated().items() if job.fed}
         if not decoding:
             return 0
         self._state, reading = self._rounds.start(
-            self.decoder, self.params, self._running, decoding, key=self._key(), alone=alone, most=most
+            self.decoder, self.params, self._running, decoding, key=self._key(), **wanted
         )
         self._unread.append(reading)
         return 1

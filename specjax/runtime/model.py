@@ -228,10 +228,7 @@ class Model:
             SpecjaxError: the model has no MTP head but drafts are asked for.
             ValueError, TypeError: an option is out of its range, or of another type.
         """
-        stream = self.stream(prompt, options, **changes)
-        for _ in stream.updates():
-            pass
-        return stream.result
+        return self._texts([self.encode(prompt)], [options_of(options, changes)])[0]
 
     @takes_options
     def generate_batch(
@@ -251,7 +248,10 @@ class Model:
         if not len(prompts):
             return []
         each = options_of_each(len(prompts), options, changes)
-        stream = TextStream(self, [self.encode(prompt) for prompt in prompts], each)
+        return self._texts([self.encode(prompt) for prompt in prompts], each)
+
+    def _texts(self, prompts: Sequence[Sequence[int]], options: Sequence[GenerateOptions]) -> list[Generation]:
+        stream = TextStream(self, prompts, options, live=False)
         for _ in stream.updates():
             pass
         return stream.results()

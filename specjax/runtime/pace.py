@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-CHUNK_SECONDS = 0.03
-"""How long a chunk lasts. So long users wait for more text, and newcomers for a seat. To start a chunk and to read it
-costs the host about a millisecond, whatever the chunk holds."""
+AWAITED_SECONDS = 0.03
+"""How long a chunk lasts that somebody waits for. So long users wait for more text, and newcomers for a seat."""
+
+UNAWAITED_SECONDS = 0.2
+"""How long others last. To start a chunk and to read it costs the host a millisecond or two, whatever the chunk holds,
+and where the device is a CPU they share its cores."""
 
 USUAL = 8
 """Rounds of a chunk before it is known how long they take. A longer one ends when a row is done."""
@@ -31,10 +34,16 @@ class Pace:
         self._round_seconds: dict[int, float] = {}  # by depth
         self._latest: float | None = None  # of any depth
 
-    def rounds(self, depth: int) -> int:
-        """The rounds of the next chunk, at least 1, if each has so many drafts."""
+    def rounds(self, depth: int, *, awaited: bool) -> int:
+        """The rounds of the next chunk, at least 1.
+
+        Args:
+            depth: how many drafts each has.
+            awaited: whether somebody waits for its end.
+        """
         seconds = None if self.steady else self._round_seconds.get(depth, self._latest)
-        return max(1, min(int(CHUNK_SECONDS / seconds) if seconds else USUAL, self.most))
+        lasts = AWAITED_SECONDS if awaited else UNAWAITED_SECONDS
+        return max(1, min(int(lasts / seconds) if seconds else USUAL, self.most))
 
     def expected(self, rounds: int, depth: int) -> float:
         """How long so many rounds of a depth will take; 0 if none of this depth has been measured."""

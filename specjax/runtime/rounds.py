@@ -121,6 +121,7 @@ class Rounds:
         *,
         key: tuple,
         alone: bool,
+        awaited: bool,
         most: int | None = None,
     ) -> tuple[DecodeState, Reading]:
         """Start a chunk.
@@ -130,13 +131,20 @@ class Rounds:
             jobs: who decodes in which row.
             key: what the programs depend on, but for their depth.
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
+            awaited: whether somebody waits for the end of the chunk, who is not in `jobs`.
             most: the most rounds of the chunk; None: as many as are good for speed.
         """
         self._turn_to(key)
         wants = self._wants(jobs, params)
         choice = self._control.choose(wants, self._ready, may_build=self._experience.effort.balanced, alone=alone)
         program, new = decoder.at_most(choice.depth), choice.depth not in self._ready
-        limits = (1,) if new else (self._most(program), self._pace.rounds(choice.depth), choice.rounds, most)
+        # The device does not know of stop strings: a text that has ended goes on until the host has read it.
+        awaited = awaited or any(job.request.watch for job in jobs.values())
+        limits = (
+            (1,)
+            if new
+            else (self._most(program), self._pace.rounds(choice.depth, awaited=awaited), choice.rounds, most)
+        )
         rounds = min(each for each in limits if each is not None)
         catching_up = None
         if choice.depth or not self._backlog.has_room(rounds):

@@ -35,12 +35,20 @@ class TextStream:
         observers: called with every update as it becomes known.
     """
 
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], options: Sequence[GenerateOptions]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[int]],
+        options: Sequence[GenerateOptions],
+        *,
+        live: bool = True,
+    ) -> None:
         """
         Args:
             model: what generates.
             prompts: token ids. A prompt's random stream is named by its index.
             options: of each prompt.
+            live: whether somebody reads texts as they come.
 
         Raises:
             PromptError: a prompt cannot be continued.
@@ -56,7 +64,7 @@ class TextStream:
         self._model = model
         self._options = options
         # Generators that do not hold the stream: an abandoned one is given up at once, with the state that it runs.
-        self._updates = _observed(self.engine, self.observers)
+        self._updates = _observed(self.engine.run(live=live), self.observers)
         self._pieces = _pieces(self._updates, self.jobs[0], model.watch(options[0].stop))
 
     def updates(self) -> Iterator[Update]:
@@ -90,8 +98,8 @@ def started(model: Model, requests: Sequence[Request], options: Sequence[Generat
     return engine, [engine.submit(request) for request in requests]
 
 
-def _observed(engine: Engine, observers: Sequence[Callable[[Update], None]]) -> Iterator[Update]:
-    for update in engine.run():
+def _observed(updates: Iterator[Update], observers: Sequence[Callable[[Update], None]]) -> Iterator[Update]:
+    for update in updates:
         for observe in observers:
             observe(update)
         yield update

@@ -145,7 +145,7 @@ class Session:
         engine = self.model.engine([options, self._state_options(options)], seats=1, slots=self.slots)
         begun = self._begun_reply(given)
         job = engine.submit(self.model.request(ids, options, start=start, when_full=when_full, begun=begun))
-        for update in engine.run():
+        for update in engine.run(live=observe is not None):
             if observe is not None:
                 observe(update)
         generation, state = generation_of(self.model, job, options), engine.state.sequences

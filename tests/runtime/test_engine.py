@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -101,6 +102,46 @@ def test_where_rounds_are_slow_every_round_is_shown(
     assert pieces[:4] == [1, 1, 8, 8]
     assert set(pieces[4:-1]) == {longest}
     assert sum(pieces) == 60
+
+
+class Endless:
+    """Looks for the end of a text, and finds none."""
+
+    def push(self, tokens: Sequence[int]) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize(("live", "watch", "longest"), [(True, None, 1), (False, None, 8), (False, Endless(), 1)])
+def test_chunks_are_short_where_somebody_waits_for_their_end(
+    live: bool, watch: Endless | None, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, now = engine(PLAIN, 1, 512, rounds=8), 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.04
+        return now
+
+    monkeypatch.setattr(running._building, "clock", clock)
+    running.submit(replace(request(PROMPTS[0], 60, Settings(draft=NO_DRAFTS)), watch=watch))
+    pieces = [len(update.tokens) for update in running.run(live=live)]
+    assert set(pieces[5:-1]) == {longest}
+
+
+def test_chunks_are_short_while_prompts_are_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specjax.runtime.engine.PATIENCE", 0.0)
+    running, seen = engine(PLAIN, 2, 1024), []
+    start = running._rounds.start
+
+    def noted(*given, awaited: bool, **wanted):
+        seen.append((bool(running._feeding), awaited))
+        return start(*given, awaited=awaited, **wanted)
+
+    monkeypatch.setattr(running._rounds, "start", noted)
+    for length in (5, 450):
+        running.submit(request([1 + index % 7 for index in range(length)], 30, Settings(draft=NO_DRAFTS)))
+    finish(running)
+    assert set(seen) == {(True, True), (False, False)}
 
 
 def test_an_engine_says_how_long_the_rounds_still_take_that_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
