@@ -43,11 +43,13 @@ def decode_chunk(
     patience: Int[Array, ""] | int | None = None,
     waiting: Waiting | None = None,
     left: Bool[Array, "B"] | None = None,
+    going: Bool[Array, "B"] | None = None,
 ) -> tuple[DecodeState, ChunkRecord]:
     """Run rounds until `rounds` of them are done or every row is finished. One program, no host in between.
 
     A `limit` below `rounds` ends the chunk earlier. After `patience` rounds it also ends as soon as a row has finished
-    in it, so that a request that comes meanwhile can have the row. Both are data: other numbers compile nothing.
+    of those that the host takes to be `going`, so that another request can have the row. Without `going` these are the
+    rows that are unfinished. All of it is data: other values compile nothing.
 
     Rounds without drafts leave the drafter's part of the state alone. What it has not been given is in the record,
     behind what was `waiting` of earlier chunks; of the latter nothing is kept in rows that their texts have `left`. It
@@ -63,6 +65,7 @@ def decode_chunk(
         patience,
         waiting,
         left,
+        going,
         out=lambda params, state, *_: (state, ChunkRecord(REPLICATED, REPLICATED, waits)),
     )
 
@@ -78,11 +81,13 @@ def _chunk(
     patience: Int[Array, ""] | int | None,
     waiting: Waiting | None,
     left: Bool[Array, "B"] | None,
+    going: Bool[Array, "B"] | None,
 ) -> tuple[DecodeState, ChunkRecord]:
     """`decode_chunk` on one of so many parts of the model."""
     decoder = decoder.shard(parts)
     most = rounds if limit is None else jnp.minimum(limit, rounds)
     before, behind = state, leaves_behind(decoder, state)
+    taken_to_go = before.active if going is None else sharing.own(going, len(state.pending))
     if behind:
         state = _with_drafter(state, None)
         waiting = waiting or Waiting.none(decoder, len(state.pending), room_for(rounds))
@@ -105,7 +110,7 @@ def _chunk(
         go_on = (index < most) & anywhere(state.active)
         if patience is None:
             return go_on
-        return go_on & ((index < patience) | ~anywhere(before.active & ~state.active))
+        return go_on & ((index < patience) | ~anywhere(taken_to_go & ~state.active))
 
     def one_round(carry: tuple) -> tuple:
         index, state, waiting, records = carry

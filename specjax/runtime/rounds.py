@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import jax
 import numpy as np
+from jaxtyping import Bool
 
 from pallas_kernels.override import current_platform
 from specjax.decoding.decoder import Decoder, DecodeState
@@ -215,7 +216,8 @@ class Rounds:
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), state
         )
-        arguments = program, params, shapes, self._most(program), np.int32(1), np.int32(USUAL)
+        limits = np.int32(1), np.int32(self._patience(program))
+        arguments = program, params, shapes, self._most(program), *limits, None, None, self._mask(())
         self._building.ahead(lambda: decode_chunk.lower(*arguments).compile(), *self._program(depth))
 
     def _wants(self, jobs: Mapping[int, Job], params: Params) -> dict[int, DraftConfig]:
@@ -265,8 +267,9 @@ class Rounds:
         self, program: Decoder, params: Params, state: DecodeState, rounds: int, rows: Collection[int]
     ) -> _Started:
         most, behind = self._most(program), leaves_behind(program, state)
-        waiting = self._backlog.taken(program, params, most) if behind else ()
-        state, record = decode_chunk(program, params, state, most, np.int32(rounds), np.int32(USUAL), *waiting)
+        waiting = self._backlog.taken(program, params, most) if behind else (None, None)
+        limits = np.int32(rounds), np.int32(self._patience(program))
+        state, record = decode_chunk(program, params, state, most, *limits, *waiting, self._mask(rows))
         if record.waiting is None:
             return state, record, None
         added = self._backlog.put(record.waiting, rounds, rows)
@@ -316,6 +319,15 @@ class Rounds:
         request = decoder.request
         values = (request.final_hidden + len(request.layer_inputs)) * decoder.target.width * self._seats
         return min(self.most, max(USUAL, MOST_BYTES // (4 * values) // USUAL * USUAL)) if values else self.most
+
+    def _patience(self, decoder: Decoder) -> int:
+        """The rounds after which a chunk ends where a row has finished. It may have finished in the chunk before, which
+        the host has not read yet. So a free seat waits no longer.
+        """
+        return min(USUAL, self._pace.rounds(decoder.max_drafts, awaited=True))
+
+    def _mask(self, rows: Collection[int]) -> Bool[np.ndarray, "B"]:
+        return np.isin(np.arange(self._seats), [*rows])
 
     def _program(self, depth: int) -> tuple:
         return (*self._key, "rounds", depth, self.most)

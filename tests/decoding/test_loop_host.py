@@ -61,6 +61,19 @@ def test_a_chunk_ends_when_a_row_is_done_but_not_before_it_has_some_rounds() -> 
     assert counts == [3, 6, 11]
 
 
+def test_a_row_that_the_host_takes_to_be_going_ends_the_chunk_if_it_is_done() -> None:
+    program = decoder("coupled")
+    state = started(program).replace(
+        budget=jnp.array([0, 9, 20]), settings=program.settings([Settings(draft=DraftConfig(n_max=0))] * BATCH)
+    )
+    counts = []
+    for going in ([True, True, True], [False, True, True], [False, False, True], [False, False, True]):
+        limits = np.int32(8), np.int32(3)
+        state, record = decode_chunk(program, make_params(DENSE), state, 16, *limits, going=np.array(going))
+        counts.append(int(record.n_rounds))
+    assert counts == [3, 6, 8, 3]
+
+
 def primitives(jaxpr: Any) -> set[str]:
     inner = [primitives(sub) for equation in jaxpr.eqns for sub in jaxprs_in_params(equation.params)]
     return {equation.primitive.name for equation in jaxpr.eqns}.union(*inner)
