@@ -7,7 +7,8 @@ Random weights in the shape of Qwen3.5-0.8B, written to a temporary folder. A st
 four rows verifies three drafts; llama.cpp computes them as `tg` and `pp4` of llama-bench, the latter with the logits of
 the last row only. `read` is the share of the rate at which this machine reads memory, measured in the same run, that
 one row reaches; it reads the weights and the caches. Programs take turns and the best of each counts; without
---llama-bench its columns stay empty. With --small-pages "4K" are copies of the weights in pages of 4 KiB.
+--llama-bench its columns stay empty. With --small-pages, rows named "4K" use copies of the weights in memory of XLA's,
+which has pages of 4 KiB unless Linux gives large ones to all programs.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Contender:
             self._step(stats, rounds=0)
 
     def _step(self, stats: DecodeStats, rounds: int | None = None) -> None:
-        for update in self.engine.step(rounds, live=False):
+        for update in self.engine.step(rounds):
             if update.record is not None:
                 stats.add(update.record, update.row)
             self.running -= update.job.finish_reason is not None

@@ -71,7 +71,7 @@ def measure_engine(
     jobs = [engine.submit(request) for request in requests]
     firsts: dict[Job, float] = {}
     while not engine.idle:
-        for update in engine.step():
+        for update in engine.step(live=True):
             tokens += len(update.tokens)
             if update.tokens:
                 firsts.setdefault(update.job, time.perf_counter() - begin)

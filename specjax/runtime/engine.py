@@ -169,12 +169,12 @@ class Engine:
 
     def run(self, *, live: bool = False) -> Iterator[Update]:
         """Work until every request is done; yield what becomes known. Submit and cancel in between as you like.
-        If users do not read texts as they come (`live`), more becomes known at once, which is faster.
+        Unless users read texts as they come (`live`), more becomes known at once, which is faster.
         """
         while not self.idle:
             yield from self.step(live=live)
 
-    def step(self, rounds: int | None = None, *, live: bool = True) -> Iterator[Update]:
+    def step(self, rounds: int | None = None, *, live: bool = False) -> Iterator[Update]:
         """Seat newcomers, feed a piece of prompts, start a chunk of rounds, and read what was started before it.
 
         The chunk has at most so many `rounds`; with 0 there is none, and all that was started is read. None leaves it

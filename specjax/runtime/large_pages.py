@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import mmap
 import threading
+import weakref
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -45,7 +47,10 @@ def _moved(array: jax.Array) -> jax.Array:
     if array.nbytes < LEAST or [device.platform for device in array.devices()] != ["cpu"]:
         return array
     values = np.asarray(array)
-    memory = _regions().take(values.nbytes).view(values.dtype).reshape(values.shape)
+    try:
+        memory = _regions().take(values.nbytes).view(values.dtype).reshape(values.shape)
+    except OSError:  # what is left of memory or of addresses is too little for another copy
+        return array
     memory[...] = values
     return jax.device_put(memory, array.sharding if array.committed else None, may_alias=True)
 
@@ -54,18 +59,31 @@ class _Regions:
     """Memory for arrays, one behind the other. The system gets a region back when no array in it is left."""
 
     def __init__(self) -> None:
-        self._free = np.empty(0, np.uint8)
+        self._newest: Callable[[], mmap.mmap | None] = lambda: None  # a weak reference: arrays alone keep a region
+        self._used = 0
         self._lock = threading.Lock()
 
     def take(self, size: int) -> UInt8[np.ndarray, "size"]:
-        """Memory of so many bytes, which begins where XLA takes it as it is."""
+        """Memory of so many bytes, which begins where XLA takes it as it is.
+
+        Raises:
+            OSError: there is none.
+        """
+        if size >= REGION:
+            return np.frombuffer(_region(size), np.uint8)
         with self._lock:
-            if len(self._free) < size:
-                region = mmap.mmap(-1, max(size, REGION), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                region.madvise(mmap.MADV_HUGEPAGE)
-                self._free = np.frombuffer(region, np.uint8)
-            own, self._free = self._free[:size], self._free[-(-size // ALIGNMENT) * ALIGNMENT :]
-            return own
+            region = self._newest()
+            if region is None or len(region) - self._used < size:
+                region, self._used = _region(REGION), 0
+                self._newest = weakref.ref(region)
+            start, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
+            return np.frombuffer(region, np.uint8, size, start)
+
+
+def _region(size: int) -> mmap.mmap:
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region.madvise(mmap.MADV_HUGEPAGE)
+    return region
 
 
 @cache

@@ -105,7 +105,7 @@ def load(
     if devices is None:
         placement = Placement.parse(place, [*opened.parameter_paths, *([] if other is None else other.paths)])
         put: Put = placement.put
-        put_besides: Put = in_large_pages(placement.put)
+        put_besides: Put = placement.put
     else:
         plan = plan_of(devices, models, packed=packed is not None)
         put, put_besides = plan.put, plan.put_besides
@@ -123,7 +123,7 @@ def load(
     if other is not None:
         params |= other.load(checkpoint, settings)
     if chosen is not None and tokens is not None:
-        chosen, added = trimmed(chosen, params, tokens, put_besides)
+        chosen, added = trimmed(chosen, params, tokens, in_large_pages(put_besides))
         params |= added
     return Model(
         config=cast("ModelConfig", checkpoint.config),

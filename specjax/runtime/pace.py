@@ -9,6 +9,10 @@ UNAWAITED_SECONDS = 0.2
 """How long others last. To start a chunk and to read it costs the host a millisecond or two, whatever the chunk holds,
 and where the device is a CPU they share its cores."""
 
+FINDING_SECONDS, GROWTH = 0.1, 0.25
+"""How long at most those last that the number of drafts is chosen by, because it changes between chunks only; and by
+what share of `AWAITED_SECONDS` each is longer than the one before as long as the number stays."""
+
 USUAL = 8
 """Rounds of a chunk before it is known how long they take. A longer one ends when a row is done."""
 
@@ -33,17 +37,26 @@ class Pace:
         self.most, self.steady = most, steady
         self._round_seconds: dict[int, float] = {}  # by depth
         self._latest: float | None = None  # of any depth
+        self._found: tuple[int, int] = (0, 0)  # the depth that was chosen last, and for how many chunks on end
 
-    def rounds(self, depth: int, *, awaited: bool) -> int:
-        """The rounds of the next chunk, at least 1.
+    def rounds(self, depth: int, lasts: float = AWAITED_SECONDS) -> int:
+        """The rounds of the next chunk, at least 1, if each has so many drafts and all together last so long."""
+        seconds = None if self.steady else self._round_seconds.get(depth, self._latest)
+        return max(1, min(int(lasts / seconds) if seconds else USUAL, self.most))
+
+    def lasts(self, depth: int, *, awaited: bool, found: bool) -> float:
+        """How many seconds the next chunk is to last. Not to be asked for visits of another number of drafts.
 
         Args:
-            depth: how many drafts each has.
+            depth: how many drafts its rounds have.
             awaited: whether somebody waits for its end.
+            found: whether this number is chosen by what chunks bring.
         """
-        seconds = None if self.steady else self._round_seconds.get(depth, self._latest)
-        lasts = AWAITED_SECONDS if awaited else UNAWAITED_SECONDS
-        return max(1, min(int(lasts / seconds) if seconds else USUAL, self.most))
+        before, count = self._found
+        self._found = depth, count + 1 if depth == before else 0
+        if awaited:
+            return AWAITED_SECONDS
+        return min(FINDING_SECONDS, AWAITED_SECONDS * (1 + GROWTH * self._found[1])) if found else UNAWAITED_SECONDS
 
     def expected(self, rounds: int, depth: int) -> float:
         """How long so many rounds of a depth will take; 0 if none of this depth has been measured."""

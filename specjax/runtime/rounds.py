@@ -141,11 +141,12 @@ class Rounds:
         program, new = decoder.at_most(choice.depth), choice.depth not in self._ready
         # The device does not know of stop strings: a text that has ended goes on until the host has read it.
         awaited = awaited or any(job.request.watch for job in jobs.values())
-        limits = (
-            (1,)
-            if new
-            else (self._most(program), self._pace.rounds(choice.depth, awaited=awaited), choice.rounds, most)
-        )
+        if choice.visit:
+            usual = self._pace.rounds(choice.depth)
+        else:
+            found = any(want.auto for want in wants.values())
+            usual = self._pace.rounds(choice.depth, self._pace.lasts(choice.depth, awaited=awaited, found=found))
+        limits = (1,) if new else (self._most(program), usual, choice.rounds, most)
         rounds = min(each for each in limits if each is not None)
         catching_up = None
         if choice.depth or not self._backlog.has_room(rounds):
@@ -324,7 +325,7 @@ class Rounds:
         """The rounds after which a chunk ends where a row has finished. It may have finished in the chunk before, which
         the host has not read yet. So a free seat waits no longer.
         """
-        return min(USUAL, self._pace.rounds(decoder.max_drafts, awaited=True))
+        return min(USUAL, self._pace.rounds(decoder.max_drafts))
 
     def _mask(self, rows: Collection[int]) -> Bool[np.ndarray, "B"]:
         return np.isin(np.arange(self._seats), [*rows])

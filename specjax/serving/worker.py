@@ -241,7 +241,7 @@ class Worker(Generic[AnEngine]):
         """Do a step of the engine. What it brings is told when the step is over, and all that belongs to it is kept."""
         begin, told = time.perf_counter(), list[tuple[_Text, Part]]()
         try:
-            for update in self.engine.step():
+            for update in self.engine.step(live=True):
                 self._observer.updated(update)
                 if (text := self._texts.get(update.job)) is not None:
                     told.append((text, text.part(update)))

@@ -18,6 +18,7 @@ from specjax.decoding.loop import decode_chunk
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.runtime.engine import Engine
+from specjax.runtime.pace import Pace
 from specjax.runtime.request import Job, Request
 from specjax.runtime.slots import slots_of
 
@@ -111,21 +112,36 @@ class Endless:
         return None
 
 
+def paced(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let every round take so long, as engines see it."""
+    monkeypatch.setattr(Pace, "took", lambda pace, *_: pace._round_seconds.update(dict.fromkeys(range(4), seconds)))
+
+
 @pytest.mark.parametrize(("live", "watch", "longest"), [(True, None, 1), (False, None, 8), (False, Endless(), 1)])
 def test_chunks_are_short_where_somebody_waits_for_their_end(
     live: bool, watch: Endless | None, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running, now = engine(PLAIN, 1, 512, rounds=8), 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 0.04
-        return now
-
-    monkeypatch.setattr(running._building, "clock", clock)
+    paced(monkeypatch, 0.02)
+    running = engine(PLAIN, 1, 512, rounds=8)
     running.submit(replace(request(PROMPTS[0], 60, Settings(draft=NO_DRAFTS)), watch=watch))
     pieces = [len(update.tokens) for update in running.run(live=live)]
-    assert set(pieces[5:-1]) == {longest}
+    # Two chunks are started before a round has been measured.
+    assert set(pieces[4:-1]) == {longest}
+
+
+def test_free_seats_wait_no_longer_where_chunks_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced(monkeypatch, 0.009)
+    counts = []
+    for live in (True, False):
+        running = engine(PLAIN, 2, 512, rounds=32)
+        lengths = (100, *range(10, 30, 2))
+        jobs = [running.submit(request(PROMPTS[0], each, Settings(draft=NO_DRAFTS))) for each in lengths]
+        chunks = {id(update.record): update.record for update in running.run(live=live) if update.record is not None}
+        counts.append((sum(int(chunk.n_rounds) for chunk in chunks.values()), len(chunks)))
+        assert [len(job.tokens) for job in jobs] == list(lengths)
+    (rounds_live, chunks_live), (rounds, chunks) = counts
+    assert rounds <= rounds_live + 3
+    assert chunks < chunks_live
 
 
 def test_chunks_are_short_while_prompts_are_fed(monkeypatch: pytest.MonkeyPatch) -> None:

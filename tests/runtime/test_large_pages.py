@@ -69,14 +69,28 @@ def test_small_arrays_stay_and_places_are_kept() -> None:
 
 
 @asks
-def test_memory_goes_back_when_its_arrays_are_gone() -> None:
-    large, other = (moved(jnp.zeros(large_pages.REGION, jnp.uint8)) for _ in range(2))
-    address = large.unsafe_buffer_pointer()
-    assert flags_at(address) is not None
-    del large
+@pytest.mark.parametrize("size", [1000, large_pages.REGION])
+def test_memory_goes_back_when_its_arrays_are_gone(size: int) -> None:
+    regions = large_pages._Regions()
+    memory, other = regions.take(size), regions.take(500)
+    addresses = [array.ctypes.data for array in (memory, other)]
+    arrays = [jax.device_put(array, may_alias=True) for array in (memory, other)]
+    del memory, other
     gc.collect()
-    assert flags_at(address) is None or address == other.unsafe_buffer_pointer()
-    assert "hg" in flags_at(other.unsafe_buffer_pointer())
+    assert all("hg" in flags_at(address) for address in addresses)
+    del arrays
+    gc.collect()
+    assert not any("hg" in (flags_at(address) or ()) for address in addresses)
+
+
+@asks
+def test_arrays_stay_where_they_are_if_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(size: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(large_pages, "_region", none)
+    given = jnp.zeros(large_pages.REGION, jnp.uint8)
+    assert moved(given).unsafe_buffer_pointer() == given.unsafe_buffer_pointer()
 
 
 @asks
