@@ -37,7 +37,7 @@ def on_request() -> bool:
 
 
 def in_large_pages(put: Put) -> Put:
-    """`put`, and then what lies on a CPU is moved to large pages."""
+    """What does as `put` does, and moves arrays on a CPU to large pages where Linux gives them on request."""
     if not on_request():
         return put
     return lambda *given: jax.tree.map(_moved, put(*given))

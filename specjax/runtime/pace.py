@@ -45,7 +45,7 @@ class Pace:
         return max(1, min(int(lasts / seconds) if seconds else USUAL, self.most))
 
     def lasts(self, depth: int, *, awaited: bool, found: bool) -> float:
-        """How many seconds the next chunk is to last. Not to be asked for visits of another number of drafts.
+        """How many seconds the next chunk is to last. Call it once for each chunk, but for visits of another depth.
 
         Args:
             depth: how many drafts its rounds have.

@@ -132,7 +132,7 @@ class Rounds:
             jobs: who decodes in which row.
             key: what the programs depend on, but for their depth.
             alone: whether nothing else has been started since the last chunk, so that the time is that of rounds.
-            awaited: whether somebody waits for the end of the chunk, who is not in `jobs`.
+            awaited: whether somebody waits for the end of the chunk. It is awaited too if a job has stop strings.
             most: the most rounds of the chunk; None: as many as are good for speed.
         """
         self._turn_to(key)
