@@ -156,13 +156,19 @@ def _called(walk: Walk, equation: Any, arguments: Given, times: float) -> list[_
 
 
 def _scan(walk: Walk, equation: Any, arguments: Given, times: float) -> list[_Value | None]:
-    length, constants, carried = (equation.params[key] for key in ("length", "num_consts", "num_carry"))
-    split = constants + carried
+    length, body = equation.params["length"], equation.params["jaxpr"].jaxpr
+    # Releases of JAX differ in how they say how many there are of each kind. What turns share out has an axis more.
+    split = sum(map(_as_wide, equation.invars, body.invars))
+    constants = split - sum(map(_as_wide, equation.outvars, body.outvars))
     given = [*arguments[:constants], *map(_kept, arguments[constants:split])]
     rows = [None if value is None else value._replace(counted=True) for value in arguments[split:]]
     for value in arguments[split:]:  # each turn has its part of them
         walk._read(value, times)
-    return walk._walk(equation.params["jaxpr"].jaxpr, [*given, *rows], times * length)
+    return walk._walk(body, [*given, *rows], times * length)
+
+
+def _as_wide(outside: Any, inside: Any) -> bool:
+    return len(outside.aval.shape) == len(inside.aval.shape)
 
 
 def _while(walk: Walk, equation: Any, arguments: Given, times: float) -> list[_Value | None]:
