@@ -104,9 +104,9 @@ def test_what_comes_while_rounds_run_is_in_the_next_step(
     engine = worker.engine
     step = engine.step
 
-    def noted() -> Any:
+    def noted(**given: Any) -> Any:
         loads.append(engine.load)
-        return step()
+        return step(**given)
 
     monkeypatch.setattr(type(engine), "seconds_left", property(lambda self: 0.0 if over.is_set() else 60.0 * self.load))
     monkeypatch.setattr(engine, "step", noted)
@@ -154,7 +154,7 @@ def test_an_engine_that_fails_is_replaced(running: Running, client: httpx.Client
     worker, broken = running.service.worker, threading.Event()
     step = worker.engine.step
 
-    def fails() -> Any:
+    def fails(**given: Any) -> Any:
         broken.set()
         raise RuntimeError("the device is gone")
 
