@@ -169,7 +169,7 @@ class Engine:
 
     def run(self, *, live: bool = False) -> Iterator[Update]:
         """Work until every request is done; yield what becomes known. Submit and cancel in between as you like.
-        Unless users read texts as they come (`live`), more becomes known at once, which is faster.
+        Unless users read texts as they come (`live`), more becomes known at once, and the host has less to do.
         """
         while not self.idle:
             yield from self.step(live=live)

@@ -78,7 +78,7 @@ class GenerateOptions:
         trace: whether to record what every round drafted and accepted, and how probable it was; see
             `specjax.traces.trace.Trace`.
         rounds_per_chunk: the most rounds that run on the device before the host sees their tokens. Fewer of them run
-            where they would take more than 30 ms together, or 0.2 s where nobody reads the text as it comes.
+            where they would take more than 30 ms together, or than 0.1 to 0.2 s where nobody reads along.
 
     Raises:
         TypeError: a setting is of another type than it must be.

@@ -14,7 +14,7 @@ FINDING_SECONDS, GROWTH = 0.1, 0.25
 what share of `AWAITED_SECONDS` each is longer than the one before as long as the number stays."""
 
 USUAL = 8
-"""Rounds of a chunk before it is known how long they take. A longer one ends when a row is done."""
+"""Rounds of a chunk before it is known how long they take. After so many at most it ends when a row is done."""
 
 
 DEFAULT_ROUNDS = 128

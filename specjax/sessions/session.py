@@ -115,7 +115,7 @@ class Session:
         Args:
             prompt: the whole conversation, as text or token ids, including the tokens that were dropped. They are left
                 out again if the prompt starts with `conversation`.
-            observe: called with tokens as they become known, which is slower than without it.
+            observe: called with tokens as they become known, about every 30 ms.
             changes: other options for this turn: `chat.generate(prompt, max_tokens=20, seed=2)`. What the state was
                 made for stays: the caches' types, and the most drafts of a round.
 
