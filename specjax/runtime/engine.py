@@ -314,16 +314,14 @@ class Engine:
 
     # Rounds
 
-    def _decode(self, **wanted: Any) -> int:
-        """Start a chunk of rounds if anybody decodes; whether one was started, as a number.
-
-        `wanted` are keyword arguments of `Rounds.start`.
-        """
+    def _decode(self, *, alone: bool, awaited: bool, most: int | None) -> int:
+        """Start a chunk of rounds if anybody decodes, see `Rounds.start`; whether one was started, as a number."""
         decoding = {row: job for row, job in self._seated().items() if job.fed}
         if not decoding:
             return 0
+        program = self.decoder, self.params, self._running
         self._state, reading = self._rounds.start(
-            self.decoder, self.params, self._running, decoding, key=self._key(), **wanted
+            *program, decoding, key=self._key(), alone=alone, awaited=awaited, most=most
         )
         self._unread.append(reading)
         return 1
