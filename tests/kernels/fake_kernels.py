@@ -82,7 +82,7 @@ OPERATIONS = {
     for each in (
         _operation(
             "bad",
-            Implementation("slow", _rounds_of_work(400)),
+            Implementation("slow", _rounds_of_work(100)),
             Implementation("wrong", lambda x: 2.1 * x),
             Implementation("leaking", lambda x: 2 * x + 0 * x[0]),
             Implementation("not_compiling", _refused),

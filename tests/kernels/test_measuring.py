@@ -94,7 +94,8 @@ def test_what_hangs_is_left_out_and_a_second_time_measures_nothing(folder: Path)
 
 
 def test_several_processes_measure_side_by_side_and_time_in_turns(folder: Path) -> None:
-    calls = [("hanging", DIMS), *(("good", {**DIMS, "N": n}) for n in (64, 128, 256, 512)), ("bad", DIMS)]
+    good = [("good", {**DIMS, "N": n}) for n in (64, 128, 512)]
+    calls = [("hanging", DIMS), *good, ("bad", DIMS)]  # the first two processes have two calls each
     done: list[tuple[int, int]] = []
     with pytest.warns(RuntimeWarning, match="left out on cpu"):
         report = measure(
@@ -105,7 +106,7 @@ def test_several_processes_measure_side_by_side_and_time_in_turns(folder: Path) 
             workers=3,
             progress=lambda *step: done.append(step),
         )
-    assert done == [(number, 6) for number in range(1, 7)]
+    assert done == [(number, 5) for number in range(1, 6)]
     assert not report.unfinished
     assert report.choices.keys() == {key_of(*call) for call in calls} == memory.remembered().keys()
     assert {choice.order[0] for choice in report.choices.values()} <= {"fast", "reads_all"}
@@ -134,13 +135,15 @@ def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_law_that_goes_wrong_and_want_of_memory_cost_their_calls_alone(folder: Path, workers: int) -> None:
-    calls = [(name, {**DIMS, "N": n}) for n in (64, 128) for name in ("good", "large", "lawless", "alone")]
+    calls = [(name, DIMS) for name in ("good", "large", "lawless", "alone")]
+    calls.append(("good", {**DIMS, "N": 128}))  # behind the lawless one, whether that process has all calls or half
     report = measure(calls, cases="fake_kernels", effort=QUICK, workers=workers)
     assert report.choices.keys() == {key_of(*call) for call in calls if call[0] in ("good", "alone")}
-    why = sorted(report.unfinished)
-    assert [line.split()[0] for line in why] == ["large", "large", "lawless", "lawless"]
-    assert all("RESOURCE_EXHAUSTED" in line for line in why[:2])
-    assert all("crashed: signal SIGABRT" in line for line in why[2:])
+    want_of_memory, law = sorted(report.unfinished)
+    assert want_of_memory.startswith("large ")
+    assert "RESOURCE_EXHAUSTED" in want_of_memory
+    assert law.startswith("lawless ")
+    assert "crashed: signal SIGABRT" in law
 
 
 def test_what_comes_with_the_package_is_measured_here_all_the_same(
@@ -176,12 +179,13 @@ def test_a_time_is_that_of_one_call(platform: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
-    report = measure([("good", {})], cases="fake_kernels", effort=QUICK)  # its case needs N
+    """What no process has to be contained for is tried in this one: starting another takes longer than all else."""
+    report = measure([("good", {})], cases="fake_kernels", effort=QUICK, here=True)  # its case needs N
     assert not report.choices
     assert re.search(r"^good : KeyError: 'N'$", report.unfinished[0])
     report = measure([("good", DIMS)], cases="no_such_module", effort=QUICK)
     assert re.search(r"good rows=64 N=256: crashed: exit status 1.*no_such_module", report.unfinished[0])
-    report = measure([("good", DIMS), ("bad", DIMS)], cases="fake_kernels", effort=QUICK, budget=0)
+    report = measure([("good", DIMS), ("bad", DIMS)], cases="fake_kernels", effort=QUICK, budget=0, here=True)
     assert len(report.choices) == 1
     assert report.unfinished == ["bad rows=64 N=256: no time was left"]
     assert worth_measuring([("good", DIMS), ("bad", DIMS)]) == [("bad", DIMS)], "the next time goes on there"
