@@ -45,10 +45,14 @@ def prompts(config: Qwen35Config) -> list[list[int]]:
 
 @cache
 def plain(config: Qwen35Config, sampler: SamplerConfig, rows: tuple[int, ...] = BATCH) -> Run:
-    """Plain decoding of some of the prompts, each with the random stream of its index."""
+    """Plain decoding of some of the prompts, each with the random stream of its index.
+
+    Tests hold part of the batch to the tokens of the whole: it is enough that the choices of the whole are clear.
+    """
     chosen = [prompts(config)[row] for row in rows]
     result = run(decoder(config, 0), make_params(config), chosen, MAX_TOKENS, sequence=rows, sampler=sampler)
-    assert_clear_choices(config, sampler, chosen, result.tokens, rows)
+    if rows == BATCH:
+        assert_clear_choices(config, sampler, chosen, result.tokens, rows)
     return result
 
 

@@ -26,13 +26,15 @@ PROMPTS = ragged_prompts(DENSE, (1, 3, 9, 20, 31, 40, 55, 64), seed=18)  # witho
 
 
 def make_decoder(drafts: int = DRAFTS, **changes: Any) -> Decoder:
+    """With the rule and the batch of `ragged`, so that both have the same programs."""
     drafter = ScriptedMTP(DENSE) if drafts else None
-    return Decoder(Qwen35Target(DENSE), drafter, max_drafts=drafts, **changes)
+    settings: dict[str, Any] = {"rule": "coupled", "margins": True} | changes
+    return Decoder(Qwen35Target(DENSE), drafter, max_drafts=drafts, **settings)
 
 
 @cache
 def plain() -> Run:
-    result = run(make_decoder(0, margins=True), make_params(DENSE), PROMPTS, MAX_TOKENS)
+    result = run(make_decoder(0), make_params(DENSE), PROMPTS, MAX_TOKENS)
     assert result.rounds.margin is not None
     assert result.rounds.margin[:, :, 0].min() > 5e-4, "near-ties: equality would hang on rounding"
     return result
@@ -121,12 +123,10 @@ def test_each_row_stops_at_its_own_budget() -> None:
         assert_committed_to_the_last_token(result, decoder)
 
 
-def test_a_budget_beyond_the_caches_ends_where_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = script(make_params(DENSE), PROMPTS, plain().tokens, DRAFTS)
-    monkeypatch.setattr("scripted.CAPACITY", 80)
-    result = run(make_decoder(), params, PROMPTS, 1000)
+def test_a_budget_beyond_the_caches_ends_where_they_do() -> None:
+    result = speculate(make_decoder(), DRAFTS, 1000)
     for prompt, got, want in zip(PROMPTS, result.tokens, plain().tokens, strict=True):
-        assert len(prompt) + len(got) == 80 + 1  # the last token is not fed
+        assert len(prompt) + len(got) == CAPACITY + 1  # the last token is not fed
         assert got[:MAX_TOKENS] == want[: len(got)]
 
 
@@ -191,7 +191,7 @@ def test_an_unknown_rule_is_refused() -> None:
 
 
 def test_a_streak_of_failures_skips_one_round_of_that_row() -> None:
-    decoder = make_decoder(margins=True)
+    decoder = make_decoder()
     correct = np.broadcast_to(np.array([0, DRAFTS] * (BATCH // 2))[:, None], (BATCH, CAPACITY))
     result = speculate(decoder, correct, MAX_TOKENS, draft=SKIPPING)
     assert result.tokens == plain().tokens
@@ -202,7 +202,7 @@ def test_a_streak_of_failures_skips_one_round_of_that_row() -> None:
 
 
 def test_margins_are_those_of_plain_decoding() -> None:
-    result = speculate(make_decoder(margins=True), mixed(4), MAX_TOKENS, draft=SKIPPING)
+    result = speculate(make_decoder(), mixed(4), MAX_TOKENS, draft=SKIPPING)
     for row in range(BATCH):
         got, want = (
             [value for n, margin in zip(r.n_emitted, r.margin, strict=True) for value in margin[row, : n[row]]]
@@ -213,7 +213,7 @@ def test_margins_are_those_of_plain_decoding() -> None:
 
 def test_ties_are_reported() -> None:
     """Tokens 2i and 2i + 1 have the same row in the output head, so that every choice is an exact tie."""
-    decoder = make_decoder(margins=True)
+    decoder = make_decoder()
     head = np.repeat(np.asarray(make_params(DENSE)["target"]["lm_head"]["weight"])[::2], 2, axis=0)
     params = {**make_params(DENSE), "target": {**make_params(DENSE)["target"], "lm_head": {"weight": head}}}
     result = run(decoder, script(params, PROMPTS, plain().tokens, HEAD), PROMPTS, MAX_TOKENS, draft=SKIPPING)

@@ -38,12 +38,12 @@ from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DRAFTS, MAX_TOKENS = 3, 24
-LENGTHS = (3, 1, 30, 20, 9)
+LENGTHS = (3, 1, 30, 20, 9, 12, 5, 17)  # eight, as in `ragged`: programs without a grammar are the same
 WARM = SamplerConfig(temperature=0.9, top_k=30)
 FIRST, SECOND = '(?:[a-h]{2,5}"[0-4]*|é)+', '"(?:ab|c[a-d]|é|[0-4]{3}){1,3}"'
-REGEXES = (FIRST, None, SECOND, FIRST, SECOND)
-SAMPLERS = (SamplerConfig(), SamplerConfig(), WARM, WARM, SamplerConfig())
-BUDGETS = (MAX_TOKENS, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS, 4)
+REGEXES = (FIRST, None, SECOND, FIRST, SECOND, None, SECOND, FIRST)
+SAMPLERS = (SamplerConfig(), SamplerConfig(), WARM, WARM, SamplerConfig(), WARM, WARM, WARM)
+BUDGETS = (MAX_TOKENS, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS, 4, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS)
 
 Case = Callable[[], tuple[Target, Drafter, Params]]
 

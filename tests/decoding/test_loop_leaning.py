@@ -28,7 +28,7 @@ from specjax.models.protocol import Drafter
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, MAX_TOKENS = 3, 24
-PROMPTS = ragged_prompts(DENSE, (3, 1, 30, 20, 9, 12), seed=3)
+PROMPTS = ragged_prompts(DENSE, (3, 1, 30, 20, 9, 12, 5, 17), seed=3)  # eight, as in `ragged`: the same programs
 WARM = SamplerConfig(temperature=0.9, top_k=30)
 BIAS = tuple((token, 2.0 if token % 3 else -100.0) for token in range(0, DENSE.vocab_size, 2))[:MOST_BIASES]
 LEANINGS = (
@@ -38,8 +38,10 @@ LEANINGS = (
     Leaning(bias=BIAS[:7], frequency=2.0),
     Leaning(presence=-1.0),
     Leaning(),
+    Leaning(bias=BIAS[3:9], presence=0.5),
+    Leaning(),
 )
-SAMPLERS = (SamplerConfig(), SamplerConfig(), SamplerConfig(), WARM, WARM, WARM)
+SAMPLERS = (SamplerConfig(), SamplerConfig(), SamplerConfig(), WARM, WARM, WARM, WARM, WARM)
 ROWS = [Settings(*pair, seed=5) for pair in zip(SAMPLERS, [DraftConfig(DRAFTS)] * len(SAMPLERS), strict=True)]
 LEANING_ROWS = [replace(row, leaning=leaning) for row, leaning in zip(ROWS, LEANINGS, strict=True)]
 
