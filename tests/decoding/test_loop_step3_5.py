@@ -62,9 +62,10 @@ def correct_drafts(drafts: int) -> np.ndarray:
     return correct
 
 
-def speculate(drafts: int, rows: tuple[int, ...] = BATCH) -> Run:
-    truth = [plain().tokens[row] for row in rows]
-    scripted = script(model()[1], prompts(rows), truth, correct_drafts(drafts)[list(rows)])
+def speculate(drafts: int, rows: tuple[int, ...] = BATCH, said: list[list[int]] | None = None) -> Run:
+    """By a script of what plain decoding says, or of what is known to have been said."""
+    said = said or [plain().tokens[row] for row in rows]
+    scripted = script(model()[1], prompts(rows), said, correct_drafts(drafts)[list(rows)])
     return run(decoder(drafts), scripted, prompts(rows), MAX_TOKENS, sequence=rows)
 
 
@@ -102,7 +103,9 @@ def test_a_row_alone_decodes_as_in_the_batch() -> None:
 
 
 def test_after_any_rounds_every_head_has_been_fed_as_by_a_fresh_prefill() -> None:
-    got = speculate(3)
+    wrong = script(model()[1], prompts(), [[]] * len(BATCH), 0)  # one program for both, and none of plain decoding
+    got = speculate(3, said=run(decoder(3), wrong, prompts(), MAX_TOKENS).tokens)
+    assert set(got.rounds.n_accepted[got.rounds.n_drafted == 3]) == set(range(4))
     seen = [prompt + tokens[:-1] for prompt, tokens in zip(prompts(), got.tokens, strict=True)]
     fresh, _ = feed(decoder(3), model()[1], seen)
     after: SequenceState = got.state.sequences

@@ -29,6 +29,12 @@ def decoder(drafts: int, rollback: RollbackStrategy = "replay") -> Decoder:
     return Decoder(Qwen35Target(DENSE), ScriptedMTP(DENSE), max_drafts=drafts, rollback=rollback, margins=True)
 
 
+@cache
+def fed() -> SequenceState:
+    """The prompts fed to a program of another test, which need not be compiled again."""
+    return feed(decoder(4, "snapshot"), script(make_params(DENSE), PROMPTS, [[]] * BATCH, 0), PROMPTS)[0]
+
+
 @jax.jit
 def by_definition(params: Params, tokens: jax.Array, lengths: jax.Array) -> tuple[KVCache, jax.Array]:
     """The head's cache and the target's hidden states, all at once: row p pairs hidden state p - 1 with token p."""
@@ -64,7 +70,7 @@ def propose(params: Params, pending: jax.Array, state: SequenceState, drafts: in
 
 
 def test_a_prompt_fed_in_pieces_leaves_what_the_definition_says() -> None:
-    state, _ = feed(decoder(1), make_params(DENSE), PROMPTS)
+    state = fed()
     cache, hidden = reference()
     below = np.arange(CAPACITY) < np.array(LENGTHS)[:, None]
     assert relative_rms(state.drafter.kv.keys[below], cache.keys[below]) < 1e-5
@@ -105,7 +111,7 @@ def test_after_any_rounds_the_head_has_been_fed_as_by_a_fresh_prefill(drafts: in
 
 
 def test_a_longer_draft_begins_with_the_shorter_one() -> None:
-    state, _ = feed(decoder(1), make_params(DENSE), PROMPTS)
+    state = fed()
     pending = jnp.arange(BATCH)
     one, three = (propose(make_params(DENSE), pending, state, drafts) for drafts in (1, 3))
     np.testing.assert_array_equal(one.tokens, three.tokens[:, :1])
@@ -117,7 +123,7 @@ def test_a_longer_draft_begins_with_the_shorter_one() -> None:
 def test_drafting_does_not_change_what_is_drafted_next() -> None:
     """Entries that a draft leaves in the cache are overwritten before they are read."""
     params, pending = make_params(DENSE), jnp.arange(BATCH)
-    state, _ = feed(decoder(1), params, PROMPTS)
+    state = fed()
     first = propose(params, pending, state, 3)
     again = propose(params, pending, SequenceState(state.layers, first.state, state.length), 3)
     np.testing.assert_array_equal(again.tokens, first.tokens)
@@ -127,7 +133,7 @@ def test_drafting_does_not_change_what_is_drafted_next() -> None:
 
 
 def test_drafting_stops_when_no_row_is_sure() -> None:
-    state, _ = feed(decoder(1), make_params(DENSE), PROMPTS)
+    state = fed()
 
     def choose(logits: jax.Array, position: jax.Array, before: Any = None) -> Choice:
         sure = jnp.where(position == state.length + 1, 1.0, 0.5)  # the first draft is sure, the second is not
