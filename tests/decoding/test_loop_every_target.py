@@ -6,6 +6,7 @@ Their drafts are scripted, so that all accept counts come up. The text is what t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.models import registry
 from specjax.models.drafters import dflash, eagle3
 from specjax.models.drafters.fit import usual_layers
-from specjax.models.protocol import Drafter, Params, Target
+from specjax.models.protocol import Drafter, FeatureRequest, Params, Target
 from specjax.models.qwen3_5 import Qwen35Target
 from specjax.state import KVTypes, SequenceState
 
@@ -93,12 +94,16 @@ def best_tokens(target: Target, params: Params, texts: list[list[int]]) -> np.nd
     tokens = np.zeros((len(texts), max(map(len, texts))), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
+    return np.asarray(best_of(target, params, tokens))
+
+
+@partial(jax.jit, static_argnames="target")
+def best_of(target: Target, params: Params, tokens: jax.Array) -> jax.Array:
     batch, longest = tokens.shape
     layers = target.init_layers(batch, longest, rows=1, chunk=longest, rollback="replay", kv_types=KVTypes())
     state = SequenceState(layers, None, jnp.zeros((batch,), jnp.int32))
-    extend: Any = jax.jit(target.extend, static_argnames="rows")
-    output, _ = extend(params, tokens, jnp.full((batch,), longest), state, rows="all")
-    return np.asarray(jnp.argmax(output.logits, axis=-1))
+    output, _ = target.extend(params, tokens, jnp.full((batch,), longest), state, request=FeatureRequest(), rows="all")
+    return jnp.argmax(output.logits, axis=-1)
 
 
 def slow(family: str, make: Callable) -> Any:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ragged import logits_of
 from scripted import Run, feed, ragged_prompts, run, start
 from test_loop_distribution import VOCAB, TableDrafter, both, by_budget, p_value, sample_sequences, tables
 from test_loop_grammar import trimmed_head
@@ -59,13 +60,11 @@ def plain() -> Run:
 
 def logits_after_texts(result: Run) -> np.ndarray:
     """[B, S, V], by a pass over each whole text."""
-    target, longest = Qwen35Target(DENSE), max(map(len, PROMPTS)) + MAX_TOKENS
+    longest = max(map(len, PROMPTS)) + MAX_TOKENS
     text = np.zeros((len(PROMPTS), longest), np.int32)
     for row, (prompt, tokens) in enumerate(zip(PROMPTS, result.tokens, strict=True)):
         text[row, : len(prompt) + len(tokens)] = [*prompt, *tokens]
-    state = Decoder(target, None, max_drafts=0).init_state(len(PROMPTS), longest, chunk=longest)
-    feed_all = jax.jit(lambda params: target.extend(params, text, jnp.full(len(PROMPTS), longest), state, rows="all"))
-    return np.asarray(feed_all(make_params(DENSE))[0].logits)
+    return np.asarray(logits_of(DENSE, make_params(DENSE), text))
 
 
 def test_greedy_rows_take_the_largest_logit_after_bias_and_penalties() -> None:
