@@ -135,7 +135,7 @@ def test_what_is_to_be_measured_waits_for_a_chunk_whose_time_can_be_known() -> N
 
     def visits(acceptance: int, *, alone: bool) -> int:
         count = 0
-        for _ in range(3000):
+        for _ in range(800):
             choice = control.choose(wants, set(ALL), may_build=True, alone=alone)
             drafted = np.full((min(USUAL, choice.rounds or USUAL), 1), choice.depth)
             seconds = 2e-4 * fast(choice.depth) * len(drafted)
@@ -155,7 +155,7 @@ def test_where_no_draft_could_pay_bringing_the_drafter_up_takes_little_of_the_ti
 
     control, _ = settled(Machine(hopeless), 0.0)
     lost, took = 0.0, 0.0
-    for _ in range(20000):
+    for _ in range(6000):
         choice = control.choose({0: AUTO}, set(ALL), may_build=True, alone=True)
         drafted = np.full((choice.rounds or 150, 1), choice.depth)
         if choice.visit:
