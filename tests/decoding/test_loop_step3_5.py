@@ -103,7 +103,7 @@ def test_a_row_alone_decodes_as_in_the_batch() -> None:
 
 
 def test_after_any_rounds_every_head_has_been_fed_as_by_a_fresh_prefill() -> None:
-    wrong = script(model()[1], prompts(), [[]] * len(BATCH), 0)  # one program for both, and none of plain decoding
+    wrong = script(model()[1], prompts(), [[]] * len(BATCH), 0)  # the same program, so plain decoding needs none
     got = speculate(3, said=run(decoder(3), wrong, prompts(), MAX_TOKENS).tokens)
     assert set(got.rounds.n_accepted[got.rounds.n_drafted == 3]) == set(range(4))
     seen = [prompt + tokens[:-1] for prompt, tokens in zip(prompts(), got.tokens, strict=True)]

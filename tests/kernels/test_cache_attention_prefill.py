@@ -125,7 +125,8 @@ def test_the_kernels_lower(kind: str, shape: dict[str, int], impl: str, platform
 @pytest.mark.parametrize(
     ("width", "halves"),
     [
-        # The two narrow widths have the same blocks to choose from but for one, and share them here.
+        # Both narrow widths have nearly the same block sizes. Each lowers one half of them here, and all with the
+        # slow tests.
         (24, {0}),
         (96, {1}),
         (512, {0, 1}),
@@ -134,7 +135,7 @@ def test_the_kernels_lower(kind: str, shape: dict[str, int], impl: str, platform
     ],
 )
 def test_block_sizes_of_the_gpu_kernel_lower(width: int, halves: set[int]) -> None:
-    """A half has each tile with each number of warpgroups, and each of these with one and with two buffers."""
+    """A half has each tile with each number of warpgroups, either with one buffer or with two."""
     sizes = {"heads": 4, "kv_heads": 2, "width": width, "slots": 300}
     _, given = call("pallas_gpu_prefill", "f16", sizes)
     dims = {"T": 512, "H": 4, "G": 2, "N": width, "S": 300, "k_type": "f16", "v_type": "f16"}

@@ -179,7 +179,7 @@ def test_a_time_is_that_of_one_call(platform: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
-    """What no process has to be contained for is tried in this one: starting another takes longer than all else."""
+    """Where nothing can crash, this process measures: to start another one takes longer than the rest of the test."""
     report = measure([("good", {})], cases="fake_kernels", effort=QUICK, here=True)  # its case needs N
     assert not report.choices
     assert re.search(r"^good : KeyError: 'N'$", report.unfinished[0])
