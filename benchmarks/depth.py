@@ -10,6 +10,10 @@ turn, medians of the turns; the last one is that of all phases together, each nu
 phase. "0 again" is plain decoding on another engine: what it is off from 1 is the scatter of this measurement.
 
     python benchmarks/depth.py --batch 1 4 16
+    python benchmarks/depth.py --batch 1 --processes 5
+
+How a program lies in memory is another matter in each process, and changes its speed: by several percent where a round
+takes less than a millisecond. With --processes everything runs in as many processes, and means count.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ import json
 import math
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -36,6 +43,7 @@ from specjax.decoding.acceptance import Synthetic
 from specjax.decoding.decoder import MAX_DRAFTS
 from specjax.decoding.stats import DecodeStats
 from specjax.runtime.compilation_cache import use_compilation_cache
+from specjax.runtime.loading import bundled_model
 from specjax.runtime.slots import slots_for
 
 PROMPT_TOKENS, MAX_TOKENS = 32, 448
@@ -133,6 +141,48 @@ def ratios(contender: Contender, plain: Contender) -> list[float]:
     return [*phases, len(phases) / sum(1 / ratio for ratio in phases)]
 
 
+def figures_here(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What each number of drafts brings in this process, and "auto"."""
+    use_compilation_cache()
+    model = specjax.load(args.model, need_tokenizer=False)
+    for batch in args.batch:
+        contenders = list(measure(model, batch, args.drafts, args.phases, args.seconds, args.turns))
+        for contender in contenders:
+            shares = [[round(n / each.rounds, 2) for n in each.rounds_by_drafts] for each in contender.stats.values()]
+            row = ratios(contender, contenders[0])
+            yield {"batch": batch, "draft": contender.name, "ratios": row, "rounds_by_drafts": shares}
+
+
+def figures_of_processes(count: int) -> Iterator[dict[str, Any]]:
+    """Run this program so many times, one after the other; yield the figures of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        for number in range(count):
+            print(f"process {number + 1} of {count}", file=sys.stderr)
+            subprocess.run([sys.executable, *sys.argv, "--processes", "1", "--out", out], check=True)
+            yield from json.loads(out.read_text())["figures"]
+
+
+def print_table(title: str, phases: list[float], figures: list[dict[str, Any]]) -> None:
+    """Print means and, of several processes, how far they differ; and "auto" over the best number of each phase."""
+    table = Table(title=title)
+    for column in ("K", *(f"accept {phase:g}" for phase in phases), "all", "rounds by drafts in each phase"):
+        table.add_column(column)
+    means: dict[str, list[float]] = {}
+    for name in dict.fromkeys(figure["draft"] for figure in figures):
+        own = [figure for figure in figures if figure["draft"] == name]
+        columns = list(zip(*(figure["ratios"] for figure in own), strict=True))
+        means[name] = [statistics.mean(column) for column in columns]
+        spread = [f" ({min(column):.3f} to {max(column):.3f})" if len(own) > 1 else "" for column in columns]
+        chosen = " ".join(map(str, own[-1]["rounds_by_drafts"])) if name == "auto" else ""
+        table.add_row(name, *(f"{mean:.3f}{more}" for mean, more in zip(means[name], spread, strict=True)), chosen)
+    auto = means.pop("auto")
+    table.add_section()
+    best = [max(column) for column in zip(*means.values(), strict=True)]
+    table.add_row("auto / best", *(f"{own / other:.3f}" for own, other in zip(auto, best, strict=True)))
+    Console(width=200 if len(figures) > len(means) + 1 else 160).print(table)
+
+
 def main() -> None:
     """Run, print a table for each batch, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -142,23 +192,14 @@ def main() -> None:
     parser.add_argument("--phases", type=float, nargs="+", default=[0.9, 0.5, 0.1], help="acceptance of each phase")
     parser.add_argument("--seconds", type=float, default=5.0, help="that a phase lasts")
     parser.add_argument("--turns", type=int, default=3, help="times that all phases run")
+    parser.add_argument("--processes", type=int, default=1, help="one after the other; means of all are printed")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
-    use_compilation_cache()
-    model = specjax.load(args.model, need_tokenizer=False)
-    figures: list[dict[str, Any]] = []
+    figures = list(figures_here(args) if args.processes == 1 else figures_of_processes(args.processes))
     for batch in args.batch:
-        contenders = list(measure(model, batch, args.drafts, args.phases, args.seconds, args.turns))
-        table = Table(title=f"{model.path.name}, batch {batch}, {args.seconds:g} s a phase; {description()}")
-        for column in ("K", *(f"accept {phase:g}" for phase in args.phases), "all", "rounds by drafts in each phase"):
-            table.add_column(column)
-        for contender in contenders:
-            row = ratios(contender, contenders[0])
-            shares = [[round(n / each.rounds, 2) for n in each.rounds_by_drafts] for each in contender.stats.values()]
-            chosen = " ".join(map(str, shares)) if contender.draft == "auto" else ""
-            table.add_row(contender.name, *(f"{ratio:.3f}" for ratio in row), chosen)
-            figures.append({"batch": batch, "draft": contender.name, "ratios": row, "rounds_by_drafts": shares})
-        Console(width=160).print(table)
+        name = Path(args.model or bundled_model()).name
+        title = f"{name}, batch {batch}, {args.seconds:g} s a phase; {description()}"
+        print_table(title, args.phases, [figure for figure in figures if figure["batch"] == batch])
     if args.out:
         args.out.write_text(json.dumps({"machine": description(), "phases": args.phases, "figures": figures}))
 

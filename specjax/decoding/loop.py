@@ -11,6 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from specjax.decoding.decoder import Decoder, DecodeState
+from specjax.decoding.packing import Packing
 from specjax.decoding.record import RoundRecord
 from specjax.decoding.round import decode_round
 from specjax.decoding.unseen import Waiting, room_for
@@ -103,7 +104,7 @@ def _chunk(
         return decode_round(decoder, params, state)
 
     _, shapes, _ = jax.eval_shape(run_round, params, state)
-    records = jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
+    packing = Packing(shapes)
 
     def unfinished(carry: tuple) -> Array:
         index, state, *_ = carry
@@ -113,16 +114,18 @@ def _chunk(
         return go_on & ((index < patience) | ~anywhere(taken_to_go & ~state.active))
 
     def one_round(carry: tuple) -> tuple:
-        index, state, waiting, records = carry
+        index, state, waiting, packed = carry
         after, record, features = run_round(params, state)
         if waiting is not None:
             waiting = waiting.with_round(index, features)
-        records = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), records, record)
-        return index + 1, after, waiting, records
+        new = packing.packed(record)
+        packed = jax.tree.map(lambda all_rounds, new: all_rounds.at[index].set(new), packed, new)
+        return index + 1, after, waiting, packed
 
-    n_rounds, state, waiting, records = jax.lax.while_loop(
-        unfinished, one_round, (jnp.int32(0), state, waiting, records)
+    n_rounds, state, waiting, packed = jax.lax.while_loop(
+        unfinished, one_round, (jnp.int32(0), state, waiting, packing.room(rounds))
     )
+    records = packing.unpacked(packed)
     if behind and waiting is not None:
         state = _with_drafter(state, before.sequences.drafter)
         fed = jnp.concatenate([before.pending[None], records.tokens[:-1, :, 0]])  # what the round before has emitted
