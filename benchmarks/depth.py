@@ -13,8 +13,9 @@ phase. "0 again" is plain decoding on another engine: what it is off from 1 is t
     python benchmarks/depth.py --batch 1 --processes 5
 
 Such figures differ from process to process, by one or two percent where a round takes less than a millisecond. With
---processes everything runs in as many processes, and means count. The last line is "auto" over the best number of each
-phase, of which plain decoding is one: the mean of both engines.
+--processes everything runs in as many processes, and means count. Run it twice: programs that XLA has compiled in a
+process are slower there than those that it loads from the cache on disk, which a second run does. The last line is
+"auto" over the best number of each phase, of which plain decoding is one: the mean of both engines.
 """
 
 from __future__ import annotations
