@@ -241,10 +241,14 @@ struct SeenOfRows {
 
   void Look(const ChunkTask& task, int64_t slot, int64_t first, int64_t rows) {
     all = true;
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      of[r] = r < rows ? static_cast<uint32_t>(SeenOfTile<kSpan>(task.seen[(first + r) / task.per_token], slot)) : 0;
-      all = all && (r >= rows || of[r] == kAll<kSpan>);
+    for (int64_t r = 0, end; r < rows; r = end) {  // rows of a token see the same
+      const int64_t token = (first + r) / task.per_token;
+      end = std::min(rows, (token + 1) * task.per_token - first);
+      const auto mask = static_cast<uint32_t>(SeenOfTile<kSpan>(task.seen[token], slot));
+      std::fill(of + r, of + end, mask);
+      all = all && mask == kAll<kSpan>;
     }
+    std::fill(of + rows, of + kTileRows, 0);
   }
   __mmask16 First(int64_t row) const { return static_cast<__mmask16>(of[row]); }
   __mmask16 Second(int64_t row) const { return static_cast<__mmask16>(of[row] >> Avx512::kLanes); }

@@ -90,8 +90,12 @@ inline void ForFours(const void* const* slots, int64_t bytes, const Ask& ask, co
   if (at == bytes) return;
   uint8_t rest[Isa::kLanes][16] = {};
   const void* rests[Isa::kLanes];
-  for (int i = 0; i < Isa::kLanes; ++i)
-    rests[i] = std::memcpy(rest[i], static_cast<const uint8_t*>(slots[i]) + at, bytes - at);
+  const auto copy = [&](auto count) {
+    for (int i = 0; i < Isa::kLanes; ++i)
+      rests[i] = std::memcpy(rest[i], static_cast<const uint8_t*>(slots[i]) + at, count);
+  };
+  if (bytes - at == 8) copy(std::integral_constant<int64_t, 8>());  // four scales; no call is made for each slot
+  else copy(bytes - at);
   Isa::Columns(rests, 0, columns);
   for (int64_t j = 0; at + 4 * j < bytes; ++j) body(at / 4 + j, columns[j]);
 }
