@@ -50,9 +50,7 @@ class Part:
 
     def stop(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
