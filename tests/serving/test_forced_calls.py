@@ -211,13 +211,16 @@ def test_an_answer_that_calls_again_and_again_is_ended(running: Running, monkeyp
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
 def test_a_call_too_many_is_seen_in_every_form(form: CallFormat, running: Running) -> None:
+    """At the same token, however many of them come at once."""
     tokenizer = running.service.tokenizer
     one = Walks(form.forced(Callee.of(TOOLS[1]))).text(random.Random(2))
     for most in (1, 3):
-        watch = CallWatch(tokenizer, (), form, schemas_of(TOOLS), most)
-        assert watch.push(tokenizer.encode(form.between.join([one] * most))) is None
-        ends = watch.push(tokens := tokenizer.encode(form.between + one))
-        assert ends == len(tokens)
+        by_calls, at_once = (CallWatch(tokenizer, (), form, schemas_of(TOOLS), most) for _ in range(2))
+        allowed = tokenizer.encode(form.between.join([one] * most))
+        assert by_calls.push(allowed) is None
+        ends = by_calls.push(tokens := tokenizer.encode(form.between + one))
+        assert ends is not None
+        assert at_once.push([*allowed, *tokens, *tokens]) == len(allowed) + ends
 
 
 LETTERS = {"type": "object", "properties": {"letter": {"enum": ["a", "bc"]}}, "required": ["letter"]}

@@ -29,15 +29,18 @@ class CallWatch(StopStrings):
         """
         super().__init__(CallDecoder(tokenizer, form), strings, tokenizer.vocab_size)
         self._form, self._schemas, self._most = form, schemas, most
+        self._openers = 0  # that have been seen
 
-    def push(self, tokens: Sequence[int]) -> int | None:
-        """See `StopStrings`; also ends the text with these tokens if there is a call too many by now."""
-        end = super().push(tokens)
-        return len(tokens) if end is None and self._over() else end
+    def _grown(self, piece: str) -> bool:
+        """See `StopStrings`; a call too many ends the text as well, and is not cut."""
+        before = len(self._text)
+        if super()._grown(piece):
+            return True
+        for opener in self._form.openers:
+            self._openers += self._text.count(opener, max(0, before - len(opener) + 1))
+        return self._openers > self._most and self._over()
 
     def _over(self) -> bool:
-        if sum(map(self._text.count, self._form.openers)) <= self._most:
-            return False  # long arguments of few calls are not read again and again
         first = min(at for opener in self._form.openers if (at := self._text.find(opener)) >= 0)
         calls = self._form.calls(self._text[first:], self._schemas)
         return calls is not None and len(calls) > self._most
