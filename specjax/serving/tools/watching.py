@@ -29,18 +29,25 @@ class CallWatch(StopStrings):
         """
         super().__init__(CallDecoder(tokenizer, form), strings, tokenizer.vocab_size)
         self._form, self._schemas, self._most = form, schemas, most
-        self._openers = 0  # that have been seen
 
-    def _grown(self, piece: str) -> bool:
-        """See `StopStrings`; a call too many ends the text as well, and is not cut."""
-        before = len(self._text)
-        if super()._grown(piece):
-            return True
-        for opener in self._form.openers:
-            self._openers += self._text.count(opener, max(0, before - len(opener) + 1))
-        return self._openers > self._most and self._over()
+    def push(self, tokens: Sequence[int]) -> int | None:
+        """See `StopStrings`; the first token with which there is a call too many ends the text as well."""
+        ends: list[int] = []  # of the text after each token
+        stopped = False
+        for token in tokens:
+            stopped = super().push([token]) is not None
+            ends.append(len(self._text))
+            if stopped:
+                break
+        if not self._over(self._text):  # looked at once: calls are not read again with every token
+            return len(ends) if stopped else None
+        last = next(place for place, end in enumerate(ends) if self._over(self._text[:end]))
+        self._text, self._ended = self._text[: ends[last]], True
+        return last + 1
 
-    def _over(self) -> bool:
-        first = min(at for opener in self._form.openers if (at := self._text.find(opener)) >= 0)
-        calls = self._form.calls(self._text[first:], self._schemas)
+    def _over(self, text: str) -> bool:
+        if sum(map(text.count, self._form.openers)) <= self._most:
+            return False  # long arguments of few calls are not read again and again
+        first = min(at for opener in self._form.openers if (at := text.find(opener)) >= 0)
+        calls = self._form.calls(text[first:], self._schemas)
         return calls is not None and len(calls) > self._most
