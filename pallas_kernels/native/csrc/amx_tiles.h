@@ -38,12 +38,13 @@ inline __attribute__((always_inline)) void LoadTile(const void* rows, int64_t st
 
 using TileSums = int32_t[kTileRows][kTileRowBytes / 4];
 
-// The compiler is told of what is written, so that it keeps everything else in registers.
-template <int tile>
+// Rows of the tile, of `row_bytes` each, stand behind each other. The compiler is told of what is written, so that it
+// keeps everything else in registers.
+template <int tile, int row_bytes = kTileRowBytes>
 inline __attribute__((always_inline)) void StoreTile(TileSums& sums) {
   asm volatile("tilestored %%tmm%c3, (%1,%2,1)"
                : "=m"(sums)
-               : "r"(&sums), "r"(int64_t{kTileRowBytes}), "i"(tile));
+               : "r"(&sums), "r"(int64_t{row_bytes}), "i"(tile));
 }
 
 template <int tile>

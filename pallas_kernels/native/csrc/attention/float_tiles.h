@@ -44,13 +44,14 @@ class FloatTiles {
   }
 
   void Read(int64_t slot, Mask mask) {
-    const NextTile<kTile> next(task_, array_, slot);
-    for (int64_t i = 0; i < kTile; ++i) {
-      next.Ask(i);
-      vectors_[i] = mask >> i & 1 ? Decode<Isa>(array_, (slot + i) * task_.heads + task_.head,
-                                                task_.memory + i * padded_)
-                                  : zeros_;
-    }
+    WithAhead<kTile>(task_, array_, slot, [&](const auto& ahead) {
+      for (int64_t i = 0; i < kTile; ++i) {
+        ahead.Ask(i, i + 1);
+        vectors_[i] = mask >> i & 1 ? Decode<Isa>(array_, (slot + i) * task_.heads + task_.head,
+                                                  task_.memory + i * padded_)
+                                    : zeros_;
+      }
+    });
   }
 
   // A weight of zero does not hide NaN, so a slot that rows do not see is one of zeros to them.

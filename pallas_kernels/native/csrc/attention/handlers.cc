@@ -20,6 +20,7 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kTokens = 16;                    // of a block, which decodes a vector of a cache once for all of them
 constexpr int64_t kMostFloats = int64_t{1} << 22;  // that wait to be merged, unless one block has more
+constexpr int64_t kMostAsked = int64_t{5} << 17;   // bytes of a chunk that wait in a core's cache of level 2
 
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
 
@@ -91,6 +92,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
   }
   const int64_t group = std::min(rows, kTokens) * per_head;  // the most rows of a task
   const int64_t task_floats = group * (2 + v_width);
+  const int64_t chunk_bytes = kChunk * heads * (k.code_bytes + v.code_bytes);
 
   for (int64_t first = 0, last = 0; first < batch * blocks; first = last) {
     int64_t chunks = chunks_seen[first];
@@ -100,6 +102,10 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       chunks = most;
     }
     const int64_t tasks = (last - first) * chunks * heads;
+    // A thread takes neighbouring tasks: with many, it comes to the next chunk itself. Codes of few bits take longer to
+    // decode than to come.
+    const bool ask_next = k.type->bits + v.type->bits >= 16 && chunk_bytes <= kMostAsked &&
+                          tasks >= 2 * heads * pool.num_threads();
     // For each task and row: the largest score, the sum of weights, and the weighted values.
     float* const highest = ThreadMemory<Purpose::kCall>(tasks * task_floats);
     float* const total = highest + tasks * group;
@@ -120,6 +126,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       task.heads = heads;
       task.begin = chunk * kChunk;
       task.end = std::min(slots, task.begin + kChunk);
+      task.next_asked = ask_next && chunk + 1 < chunks_seen[block];
       task.q = q.typed_data() + ((b * rows + token) * query_heads + head * per_head) * k_width;
       task.q_stride = query_heads * k_width;
       task.seen = seen.data() + b * rows + token;

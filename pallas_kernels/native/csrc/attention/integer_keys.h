@@ -40,14 +40,13 @@ inline void PairTable(const KvArray& array, const int32_t* fours, int32_t* out) 
 
 // The same from the codes of the slots of a tile from `first` on; `fours` is memory for what PairTable takes. Meanwhile
 // the same slots of the next tile are asked for.
-template <typename Isa>
-inline void PairCodes(const KvArray& array, const void* const* codes, const NextTile<kTile>& next, int64_t first,
+template <typename Isa, typename Next>
+inline void PairCodes(const KvArray& array, const void* const* codes, const Next& ahead, int64_t first,
                       int32_t* fours, int32_t* out) {
   constexpr int L = Isa::kLanes;
   const int64_t times = array.code_bytes / 16, each = (L + times - 1) / times;
   const auto ask = [&](int64_t time) __attribute__((always_inline)) {
-    const int64_t begin = time * each, end = std::min<int64_t>(begin + each, L);
-    for (int64_t slot = begin; slot < end; ++slot) next.Ask(first + slot);
+    ahead.Ask(first + time * each, first + std::min<int64_t>((time + 1) * each, L));
   };
   const auto turn = [&](const auto& body) { ForFours<Isa>(codes + first, array.code_bytes, ask, body); };
   if (array.type->kind == KvKind::kBytes)
@@ -126,10 +125,11 @@ void ScoreIntegers(const ChunkTask& task, float* scores) {
   });
   ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     const Places<kTile> places(task, array, slot, mask, zeros);
-    const NextTile<kTile> next(task, array, slot);
     ReadScales<Isa, kTile>(places, array.groups, scales);
     for (int64_t i = 0; i < kTile; i += L) {
-      PairCodes<Isa>(array, places.codes, next, i, fours, pairs);
+      WithAhead<kTile>(task, array, slot, [&](const auto& ahead) {
+        PairCodes<Isa>(array, places.codes, ahead, i, fours, pairs);
+      });
       ForBlocks<kMost>(rows, [&](auto block, int64_t m) {
         ScoreIntegerRows<Isa, block>(array, pairs, scales + i, q + m * width, worth + m,
                                      scores + m * kChunk + (slot - task.begin) + i);

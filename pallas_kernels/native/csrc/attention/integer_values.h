@@ -43,7 +43,7 @@ inline void JoinTable(const KvArray& array, const uint8_t* first, const uint8_t*
 }
 
 template <typename Isa>
-inline void JoinCodes(const KvArray& array, const void* const* codes, int32_t* out) {
+inline __attribute__((always_inline)) void JoinCodes(const KvArray& array, const void* const* codes, int32_t* out) {
   const auto* const first = static_cast<const uint8_t*>(codes[0]);
   const auto* const second = static_cast<const uint8_t*>(codes[1]);
   if (array.type->kind == KvKind::kBytes) {
@@ -149,13 +149,13 @@ void AddIntegers(const ChunkTask& task, const float* weights) {
   std::fill(zeros, zeros + width / 4, 0.0f);
   ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
     const Places<kSpan> places(task, array, slot, mask, zeros);
-    const NextTile<kSpan> next(task, array, slot);
     ReadScales<Isa, kSpan>(places, groups, scales);
-    for (int64_t i = 0; i < kSpan; i += 2) {
-      next.Ask(i);
-      next.Ask(i + 1);
-      JoinCodes<Isa>(array, places.codes + i, pairs + i / 2 * kStep);
-    }
+    WithAhead<kSpan>(task, array, slot, [&](const auto& ahead) {
+      for (int64_t i = 0; i < kSpan; i += 2) {
+        ahead.Ask(i, i + 2);
+        JoinCodes<Isa>(array, places.codes + i, pairs + i / 2 * kStep);
+      }
+    });
     ForAlike<kSpan>(task, slot, [&](Mask seen, int64_t first, int64_t rows) {
       const float* of_seen = scales;
       if (seen != kAll<kSpan>) {

@@ -24,6 +24,7 @@ struct ChunkTask {
   KvArray k, v;              // of the sequence
   int64_t head, heads;       // the KV head, of how many
   int64_t begin, end;        // slots
+  bool next_asked;           // whether the tasks of all heads ask for the chunk after this one; see seen.h
   const float* q;            // rows of a token stand together, each padded with zeros to k_width
   int64_t q_stride;          // floats from a token to the next
   const Seen* seen;          // [tokens]

@@ -53,8 +53,15 @@ inline void ForTiles(const ChunkTask& task, const Body& body) {
     if (const Mask mask = SeenOfTile<slots>(task, slot)) body(slot, mask);
 }
 
-// The tile after one, to be asked for slot by slot between other work, because processors do not foresee steps over the
-// other heads and can wait for a few lines only. All keys of a chunk come first, and then its values.
+// What is needed later is asked for between other work, because processors do not foresee steps over the other heads.
+// Compilers take calls of what only prefetches for calls without an effect, and leave them out: so they are inlined.
+inline __attribute__((always_inline)) void AskFor(const KvArray& array, int64_t vector) {
+  const uint8_t* const codes = array.codes + vector * array.code_bytes;
+  for (int64_t at = 0; at < array.code_bytes; at += 64) __builtin_prefetch(codes + at);
+  if (array.groups) __builtin_prefetch(array.scales + vector * array.groups);
+}
+
+// The tile after one. All keys of a chunk come first, and then its values.
 template <int64_t slots>
 class NextTile {
  public:
@@ -65,13 +72,9 @@ class NextTile {
     index_ = task.begin * task.heads + task.head;
   }
 
-  // Compilers take calls of what only prefetches for calls without an effect, and leave them out: so it is inlined.
-  __attribute__((always_inline)) void Ask(int64_t i) const {
+  __attribute__((always_inline)) void Ask(int64_t begin, int64_t end) const {
     if (array_ == nullptr) return;
-    const int64_t index = index_ + i * heads_;
-    const uint8_t* const codes = array_->codes + index * array_->code_bytes;
-    for (int64_t at = 0; at < array_->code_bytes; at += 64) __builtin_prefetch(codes + at);
-    if (array_->groups) __builtin_prefetch(array_->scales + index * array_->groups);
+    for (int64_t i = begin; i < end; ++i) AskFor(*array_, index_ + i * heads_);
   }
 
  private:
@@ -79,6 +82,32 @@ class NextTile {
   int64_t index_;
   const int64_t heads_;
 };
+
+// The next chunk, of which each head asks for a share. A core can wait for a few lines, and its hardware reads some more
+// behind those of each stretch of memory that is read: while memory answers, that is too little of one stretch. So there
+// are four: halves of a share of keys and of values. Their vectors take turns.
+class NextChunk {
+ public:
+  NextChunk(const ChunkTask& task, const KvArray& array, int64_t slot)
+      : task_(task), first_((task.begin + kChunk) * task.heads + task.head * kChunk +
+                            (slot - task.begin + (&array == &task.v ? kChunk : 0)) / 4) {}
+
+  __attribute__((always_inline)) void Ask(int64_t begin, int64_t end) const {
+    for (int64_t i = begin; i < end; ++i)
+      AskFor(i % 2 ? task_.v : task_.k, first_ + i / 2 % 2 * (kChunk / 2) + i / 4);
+  }
+
+ private:
+  const ChunkTask& task_;
+  const int64_t first_;
+};
+
+// Calls body(ahead) with what is asked for at a tile: ahead.Ask(begin, end) in shares of its slots.
+template <int64_t slots, typename Body>
+inline void WithAhead(const ChunkTask& task, const KvArray& array, int64_t slot, const Body& body) {
+  if (task.next_asked) body(NextChunk(task, array, slot));
+  else body(NextTile<slots>(task, array, slot));
+}
 
 }  // namespace
 }  // namespace specjax

@@ -1,0 +1,81 @@
+// Products of integers of 16 bits with bytes of a cache, by tiles of AMX: what keys and values have in common. Included by
+// amx.cc alone, hence the anonymous namespace.
+#ifndef SPECJAX_ATTENTION_AMX_PRODUCTS_H_
+#define SPECJAX_ATTENTION_AMX_PRODUCTS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "amx_tiles.h"
+#include "attention/avx512vnni.h"
+
+namespace specjax {
+namespace {
+
+// Sums of products with the lower bytes of integers, which have no sign, and with their upper bytes.
+struct Products {
+  TileSums lower, upper;
+};
+
+// The registers of the two sums of a step. Steps take turns, 0 and 1: one is formed while the other is stored.
+template <int turn>
+constexpr int kLower = 2 * turn;
+template <int turn>
+constexpr int kUpper = 2 * turn + 1;
+
+// Stores the sums of a turn, rows of `bytes` bytes each behind the other.
+template <int turn, int bytes>
+inline __attribute__((always_inline)) void Keep(Products* products) {
+  StoreTile<kLower<turn>, bytes>(products[turn].lower);
+  StoreTile<kUpper<turn>, bytes>(products[turn].upper);
+}
+
+// Vector i of both sums together, as floats.
+inline __attribute__((always_inline)) __m512 SumsOf(const Products& products, int i) {
+  const __m512i upper = _mm512_slli_epi32(_mm512_load_si512(products.upper[i]), 8);
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(upper, _mm512_load_si512(products.lower[i])));
+}
+
+// For an even number of steps: form(turn, step) forms the products of a step, in the registers of its turn, of which
+// rows are `bytes` bytes. add(products, step) is called with them later.
+template <int bytes, typename Form, typename Add>
+inline __attribute__((always_inline)) void SumSteps(int64_t steps, const Form& form, const Add& add) {
+  alignas(64) Products products[2];
+  for (int64_t i = 0; i < steps + 2; i += 2) {
+    if (i < steps) form(std::integral_constant<int, 0>(), i);
+    if (i > 0) {
+      Keep<1, bytes>(products);
+      add(products[0], i - 2);
+    }
+    if (i < steps) {
+      form(std::integral_constant<int, 1>(), i + 1);
+      Keep<0, bytes>(products);
+    }
+    if (i > 0) add(products[1], i - 1);
+  }
+}
+
+// Where the integers of slots stand, a byte each: in the cache, or in `spread` [slots, width], where codes of four bits
+// are spread to. See PairTable for their order.
+template <int64_t slots>
+void FindBytes(const KvArray& array, const Places<slots>& places, uint8_t* spread, const uint8_t** bytes) {
+  const __m128i integers = _mm512_cvtepi32_epi8(Avx512::LoadTable(array.type->table));
+  const __m512i table = _mm512_broadcast_i32x4(integers), low = _mm512_set1_epi8(15);
+  const __m512i twice = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), shifts = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
+  for (int64_t i = 0; i < slots; ++i) {
+    const auto* packed = bytes[i] = static_cast<const uint8_t*>(places.codes[i]);
+    if (array.type->kind == KvKind::kBytes) continue;
+    bytes[i] = spread;
+    for (int64_t g = 0; g < array.groups; g += 2, packed += kStep, spread += 2 * kStep) {
+      const __m512i both = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(Avx512::Load32(packed)));
+      const __m512i codes = _mm512_and_si512(_mm512_srlv_epi64(both, shifts), low);
+      _mm512_storeu_si512(spread, _mm512_shuffle_epi8(table, codes));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specjax
+
+#endif  // SPECJAX_ATTENTION_AMX_PRODUCTS_H_

@@ -1,0 +1,254 @@
+// Sums of values by tiles of AMX: a row of a tile are the weights of a row, and a column is one of the values. See
+// amx_products.h for the anonymous namespace.
+#ifndef SPECJAX_ATTENTION_AMX_VALUES_H_
+#define SPECJAX_ATTENTION_AMX_VALUES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "attention/amx_products.h"
+
+namespace specjax {
+namespace {
+
+constexpr int64_t kHalfTile = kTileRows / 2;  // up to so many rows are left to vectors
+constexpr int64_t kRowBytes = 2 * kStep;      // of 32 weights of a row: the lower bytes, then the upper ones
+constexpr int64_t kRowsBytes = kTileRows * kRowBytes;
+constexpr int64_t kCacheBytes = kStep / 4 * kTileRowBytes;  // of 32 slots and 16 columns
+constexpr int64_t kSpans = kChunk / kSpan;
+static_assert(kSpan == kStep, "a tile has the weights of a span");
+
+constexpr int kOfWeights = 4, kOfValues = 6;  // registers; sums come before
+
+TileConfig ConfigOfValues() {
+  TileConfig config;
+  for (int tile = 0; tile < kOfWeights; ++tile) config.Set(tile, kTileRows, kTileRowBytes);
+  for (int tile = kOfWeights; tile < kOfValues; ++tile) config.Set(tile, kTileRows, kStep);
+  for (int tile = kOfValues; tile < 8; ++tile) config.Set(tile, kStep / 4, kTileRowBytes);
+  return config;
+}
+
+// Totals of R rows over an even number of spans: of weights [spans, kRowsBytes] times values, kCacheBytes of each span,
+// `later` bytes from one to the next, times what weights are worth, [spans, kTileRows].
+template <int R>
+inline __attribute__((always_inline)) void SumSpans(const uint8_t* weights, const uint8_t* values, int64_t later,
+                                                    const float* worth, int64_t spans, __m512* total) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+  const auto form = [&](auto turn, int64_t span) __attribute__((always_inline)) {
+    LoadTile<kOfValues + turn>(values + span * later, kTileRowBytes);
+    LoadTile<kOfWeights>(weights + span * kRowsBytes, kRowBytes);
+    ClearTile<kLower<turn>>();
+    MultiplyTiles<kLower<turn>, kOfWeights, false, kOfValues + turn, true>();
+    LoadTile<kOfWeights + 1>(weights + span * kRowsBytes + kStep, kRowBytes);
+    ClearTile<kUpper<turn>>();
+    MultiplyTiles<kUpper<turn>, kOfWeights + 1, true, kOfValues + turn, true>();
+  };
+  SumSteps<kTileRowBytes>(spans, form, [&](const Products& products, int64_t span) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+      total[r] = _mm512_fmadd_ps(SumsOf(products, r), _mm512_set1_ps(worth[span * kTileRows + r]), total[r]);
+  });
+}
+
+// Calls body(R) with the rows of a tile that are computed, as a constant.
+template <typename Body>
+inline void WithRows(int64_t rows, const Body& body) {
+  if (rows > kHalfTile) body(std::integral_constant<int, kTileRows>());
+  else body(std::integral_constant<int, kHalfTile>());
+}
+
+// Values of a span as two tiles for each step of columns, [steps, 2, kCacheBytes]. The columns of a step stand in
+// another order, so that few shuffles are needed: InOrder puts sums right.
+template <typename Next>
+void QuadColumns(const uint8_t* const* slots, int64_t width, const Next& ahead, uint8_t* out) {
+  for (int64_t quad = 0; quad < kSpan / 4; quad += 2, out += 2 * kTileRowBytes) {
+    ahead.Ask(4 * quad, 4 * quad + 8);
+    for (int64_t n = 0; n < width; n += kStep) {
+      __m512i rows[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(Avx512::Load32(slots[4 * quad + i] + n)),
+                                     Avx512::Load32(slots[4 * quad + 4 + i] + n), 1);
+      const __m512i a = _mm512_unpacklo_epi8(rows[0], rows[1]), b = _mm512_unpackhi_epi8(rows[0], rows[1]);
+      const __m512i c = _mm512_unpacklo_epi8(rows[2], rows[3]), d = _mm512_unpackhi_epi8(rows[2], rows[3]);
+      const __m512i fours[] = {_mm512_unpacklo_epi16(a, c), _mm512_unpackhi_epi16(a, c), _mm512_unpacklo_epi16(b, d),
+                               _mm512_unpackhi_epi16(b, d)};
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        uint8_t* const to = out + (n / kStep * 2 + half) * kCacheBytes;
+        const __m512i first = fours[2 * half], second = fours[2 * half + 1];
+        _mm512_storeu_si512(to, _mm512_shuffle_i64x2(first, second, 0x44));
+        _mm512_storeu_si512(to + kTileRowBytes, _mm512_shuffle_i64x2(first, second, 0xee));
+      }
+    }
+  }
+}
+
+// Sums of two tiles of QuadColumns, with their columns in order.
+inline void InOrder(__m512 first, __m512 second, float* out) {
+  _mm512_storeu_ps(out, _mm512_shuffle_f32x4(first, second, 0x88));
+  _mm512_storeu_ps(out + kStep / 2, _mm512_shuffle_f32x4(first, second, 0xdd));
+}
+
+// The largest of each of 16 vectors of integers.
+inline __m512i LargestOfEach(const __m512i* x) {
+  __m512i eights[8], fours[4], twos[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    eights[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]),
+                                 _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    fours[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(eights[2 * i], eights[2 * i + 1]),
+                                _mm512_unpackhi_epi64(eights[2 * i], eights[2 * i + 1]));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    twos[i] = _mm512_max_epi32(_mm512_shuffle_i32x4(fours[2 * i], fours[2 * i + 1], 0x88),
+                               _mm512_shuffle_i32x4(fours[2 * i], fours[2 * i + 1], 0xdd));
+  return _mm512_max_epi32(_mm512_shuffle_i32x4(twos[0], twos[1], 0x88), _mm512_shuffle_i32x4(twos[0], twos[1], 0xdd));
+}
+
+// The slots of a span that each of a tile of rows sees.
+struct SeenOfRows {
+  uint32_t of[kTileRows];
+  bool all;  // whether each sees all
+
+  void Look(const ChunkTask& task, int64_t slot, int64_t first, int64_t rows) {
+    all = true;
+    for (int64_t r = 0, end; r < rows; r = end) {  // rows of a token see the same
+      const int64_t token = (first + r) / task.per_token;
+      end = std::min(rows, (token + 1) * task.per_token - first);
+      const auto mask = static_cast<uint32_t>(SeenOfTile<kSpan>(task.seen[token], slot));
+      std::fill(of + r, of + end, mask);
+      all = all && mask == kAll<kSpan>;
+    }
+    std::fill(of + rows, of + kTileRows, 0);
+  }
+  __mmask16 First(int64_t row) const { return static_cast<__mmask16>(of[row]); }
+  __mmask16 Second(int64_t row) const { return static_cast<__mmask16>(of[row] >> Avx512::kLanes); }
+};
+
+// Multiplies weights of a span so that, times a scale, each becomes an integer: see RoundWeights. `most` are the
+// largest scales of the slots. What an integer is worth is written to `worth` [kTileRows].
+void Stretch(const KvArray& array, const SeenOfRows& seen, int64_t rows, const float* most, float* weights,
+             float* worth) {
+  constexpr int L = Avx512::kLanes;
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512 first = _mm512_loadu_ps(most), second = _mm512_loadu_ps(most + L);
+  __m512i tops[kTileRows];
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    const float* const row = weights + std::min(r, rows - 1) * kChunk;
+    const __m512i a = _mm512_castps_si512(_mm512_maskz_mul_ps(seen.First(r), _mm512_loadu_ps(row), first));
+    const __m512i b = _mm512_castps_si512(_mm512_maskz_mul_ps(seen.Second(r), _mm512_loadu_ps(row + L), second));
+    tops[r] = _mm512_max_epi32(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude));
+  }
+  const __m512i top = LargestOfEach(tops);
+  const __mmask16 finite = _mm512_cmplt_epi32_mask(top, _mm512_set1_epi32(0x7f800000));
+  const __mmask16 some = finite & _mm512_cmpgt_epi32_mask(top, _mm512_setzero_si512());
+  const __m512 largest = _mm512_castsi512_ps(top), levels = _mm512_set1_ps(array.type->levels);
+  const __m512 unit = _mm512_set1_ps(Unit<Avx512>(array));
+  alignas(64) float inverse[kTileRows];
+  _mm512_store_ps(inverse, _mm512_maskz_min_ps(some, _mm512_div_ps(levels, largest),
+                                               _mm512_set1_ps(std::numeric_limits<float>::max())));
+  // Weights of rows with NaN become zeros, and what they are worth is NaN.
+  _mm512_storeu_ps(worth, _mm512_mask_mul_ps(_mm512_set1_ps(kNan), finite, _mm512_div_ps(largest, levels), unit));
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const row = weights + r * kChunk;
+    const __m512 factor = _mm512_set1_ps(inverse[r]);
+    const auto stretched = [&](__mmask16 mask, const float* x) {
+      return _mm512_maskz_mul_ps(inverse[r] > 0 ? mask : 0, _mm512_loadu_ps(x), factor);
+    };
+    _mm512_storeu_ps(row, stretched(seen.First(r), row));
+    _mm512_storeu_ps(row + L, stretched(seen.Second(r), row + L));
+  }
+}
+
+// Stretched weights of a span times the scales of a group, as integers, a row behind the other.
+template <bool all_seen>
+void SplitWeights(const SeenOfRows& seen, int64_t rows, const float* weights, const float* scales, uint8_t* out) {
+  constexpr int L = Avx512::kLanes;
+  const __m512 first = _mm512_loadu_ps(scales), second = _mm512_loadu_ps(scales + L);
+  // Of packed integers each four lanes have some of both vectors; this is where their bytes go.
+  const __m512i halves =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (int64_t r = 0; r < rows; ++r, weights += kChunk, out += kRowBytes) {
+    __m512 a = _mm512_mul_ps(first, _mm512_loadu_ps(weights)), b = _mm512_mul_ps(second, _mm512_loadu_ps(weights + L));
+    if constexpr (!all_seen) {  // a weight of zero does not hide NaN
+      a = _mm512_maskz_mov_ps(seen.First(r), a);
+      b = _mm512_maskz_mov_ps(seen.Second(r), b);
+    }
+    const __m512i shorts = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(shorts, halves)));
+  }
+}
+
+// Sums of a group's columns for a tile of rows, of which `rows` are wanted. What weights of a span are worth is
+// [spans, kTileRows]; the spans are an even number.
+template <int R>
+void SumGroup(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
+              int64_t rows, float* sums) {
+  alignas(64) float first[R][Avx512::kLanes];
+  __m512 total[R];
+  SumSpans<R>(weights, values, kSpan * width, worth, spans, total);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) _mm512_store_ps(first[r], total[r]);
+  SumSpans<R>(weights, values + kCacheBytes, kSpan * width, worth, spans, total);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    if (r < rows) InOrder(_mm512_load_ps(first[r]), total[r], sums + r * width);
+}
+
+void AddByTiles(const ChunkTask& task, float* weights) {
+  const KvArray& array = task.v;
+  const int64_t width = array.width, groups = array.groups, rows = task.rows();
+  const int64_t scales_each = (groups + 1) * kSpan;
+  auto* const values = reinterpret_cast<uint8_t*>(task.memory);                    // of each span, see QuadColumns
+  auto* const spread = values + kChunk * width;                                    // [kSpan, width]
+  auto* const integers = spread + kSpan * width;                                   // [kSpans, kRowsBytes]
+  float* const scales = reinterpret_cast<float*>(integers + kSpans * kRowsBytes);  // of each span, see ReadScales
+  float* const most = scales + kSpans * scales_each;                               // [kSpans, kSpan]
+  float* const zeros = most + kChunk;                                              // [width / 4]
+
+  std::fill(zeros, zeros + width / 4, 0.0f);
+  int64_t spans = 0, slots[kSpans];
+  ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
+    const Places<kSpan> places(task, array, slot, mask, zeros);
+    const uint8_t* bytes[kSpan];
+    FindBytes(array, places, spread, bytes);
+    WithAhead<kSpan>(task, array, slot, [&](const auto& ahead) {
+      QuadColumns(bytes, width, ahead, values + spans * kSpan * width);
+    });
+    ReadScales<Avx512, kSpan>(places, groups, scales + spans * scales_each);
+    LargestScales<Avx512>(scales + spans * scales_each, groups, most + spans * kSpan);
+    slots[spans++] = slot;
+  });
+  const TilesInUse in_use(ConfigOfValues());
+  for (int64_t m = 0; m < rows; m += kTileRows) {
+    const int64_t count = std::min<int64_t>(kTileRows, rows - m);
+    float worth[kSpans][kTileRows] = {};  // 0 for the span that makes their number even: its integers may be anything
+    SeenOfRows seen[kSpans];
+    const auto of_span = [&](int64_t i) { return weights + m * kChunk + (slots[i] - task.begin); };
+    for (int64_t i = 0; i < spans; ++i) {
+      seen[i].Look(task, slots[i], m, count);
+      Stretch(array, seen[i], count, most + i * kSpan, of_span(i), worth[i]);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t i = 0; i < spans; ++i) {
+        const auto split = seen[i].all ? SplitWeights<true> : SplitWeights<false>;
+        split(seen[i], count, of_span(i), scales + i * scales_each + g * kSpan, integers + i * kRowsBytes);
+      }
+      WithRows(count, [&](auto R) {
+        SumGroup<R>(values + g * 2 * kCacheBytes, width, integers, worth[0], (spans + 1) / 2 * 2, count,
+                    task.sums + m * width + g * kStep);
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specjax
+
+#endif  // SPECJAX_ATTENTION_AMX_VALUES_H_
