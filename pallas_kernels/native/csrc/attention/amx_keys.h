@@ -1,5 +1,7 @@
-// Scores by tiles of AMX: a row of a tile is the key of a slot, as it stands in the cache, and a column is a query. See
-// amx_products.h for the anonymous namespace.
+// Scores by tiles of AMX. See amx_products.h for the anonymous namespace.
+//
+// Of a few queries: a row of a tile is the key of a slot, as it stands in the cache, and a column is a query. Of many: a
+// row is a query, and keys are put in columns once for all of them.
 #ifndef SPECJAX_ATTENTION_AMX_KEYS_H_
 #define SPECJAX_ATTENTION_AMX_KEYS_H_
 
@@ -12,9 +14,57 @@
 namespace specjax {
 namespace {
 
-constexpr int64_t kPartBytes = kStep / 4 * kTileRowBytes;  // a byte of each of the integers of a step of 16 queries
-constexpr int64_t kFewestQueries = 4;                      // fewer are left to vectors
-constexpr int kOfKeys = 4, kOfQueries = 6;                 // registers; sums come before
+constexpr int64_t kFewestQueries = 4;  // fewer are left to vectors
+
+// A query as integers, kRowsBytes from a step to the next. Returns what one is worth, NaN if a value is not finite.
+float SplitQuery(const float* q, int64_t width, int32_t levels, uint8_t* out) {
+  const float largest = Largest<Avx512>(q, width);
+  const __m512 inverse = _mm512_set1_ps(Inverse(largest, levels));
+  const __m512i halves =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  for (int64_t n = 0; n < width; n += kStep, out += kRowsBytes) {
+    alignas(64) int16_t shorts[kStep] = {};
+    if (largest > 0)
+      for (int64_t i = 0; i < kStep; i += Avx512::kLanes)
+        Avx512::StoreShorts(shorts + i, Avx512::ToInts(Avx512::Multiply(Avx512::Load(q + n + i), inverse)));
+    const __m512i bytes = _mm512_shuffle_epi8(_mm512_load_si512(shorts), halves);
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi64(order, bytes));
+  }
+  return largest / levels;
+}
+
+// All queries, kRowsBytes of 16 of them and a step, in whole tiles of rows, and what their integers are worth.
+void SplitQueries(const ChunkTask& task, uint8_t* out, float* worth) {
+  const KvArray& array = task.k;
+  const float unit = task.scale * Unit<Avx512>(array);
+  for (int64_t m = 0; m < task.rows(); ++m)
+    worth[m] = unit * SplitQuery(task.query(m), array.width, array.type->levels,
+                                 out + m / kTileRows * kTileRows * 2 * array.width + m % kTileRows * kRowBytes);
+}
+
+// The memory of ScoreByTiles.
+struct KeyMemory {
+  uint8_t* queries;  // see SplitQueries
+  uint8_t* tile;     // of few queries: [steps, kRowsBytes], their columns; of many: [steps, kCacheBytes], columns of keys
+  uint8_t* spread;   // [kTile, width]
+  float* scales;     // [groups, kTile], and room for one group more
+  float* worth;      // [rows]
+  float* zeros;      // [width / 4]
+
+  explicit KeyMemory(const ChunkTask& task) {
+    const int64_t width = task.k.width, rows = task.rows(), padded = (rows + kTileRows - 1) / kTileRows * kTileRows;
+    queries = reinterpret_cast<uint8_t*>(task.memory);
+    tile = queries + padded * 2 * width;
+    spread = tile + kTileRows * 2 * width;
+    scales = reinterpret_cast<float*>(spread + kTile * width);
+    worth = scales + (task.k.groups + 1) * kTile;
+    zeros = worth + rows;
+    std::fill(zeros, zeros + width / 4, 0.0f);
+  }
+};
+
+constexpr int kOfKeys = 4, kOfQueries = 6;  // registers where a row is a key; sums come before
 
 // For `columns` queries.
 TileConfig ConfigOfKeys(int columns) {
@@ -23,37 +73,6 @@ TileConfig ConfigOfKeys(int columns) {
   for (int tile = kOfKeys; tile < kOfQueries; ++tile) config.Set(tile, kTileRows, kStep);
   for (int tile = kOfQueries; tile < 8; ++tile) config.Set(tile, kStep / 4, 4 * columns);
   return config;
-}
-
-// Queries as integers, up to 16 from `first` on: for each step kPartBytes of lower bytes, then of upper ones. What one
-// of a query's is worth goes to `worth`, NaN if a value is not finite.
-void SplitQueries(const ChunkTask& task, int64_t first, int64_t count, float unit, uint8_t* out, float* worth) {
-  const KvArray& array = task.k;
-  const __m512i halves =
-      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  alignas(64) uint8_t bytes[kTileRows][2 * kStep] = {};
-  const void* rows[kTileRows];
-  __m512 inverse[kTileRows];
-  for (int64_t r = 0; r < kTileRows; ++r) {
-    rows[r] = bytes[r];
-    if (r >= count) continue;
-    const float largest = Largest<Avx512>(task.query(first + r), array.width);
-    worth[r] = unit * (largest / array.type->levels);
-    inverse[r] = _mm512_set1_ps(Inverse(largest, array.type->levels));
-  }
-  for (int64_t n = 0; n < array.width; n += kStep) {
-    for (int64_t r = 0; r < count; ++r) {
-      const float* const q = task.query(first + r) + n;
-      alignas(64) int16_t shorts[kStep];
-      for (int64_t i = 0; i < kStep; i += Avx512::kLanes)
-        Avx512::StoreShorts(shorts + i, Avx512::ToInts(Avx512::Multiply(Avx512::Load(q + i), inverse[r])));
-      const __m512i split = _mm512_shuffle_epi8(_mm512_load_si512(shorts), halves);
-      _mm512_store_si512(bytes[r], _mm512_permutexvar_epi64(order, split));
-    }
-    for (int64_t at = 0; at < 2 * kStep; at += 16, out += 4 * kTileRowBytes)
-      Avx512::Columns(rows, at, reinterpret_cast<__m512i*>(out));
-  }
 }
 
 // From [slots, Q] to [Q, slots]: each turn moves the last bit of a float's place to the front.
@@ -84,20 +103,21 @@ inline __attribute__((always_inline)) __m512 ScalesOf(const float* scales, int i
   return _mm512_permutexvar_ps(slots, _mm512_loadu_ps(scales));
 }
 
-// Scores of a tile of slots for Q queries, of which `rows` are wanted. Keys are `stride` bytes apart, and scales are
-// [groups, kTile]. ask(step) is called between.
+// Scores of a tile of slots for Q queries, of which `rows` are wanted. Keys are `stride` bytes apart. ask(step) is called
+// between.
 template <int Q, typename Ask>
-inline void ScoreTile(const KvArray& array, const uint8_t* keys, int64_t stride, const float* scales, const uint8_t* q,
-                      const float* worth, int64_t rows, const Ask& ask, float* scores) {
+inline void ScoreFew(const KeyMemory& memory, const KvArray& array, const uint8_t* keys, int64_t stride, int64_t rows,
+                     const Ask& ask, float* scores) {
   __m512 total[Q];
 #pragma GCC unroll 16
   for (int i = 0; i < Q; ++i) total[i] = _mm512_setzero_ps();
   const auto form = [&](auto turn, int64_t step) __attribute__((always_inline)) {
+    const uint8_t* const queries = memory.tile + step * kRowsBytes;
     LoadTile<kOfKeys + turn>(keys + step * kStep, stride);
-    LoadTile<kOfQueries>(q + step * 2 * kPartBytes, kTileRowBytes);
+    LoadTile<kOfQueries>(queries, kTileRowBytes);
     ClearTile<kLower<turn>>();
     MultiplyTiles<kLower<turn>, kOfKeys + turn, true, kOfQueries, false>();
-    LoadTile<kOfQueries + 1>(q + (step * 2 + 1) * kPartBytes, kTileRowBytes);
+    LoadTile<kOfQueries + 1>(queries + kRowsBytes / 2, kTileRowBytes);
     ClearTile<kUpper<turn>>();
     MultiplyTiles<kUpper<turn>, kOfKeys + turn, true, kOfQueries + 1, true>();
     ask(step);
@@ -105,12 +125,12 @@ inline void ScoreTile(const KvArray& array, const uint8_t* keys, int64_t stride,
   SumSteps<4 * Q>(array.groups, form, [&](const Products& products, int64_t step) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < Q; ++i)
-      total[i] = _mm512_fmadd_ps(SumsOf(products, i), ScalesOf<Q>(scales + step * kTile, i), total[i]);
+      total[i] = _mm512_fmadd_ps(SumsOf(products, i), ScalesOf<Q>(memory.scales + step * kTile, i), total[i]);
   });
   Turn<Q>(total);
 #pragma GCC unroll 16
   for (int r = 0; r < Q; ++r)
-    if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(worth[r])));
+    if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(memory.worth[r])));
 }
 
 // Calls body(Q) with a number of queries of a tile as a constant.
@@ -121,44 +141,80 @@ inline void WithQueries(int64_t rows, const Body& body) {
   else body(std::integral_constant<int, 16>());
 }
 
-void ScoreByTiles(const ChunkTask& task, float* scores) {
+void ScoreFewByTiles(const ChunkTask& task, float* scores) {
   const KvArray& array = task.k;
   const int64_t width = array.width, rows = task.rows();
-  auto* const q = reinterpret_cast<uint8_t*>(task.memory);                     // of each 16 rows, see SplitQueries
-  auto* const spread = q + (rows + kTileRows - 1) / kTileRows * kTileRows * 2 * width;  // [kTile, width]
-  float* const scales = reinterpret_cast<float*>(spread + kTile * width);      // [groups, kTile], and one group more
-  float* const worth = scales + (array.groups + 1) * kTile;                    // [rows]
-  float* const zeros = worth + rows;                                           // [width / 4]
-
-  std::fill(zeros, zeros + width / 4, 0.0f);
-  const float unit = task.scale * Unit<Avx512>(array);
-  for (int64_t m = 0; m < rows; m += kTileRows)
-    SplitQueries(task, m, std::min<int64_t>(rows - m, kTileRows), unit, q + m * 2 * width, worth + m);
+  const KeyMemory memory(task);
+  SplitQueries(task, memory.queries, memory.worth);
+  for (int64_t at = 0; at < 2 * kTileRows * width; at += kRowsBytes) {
+    const void* of_step[kTileRows];
+    for (int64_t r = 0; r < kTileRows; ++r) of_step[r] = memory.queries + at + r * kRowBytes;
+    for (int64_t n = 0; n < kRowBytes; n += 16)
+      Avx512::Columns(of_step, n, reinterpret_cast<__m512i*>(memory.tile + at + n * kTileRows));
+  }
   const int64_t asked = (kTile + array.groups - 1) / array.groups;  // slots of the next tile, for a step of this one
   WithQueries(rows, [&](auto Q) {
     const TilesInUse in_use(ConfigOfKeys(Q));
     ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
-      const Places<kTile> places(task, array, slot, mask, zeros);
-      ReadScales<Avx512, kTile>(places, array.groups, scales);
+      const Places<kTile> places(task, array, slot, mask, memory.zeros);
+      ReadScales<Avx512, kTile>(places, array.groups, memory.scales);
       const uint8_t* bytes[kTile];
-      FindBytes(array, places, spread, bytes);
+      FindBytes(array, places, memory.spread, bytes);
+      const uint8_t* keys = bytes[0];
       int64_t stride = bytes[1] - bytes[0];
-      if (mask != kAll<kTile> && bytes[0] != spread) {  // those that nobody sees stand elsewhere
-        for (int64_t i = 0; i < kTile; ++i) std::memcpy(spread + i * width, bytes[i], width);
-        bytes[0] = spread;
+      if (mask != kAll<kTile> && keys != memory.spread) {  // those that nobody sees stand elsewhere
+        for (int64_t i = 0; i < kTile; ++i) std::memcpy(memory.spread + i * width, bytes[i], width);
+        keys = memory.spread;
         stride = width;
       }
       WithAhead<kTile>(task, array, slot, [&](const auto& ahead) {
-        for (int64_t m = 0; m < rows; m += kTileRows) {
-          const auto ask = [&](int64_t step) __attribute__((always_inline)) {
-            if (m == 0) ahead.Ask(step * asked, std::min((step + 1) * asked, kTile));
-          };
-          ScoreTile<Q>(array, bytes[0], stride, scales, q + m * 2 * width, worth + m, rows - m, ask,
-                       scores + m * kChunk + (slot - task.begin));
-        }
+        const auto ask = [&](int64_t step) __attribute__((always_inline)) {
+          ahead.Ask(step * asked, std::min((step + 1) * asked, kTile));
+        };
+        ScoreFew<Q>(memory, array, keys, stride, rows, ask, scores + (slot - task.begin));
       });
     });
   });
+}
+
+// Scores of a tile of rows, of which `rows` are wanted, with a tile of slots.
+template <int R>
+void ScoreRows(const KeyMemory& memory, const KvArray& array, int64_t m, int64_t rows, float* scores) {
+  __m512 total[R];
+  SumRows<R, false>(memory.queries + m * 2 * array.width, memory.tile, kCacheBytes, memory.scales, array.groups, total);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(memory.worth[m + r])));
+}
+
+void ScoreManyByTiles(const ChunkTask& task, float* scores) {
+  const KvArray& array = task.k;
+  const int64_t width = array.width, rows = task.rows();
+  const KeyMemory memory(task);
+  SplitQueries(task, memory.queries, memory.worth);
+  const TilesInUse in_use(ConfigOfRows());
+  ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
+    const Places<kTile> places(task, array, slot, mask, memory.zeros);
+    const uint8_t* bytes[kTile];
+    FindBytes(array, places, memory.spread, bytes);
+    auto* const columns = reinterpret_cast<__m512i*>(memory.tile);
+    const int64_t asked = (kTile * 16 + width - 1) / width;  // slots of the next tile, for 16 bytes of this one
+    WithAhead<kTile>(task, array, slot, [&](const auto& ahead) {
+      for (int64_t n = 0; n < width; n += 16) {
+        ahead.Ask(n / 16 * asked, std::min(kTile, (n / 16 + 1) * asked));
+        Avx512::Columns(reinterpret_cast<const void* const*>(bytes), n, columns + n / 4);
+      }
+    });
+    ReadScales<Avx512, kTile>(places, array.groups, memory.scales);
+    for (int64_t m = 0; m < rows; m += kTileRows)
+      WithRows(rows - m, [&](auto R) {
+        ScoreRows<R>(memory, array, m, rows - m, scores + m * kChunk + (slot - task.begin));
+      });
+  });
+}
+
+void ScoreByTiles(const ChunkTask& task, float* scores) {
+  task.rows() > kTileRows ? ScoreManyByTiles(task, scores) : ScoreFewByTiles(task, scores);
 }
 
 }  // namespace

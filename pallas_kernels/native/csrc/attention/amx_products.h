@@ -56,6 +56,54 @@ inline __attribute__((always_inline)) void SumSteps(int64_t steps, const Form& f
   }
 }
 
+// Integers of up to 16 rows stand in rows of 64 bytes for each step: 32 lower bytes, then 32 upper ones.
+constexpr int64_t kRowBytes = 2 * kStep;
+constexpr int64_t kRowsBytes = kTileRows * kRowBytes;
+constexpr int64_t kCacheBytes = kStep / 4 * kTileRowBytes;  // of 32 integers of 16 slots, or of 16 columns
+
+// Where rows of a tile are rows: the registers of these, and of what is in the cache. Sums come before.
+constexpr int kOfRows = 4, kOfCache = 6;
+
+TileConfig ConfigOfRows() {
+  TileConfig config;
+  for (int tile = 0; tile < kOfRows; ++tile) config.Set(tile, kTileRows, kTileRowBytes);
+  for (int tile = kOfRows; tile < kOfCache; ++tile) config.Set(tile, kTileRows, kStep);
+  for (int tile = kOfCache; tile < 8; ++tile) config.Set(tile, kStep / 4, kTileRowBytes);
+  return config;
+}
+
+// Totals of R rows over an even number of steps: of rows [steps, kRowsBytes] times what is in the cache, kCacheBytes of
+// each step, `later` bytes from one to the next, times scales [steps, 16]: of the columns, or of the rows.
+template <int R, bool of_rows>
+inline __attribute__((always_inline)) void SumRows(const uint8_t* rows, const uint8_t* cache, int64_t later,
+                                                   const float* scales, int64_t steps, __m512* total) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+  const auto form = [&](auto turn, int64_t step) __attribute__((always_inline)) {
+    LoadTile<kOfCache + turn>(cache + step * later, kTileRowBytes);
+    LoadTile<kOfRows>(rows + step * kRowsBytes, kRowBytes);
+    ClearTile<kLower<turn>>();
+    MultiplyTiles<kLower<turn>, kOfRows, false, kOfCache + turn, true>();
+    LoadTile<kOfRows + 1>(rows + step * kRowsBytes + kStep, kRowBytes);
+    ClearTile<kUpper<turn>>();
+    MultiplyTiles<kUpper<turn>, kOfRows + 1, true, kOfCache + turn, true>();
+  };
+  SumSteps<kTileRowBytes>(steps, form, [&](const Products& products, int64_t step) __attribute__((always_inline)) {
+    const float* const scale = scales + step * 16;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+      total[r] = _mm512_fmadd_ps(SumsOf(products, r), of_rows ? _mm512_set1_ps(scale[r]) : _mm512_loadu_ps(scale),
+                                 total[r]);
+  });
+}
+
+// Calls body(R) with the rows of a tile that are computed, as a constant.
+template <typename Body>
+inline void WithRows(int64_t rows, const Body& body) {
+  if (rows > kTileRows / 2) body(std::integral_constant<int, kTileRows>());
+  else body(std::integral_constant<int, kTileRows / 2>());
+}
+
 // Where the integers of slots stand, a byte each: in the cache, or in `spread` [slots, width], where codes of four bits
 // are spread to. See PairTable for their order.
 template <int64_t slots>

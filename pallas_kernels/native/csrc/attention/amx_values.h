@@ -13,51 +13,8 @@ namespace specjax {
 namespace {
 
 constexpr int64_t kHalfTile = kTileRows / 2;  // up to so many rows are left to vectors
-constexpr int64_t kRowBytes = 2 * kStep;      // of 32 weights of a row: the lower bytes, then the upper ones
-constexpr int64_t kRowsBytes = kTileRows * kRowBytes;
-constexpr int64_t kCacheBytes = kStep / 4 * kTileRowBytes;  // of 32 slots and 16 columns
 constexpr int64_t kSpans = kChunk / kSpan;
 static_assert(kSpan == kStep, "a tile has the weights of a span");
-
-constexpr int kOfWeights = 4, kOfValues = 6;  // registers; sums come before
-
-TileConfig ConfigOfValues() {
-  TileConfig config;
-  for (int tile = 0; tile < kOfWeights; ++tile) config.Set(tile, kTileRows, kTileRowBytes);
-  for (int tile = kOfWeights; tile < kOfValues; ++tile) config.Set(tile, kTileRows, kStep);
-  for (int tile = kOfValues; tile < 8; ++tile) config.Set(tile, kStep / 4, kTileRowBytes);
-  return config;
-}
-
-// Totals of R rows over an even number of spans: of weights [spans, kRowsBytes] times values, kCacheBytes of each span,
-// `later` bytes from one to the next, times what weights are worth, [spans, kTileRows].
-template <int R>
-inline __attribute__((always_inline)) void SumSpans(const uint8_t* weights, const uint8_t* values, int64_t later,
-                                                    const float* worth, int64_t spans, __m512* total) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
-  const auto form = [&](auto turn, int64_t span) __attribute__((always_inline)) {
-    LoadTile<kOfValues + turn>(values + span * later, kTileRowBytes);
-    LoadTile<kOfWeights>(weights + span * kRowsBytes, kRowBytes);
-    ClearTile<kLower<turn>>();
-    MultiplyTiles<kLower<turn>, kOfWeights, false, kOfValues + turn, true>();
-    LoadTile<kOfWeights + 1>(weights + span * kRowsBytes + kStep, kRowBytes);
-    ClearTile<kUpper<turn>>();
-    MultiplyTiles<kUpper<turn>, kOfWeights + 1, true, kOfValues + turn, true>();
-  };
-  SumSteps<kTileRowBytes>(spans, form, [&](const Products& products, int64_t span) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-      total[r] = _mm512_fmadd_ps(SumsOf(products, r), _mm512_set1_ps(worth[span * kTileRows + r]), total[r]);
-  });
-}
-
-// Calls body(R) with the rows of a tile that are computed, as a constant.
-template <typename Body>
-inline void WithRows(int64_t rows, const Body& body) {
-  if (rows > kHalfTile) body(std::integral_constant<int, kTileRows>());
-  else body(std::integral_constant<int, kHalfTile>());
-}
 
 // Values of a span as two tiles for each step of columns, [steps, 2, kCacheBytes]. The columns of a step stand in
 // another order, so that few shuffles are needed: InOrder puts sums right.
@@ -192,10 +149,10 @@ void SumGroup(const uint8_t* values, int64_t width, const uint8_t* weights, cons
               int64_t rows, float* sums) {
   alignas(64) float first[R][Avx512::kLanes];
   __m512 total[R];
-  SumSpans<R>(weights, values, kSpan * width, worth, spans, total);
+  SumRows<R, true>(weights, values, kSpan * width, worth, spans, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) _mm512_store_ps(first[r], total[r]);
-  SumSpans<R>(weights, values + kCacheBytes, kSpan * width, worth, spans, total);
+  SumRows<R, true>(weights, values + kCacheBytes, kSpan * width, worth, spans, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     if (r < rows) InOrder(_mm512_load_ps(first[r]), total[r], sums + r * width);
@@ -225,7 +182,7 @@ void AddByTiles(const ChunkTask& task, float* weights) {
     LargestScales<Avx512>(scales + spans * scales_each, groups, most + spans * kSpan);
     slots[spans++] = slot;
   });
-  const TilesInUse in_use(ConfigOfValues());
+  const TilesInUse in_use(ConfigOfRows());
   for (int64_t m = 0; m < rows; m += kTileRows) {
     const int64_t count = std::min<int64_t>(kTileRows, rows - m);
     float worth[kSpans][kTileRows] = {};  // 0 for the span that makes their number even: its integers may be anything
