@@ -18,10 +18,12 @@ namespace {
 struct ByTiles {
   using Isa = Avx512;
 
-  // What AddByTiles needs, which is more than others do, and queries for ScoreByTiles.
-  static constexpr int64_t Floats(int64_t rows, int64_t k_width, int64_t v_width) {
-    const int64_t padded = (rows + kTileRows - 1) / kTileRows * kTileRows;
-    return 81 * std::max(k_width, v_width) + 14 * kChunk + padded * (k_width / 2 + 1);
+  // What AddByTiles needs, which is more than others do.
+  static constexpr int64_t Floats(int64_t, int64_t k_width, int64_t v_width) {
+    return 81 * std::max(k_width, v_width) + 14 * kChunk;
+  }
+  static constexpr int64_t PreparedFloats(int64_t rows, int64_t k_width) {
+    return WholeTiles(rows) * (k_width / 2 + 1);
   }
 
   // Whether vectors have whole pairs of steps, and their integers a byte each.
@@ -31,8 +33,12 @@ struct ByTiles {
            (array.type->kind == KvKind::kBytes ||
             (array.type->bits == 4 && std::all_of(table, table + 16, [](int16_t x) { return x == int8_t(x); })));
   }
+  static bool KeysFit(const ChunkTask& task) { return task.rows() >= kFewestQueries && Fit(task.k); }
+  static void Prepare(const ChunkTask& task, float* out) {
+    KeysFit(task) ? SplitQueries(task, out) : RoundQueries<Avx512>(task, out);
+  }
   static void Score(const ChunkTask& task, float* scores) {
-    task.rows() >= kFewestQueries && Fit(task.k) ? ScoreByTiles(task, scores) : ScoreIntegers<Avx512>(task, scores);
+    KeysFit(task) ? ScoreByTiles(task, scores) : ScoreIntegers<Avx512>(task, scores);
   }
   static void Add(const ChunkTask& task, float* weights) {
     task.rows() > kHalfTile && Fit(task.v) ? AddByTiles(task, weights) : AddIntegers<Avx512>(task, weights);

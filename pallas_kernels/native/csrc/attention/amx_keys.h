@@ -34,32 +34,47 @@ float SplitQuery(const float* q, int64_t width, int32_t levels, uint8_t* out) {
   return largest / levels;
 }
 
-// All queries, kRowsBytes of 16 of them and a step, in whole tiles of rows, and what their integers are worth.
-void SplitQueries(const ChunkTask& task, uint8_t* out, float* worth) {
+inline constexpr int64_t WholeTiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows * kTileRows; }
+
+inline bool Few(const ChunkTask& task) { return task.rows() <= kTileRows; }
+
+// All queries as integers, in whole tiles: for 16 of them and a step kRowsBytes, as rows of a tile or, of a few queries,
+// as columns. Then comes what one of the integers is worth, for each query.
+void SplitQueries(const ChunkTask& task, float* out) {
   const KvArray& array = task.k;
   const float unit = task.scale * Unit<Avx512>(array);
+  auto* const bytes = reinterpret_cast<uint8_t*>(out);
+  const int64_t tile_bytes = kTileRows * 2 * array.width, all_bytes = WholeTiles(task.rows()) * 2 * array.width;
+  float* const worth = reinterpret_cast<float*>(bytes + all_bytes);
   for (int64_t m = 0; m < task.rows(); ++m)
     worth[m] = unit * SplitQuery(task.query(m), array.width, array.type->levels,
-                                 out + m / kTileRows * kTileRows * 2 * array.width + m % kTileRows * kRowBytes);
+                                 bytes + m / kTileRows * tile_bytes + m % kTileRows * kRowBytes);
+  for (int64_t at = 0; Few(task) && at < all_bytes; at += kRowsBytes) {
+    const void* of_step[kTileRows];
+    for (int64_t r = 0; r < kTileRows; ++r) of_step[r] = bytes + at + r * kRowBytes;
+    __m512i columns[kTileRows];
+    for (int64_t n = 0; n < kRowBytes / 16; ++n) Avx512::Columns(of_step, 16 * n, columns + 4 * n);
+    std::memcpy(bytes + at, columns, kRowsBytes);
+  }
 }
 
-// The memory of ScoreByTiles.
+// What ScoreByTiles reads, and its memory.
 struct KeyMemory {
-  uint8_t* queries;  // see SplitQueries
-  uint8_t* tile;     // of few queries: [steps, kRowsBytes], their columns; of many: [steps, kCacheBytes], columns of keys
-  uint8_t* spread;   // [kTile, width]
-  float* scales;     // [groups, kTile], and room for one group more
-  float* worth;      // [rows]
-  float* zeros;      // [width / 4]
+  const uint8_t* queries;  // see SplitQueries
+  const float* worth;      // [rows]
+  uint8_t* columns;        // of keys: [steps, kCacheBytes]
+  uint8_t* spread;         // [kTile, width]
+  float* scales;           // [groups, kTile], and room for one group more
+  float* zeros;            // [width / 4]
 
   explicit KeyMemory(const ChunkTask& task) {
-    const int64_t width = task.k.width, rows = task.rows(), padded = (rows + kTileRows - 1) / kTileRows * kTileRows;
-    queries = reinterpret_cast<uint8_t*>(task.memory);
-    tile = queries + padded * 2 * width;
-    spread = tile + kTileRows * 2 * width;
+    const int64_t width = task.k.width;
+    queries = reinterpret_cast<const uint8_t*>(task.prepared);
+    worth = reinterpret_cast<const float*>(queries + WholeTiles(task.rows()) * 2 * width);
+    columns = reinterpret_cast<uint8_t*>(task.memory);
+    spread = columns + kTile * width;
     scales = reinterpret_cast<float*>(spread + kTile * width);
-    worth = scales + (task.k.groups + 1) * kTile;
-    zeros = worth + rows;
+    zeros = scales + (task.k.groups + 1) * kTile;
     std::fill(zeros, zeros + width / 4, 0.0f);
   }
 };
@@ -112,7 +127,7 @@ inline void ScoreFew(const KeyMemory& memory, const KvArray& array, const uint8_
 #pragma GCC unroll 16
   for (int i = 0; i < Q; ++i) total[i] = _mm512_setzero_ps();
   const auto form = [&](auto turn, int64_t step) __attribute__((always_inline)) {
-    const uint8_t* const queries = memory.tile + step * kRowsBytes;
+    const uint8_t* const queries = memory.queries + step * kRowsBytes;
     LoadTile<kOfKeys + turn>(keys + step * kStep, stride);
     LoadTile<kOfQueries>(queries, kTileRowBytes);
     ClearTile<kLower<turn>>();
@@ -145,13 +160,6 @@ void ScoreFewByTiles(const ChunkTask& task, float* scores) {
   const KvArray& array = task.k;
   const int64_t width = array.width, rows = task.rows();
   const KeyMemory memory(task);
-  SplitQueries(task, memory.queries, memory.worth);
-  for (int64_t at = 0; at < 2 * kTileRows * width; at += kRowsBytes) {
-    const void* of_step[kTileRows];
-    for (int64_t r = 0; r < kTileRows; ++r) of_step[r] = memory.queries + at + r * kRowBytes;
-    for (int64_t n = 0; n < kRowBytes; n += 16)
-      Avx512::Columns(of_step, n, reinterpret_cast<__m512i*>(memory.tile + at + n * kTileRows));
-  }
   const int64_t asked = (kTile + array.groups - 1) / array.groups;  // slots of the next tile, for a step of this one
   WithQueries(rows, [&](auto Q) {
     const TilesInUse in_use(ConfigOfKeys(Q));
@@ -181,7 +189,7 @@ void ScoreFewByTiles(const ChunkTask& task, float* scores) {
 template <int R>
 void ScoreRows(const KeyMemory& memory, const KvArray& array, int64_t m, int64_t rows, float* scores) {
   __m512 total[R];
-  SumRows<R, false>(memory.queries + m * 2 * array.width, memory.tile, kCacheBytes, memory.scales, array.groups, total);
+  SumRows<R, false>(memory.queries + m * 2 * array.width, memory.columns, kCacheBytes, memory.scales, array.groups, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(memory.worth[m + r])));
@@ -191,13 +199,12 @@ void ScoreManyByTiles(const ChunkTask& task, float* scores) {
   const KvArray& array = task.k;
   const int64_t width = array.width, rows = task.rows();
   const KeyMemory memory(task);
-  SplitQueries(task, memory.queries, memory.worth);
   const TilesInUse in_use(ConfigOfRows());
   ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     const Places<kTile> places(task, array, slot, mask, memory.zeros);
     const uint8_t* bytes[kTile];
     FindBytes(array, places, memory.spread, bytes);
-    auto* const columns = reinterpret_cast<__m512i*>(memory.tile);
+    auto* const columns = reinterpret_cast<__m512i*>(memory.columns);
     const int64_t asked = (kTile * 16 + width - 1) / width;  // slots of the next tile, for 16 bytes of this one
     WithAhead<kTile>(task, array, slot, [&](const auto& ahead) {
       for (int64_t n = 0; n < width; n += 16) {
@@ -214,7 +221,7 @@ void ScoreManyByTiles(const ChunkTask& task, float* scores) {
 }
 
 void ScoreByTiles(const ChunkTask& task, float* scores) {
-  task.rows() > kTileRows ? ScoreManyByTiles(task, scores) : ScoreFewByTiles(task, scores);
+  Few(task) ? ScoreFewByTiles(task, scores) : ScoreManyByTiles(task, scores);
 }
 
 }  // namespace

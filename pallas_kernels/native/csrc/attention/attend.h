@@ -61,19 +61,32 @@ template <typename Vectors>
 struct ByPairs {
   using Isa = Vectors;
 
-  // What keys and values are decoded to, and queries and weights as integers: see float_tiles.h, integer_keys.h and
-  // integer_values.h.
-  static constexpr int64_t Floats(int64_t rows, int64_t k_width, int64_t v_width) {
-    return 21 * std::max(k_width, v_width) + rows * (k_width / 2 + 1) + 4 * kSpan;
+  // What keys and values are decoded to, and weights as integers: see float_tiles.h, integer_keys.h, integer_values.h.
+  static constexpr int64_t Floats(int64_t, int64_t k_width, int64_t v_width) {
+    return 21 * std::max(k_width, v_width) + 4 * kSpan;
   }
+  static constexpr int64_t PreparedFloats(int64_t rows, int64_t k_width) { return rows * (k_width / 2 + 1); }
+  static void Prepare(const ChunkTask& task, float* out) { RoundQueries<Isa>(task, out); }
   static void Score(const ChunkTask& task, float* scores) { ScoreIntegers<Isa>(task, scores); }
   static void Add(const ChunkTask& task, const float* weights) { AddIntegers<Isa>(task, weights); }
 };
 
-// In a chunk's memory the scores of all rows come first.
+// Floats as they are need no preparation.
+template <typename Integers>
+void Prepare(const ChunkTask& task, float* out) {
+  if (task.k.type->scaled()) Integers::Prepare(task, out);
+}
+
+// Whole lines of the processor's caches.
+template <typename Integers>
+int64_t PreparedFloats(int64_t rows, int64_t k_width) {
+  return (Integers::PreparedFloats(rows, k_width) + 15) / 16 * 16;
+}
+
+// In a chunk's memory the scores of all rows come first, and then queries that are prepared for it alone.
 template <typename Integers>
 int64_t ChunkFloats(int64_t rows, int64_t k_width, int64_t v_width) {
-  return rows * kChunk + Integers::Floats(rows, k_width, v_width);
+  return rows * kChunk + PreparedFloats<Integers>(rows, k_width) + Integers::Floats(rows, k_width, v_width);
 }
 
 template <typename Integers>
@@ -83,6 +96,11 @@ void AttendChunk(const ChunkTask& all) {
   float* const scores = all.memory;
   ChunkTask task = all;
   task.memory += rows * kChunk;
+  if (task.prepared == nullptr) {
+    Prepare<Integers>(task, task.memory);
+    task.prepared = task.memory;
+    task.memory += PreparedFloats<Integers>(rows, task.k_width);
+  }
   std::fill(task.sums, task.sums + rows * task.v_width, 0.0f);
   if (task.k.type->scaled()) Integers::Score(task, scores);
   else ScoreFloats<Isa>(task, scores);
@@ -112,7 +130,8 @@ void MergeChunks(const RowOfChunks& row, float* out) {
 
 template <typename Integers>
 constexpr AttentionKernels AttentionKernelsOf() {
-  return {AttendChunk<Integers>, MergeChunks<typename Integers::Isa>, ChunkFloats<Integers>};
+  return {Prepare<Integers>, AttendChunk<Integers>, MergeChunks<typename Integers::Isa>, PreparedFloats<Integers>,
+          ChunkFloats<Integers>};
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ namespace ffi = xla::ffi;
 constexpr int64_t kTokens = 16;                    // of a block, which decodes a vector of a cache once for all of them
 constexpr int64_t kMostFloats = int64_t{1} << 22;  // that wait to be merged, unless one block has more
 constexpr int64_t kMostAsked = int64_t{5} << 17;   // bytes of a chunk that wait in a core's cache of level 2
+constexpr int64_t kLeastPrepared = 8;              // chunks for which queries are prepared once, not by each
 
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("attention: " + what); }
 
@@ -92,6 +93,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
   }
   const int64_t group = std::min(rows, kTokens) * per_head;  // the most rows of a task
   const int64_t task_floats = group * (2 + v_width);
+  const int64_t prepared_floats = kernels->prepared_floats(group, k_width);
   const int64_t chunk_bytes = kChunk * heads * (k.code_bytes + v.code_bytes);
 
   for (int64_t first = 0, last = 0; first < batch * blocks; first = last) {
@@ -111,11 +113,9 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
     float* const total = highest + tasks * group;
     float* const sums = total + tasks * group;
 
-    ParallelFor(pool, tasks, [&](int64_t i) {
-      const int64_t head = i % heads, chunk = i / heads % chunks, block = first + i / heads / chunks;
+    const auto task_of = [&](int64_t block, int64_t head) {
       const int64_t b = block / blocks, token = block % blocks * kTokens;
-      if (chunk >= chunks_seen[block]) return;
-      ChunkTask task;
+      ChunkTask task = {};
       task.k = k;
       task.v = v;
       for (KvArray* array : {&task.k, &task.v}) {
@@ -124,9 +124,6 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       }
       task.head = head;
       task.heads = heads;
-      task.begin = chunk * kChunk;
-      task.end = std::min(slots, task.begin + kChunk);
-      task.next_asked = ask_next && chunk + 1 < chunks_seen[block];
       task.q = q.typed_data() + ((b * rows + token) * query_heads + head * per_head) * k_width;
       task.q_stride = query_heads * k_width;
       task.seen = seen.data() + b * rows + token;
@@ -135,6 +132,29 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       task.k_width = k_width;
       task.v_width = v_width;
       task.scale = scale;
+      return task;
+    };
+
+    const bool prepare = chunks >= kLeastPrepared;
+    float* const prepared =
+        prepare ? ThreadMemory<Purpose::kQueries>((last - first) * heads * prepared_floats) : nullptr;
+    const auto prepared_of = [&](int64_t block, int64_t head) {
+      return prepare ? prepared + ((block - first) * heads + head) * prepared_floats : nullptr;
+    };
+    if (prepare)
+      ParallelFor(pool, (last - first) * heads, [&](int64_t i) {
+        const int64_t head = i % heads, block = first + i / heads;
+        kernels->prepare(task_of(block, head), prepared_of(block, head));
+      });
+
+    ParallelFor(pool, tasks, [&](int64_t i) {
+      const int64_t head = i % heads, chunk = i / heads % chunks, block = first + i / heads / chunks;
+      if (chunk >= chunks_seen[block]) return;
+      ChunkTask task = task_of(block, head);
+      task.begin = chunk * kChunk;
+      task.end = std::min(slots, task.begin + kChunk);
+      task.next_asked = ask_next && chunk + 1 < chunks_seen[block];
+      task.prepared = prepared_of(block, head);
       task.memory = ThreadMemory<Purpose::kChunk>(kernels->floats(group, k_width, v_width));
       task.highest = highest + i * group;
       task.total = total + i * group;

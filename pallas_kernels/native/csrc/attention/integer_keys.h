@@ -103,26 +103,39 @@ inline void ScoreIntegerRows(const KvArray& array, const int32_t* pairs, const f
   for (int r = 0; r < rows; ++r) Isa::Store(scores + r * kChunk, Isa::Multiply(sums[r], Isa::Set(worth[r])));
 }
 
+// The rows that are scored at a time.
 template <typename Isa>
-void ScoreIntegers(const ChunkTask& task, float* scores) {
-  constexpr int L = Isa::kLanes, kMost = Isa::kManyRegisters ? 8 : 4;
-  const KvArray& array = task.k;
-  const int64_t width = array.width, rows = task.rows();
-  auto* const pairs = reinterpret_cast<int32_t*>(task.memory);  // [width / 2, L]
-  auto* const fours = pairs + width / 2 * L;                    // [width / 4, L]
-  float* const scales = reinterpret_cast<float*>(fours + width / 4 * L);  // [groups, kTile]
-  auto* const q = reinterpret_cast<int16_t*>(scales + (array.groups + 1) * kTile);  // [rows, width]
-  float* const worth = reinterpret_cast<float*>(q + rows * width);  // [rows]
-  float* const zeros = worth + rows;                            // [width / 4]
+constexpr int kMostRows = Isa::kManyRegisters ? 8 : 4;
 
-  std::fill(zeros, zeros + width / 4, 0.0f);
+// All queries as integers [rows, width], see RoundQuery, and then what one of each is worth.
+template <typename Isa>
+void RoundQueries(const ChunkTask& task, float* out) {
+  const KvArray& array = task.k;
+  const int64_t width = array.width;
+  auto* const q = reinterpret_cast<int16_t*>(out);
+  float* const worth = reinterpret_cast<float*>(q + task.rows() * width);
   const float unit = task.scale * Unit<Isa>(array);
-  ForBlocks<kMost>(rows, [&](auto block, int64_t m) {
+  ForBlocks<kMostRows<Isa>>(task.rows(), [&](auto block, int64_t m) {
     for (int64_t r = 0; r < block; ++r) {
       int16_t* const to = q + m * width + 2 * r;
       worth[m + r] = unit * RoundQuery<Isa>(task.query(m + r), width, array.type->levels, 2 * block, to);
     }
   });
+}
+
+template <typename Isa>
+void ScoreIntegers(const ChunkTask& task, float* scores) {
+  constexpr int L = Isa::kLanes;
+  const KvArray& array = task.k;
+  const int64_t width = array.width, rows = task.rows();
+  const auto* const q = reinterpret_cast<const int16_t*>(task.prepared);  // see RoundQueries
+  const float* const worth = reinterpret_cast<const float*>(q + rows * width);
+  auto* const pairs = reinterpret_cast<int32_t*>(task.memory);  // [width / 2, L]
+  auto* const fours = pairs + width / 2 * L;                    // [width / 4, L]
+  float* const scales = reinterpret_cast<float*>(fours + width / 4 * L);  // [groups, kTile]
+  float* const zeros = scales + (array.groups + 1) * kTile;     // [width / 4]
+
+  std::fill(zeros, zeros + width / 4, 0.0f);
   ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     const Places<kTile> places(task, array, slot, mask, zeros);
     ReadScales<Isa, kTile>(places, array.groups, scales);
@@ -130,7 +143,7 @@ void ScoreIntegers(const ChunkTask& task, float* scores) {
       WithAhead<kTile>(task, array, slot, [&](const auto& ahead) {
         PairCodes<Isa>(array, places.codes, ahead, i, fours, pairs);
       });
-      ForBlocks<kMost>(rows, [&](auto block, int64_t m) {
+      ForBlocks<kMostRows<Isa>>(rows, [&](auto block, int64_t m) {
         ScoreIntegerRows<Isa, block>(array, pairs, scales + i, q + m * width, worth + m,
                                      scores + m * kChunk + (slot - task.begin) + i);
       });

@@ -94,7 +94,10 @@ inline void ForFours(const void* const* slots, int64_t bytes, const Ask& ask, co
     for (int i = 0; i < Isa::kLanes; ++i)
       rests[i] = std::memcpy(rest[i], static_cast<const uint8_t*>(slots[i]) + at, count);
   };
-  if (bytes - at == 8) copy(std::integral_constant<int64_t, 8>());  // four scales; no call is made for each slot
+  // One scale, two or four are copied without a call for each slot.
+  if (bytes - at == 2) copy(std::integral_constant<int64_t, 2>());
+  else if (bytes - at == 4) copy(std::integral_constant<int64_t, 4>());
+  else if (bytes - at == 8) copy(std::integral_constant<int64_t, 8>());
   else copy(bytes - at);
   Isa::Columns(rests, 0, columns);
   for (int64_t j = 0; at + 4 * j < bytes; ++j) body(at / 4 + j, columns[j]);

@@ -31,6 +31,7 @@ struct ChunkTask {
   int64_t tokens, per_token;
   int64_t k_width, v_width;  // padded
   float scale;
+  const float* prepared;     // its queries, see AttentionKernels::prepare; null where no other chunk needs them
   float* memory;             // [floats(...) of the kernels], aligned to 64 bytes, for whatever it is needed for
   float* highest;            // [rows]: the largest score, -inf where nothing is seen
   float* total;              // [rows]: sum of exp(score - highest)
@@ -47,8 +48,10 @@ struct RowOfChunks {
 };
 
 struct AttentionKernels {
+  void (*prepare)(const ChunkTask& task, float* out);  // queries in the form that chunks need, which is the same for all
   void (*chunk)(const ChunkTask& task);
   void (*merge)(const RowOfChunks& row, float* out);
+  int64_t (*prepared_floats)(int64_t rows, int64_t k_width);          // of memory that prepared queries need
   int64_t (*floats)(int64_t rows, int64_t k_width, int64_t v_width);  // of memory that a chunk needs
 
   static const AttentionKernels& ForPortable();
