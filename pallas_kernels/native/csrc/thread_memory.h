@@ -8,7 +8,8 @@
 
 namespace specjax {
 
-enum class Purpose { kCall, kQueries, kChunk };  // what a handler needs until it returns, and what each of its chunks needs
+// What a handler needs until it returns, also for queries, and what each of its chunks needs.
+enum class Purpose { kCall, kQueries, kChunk };
 
 // Room for so many floats, aligned to 64 bytes. The next call on the same thread for the same purpose gives the same
 // memory: asking the system for some hundred kilobytes again and again costs more than using them.

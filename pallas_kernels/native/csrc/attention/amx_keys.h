@@ -1,7 +1,7 @@
 // Scores by tiles of AMX. See amx_products.h for the anonymous namespace.
 //
-// Of a few queries: a row of a tile is the key of a slot, as it stands in the cache, and a column is a query. Of many: a
-// row is a query, and keys are put in columns once for all of them.
+// Of a few queries: a row of a tile is the key of a slot, as it stands in the cache, and a column is a query. Of many:
+// a row is a query, and keys are put in columns once for all of them.
 #ifndef SPECJAX_ATTENTION_AMX_KEYS_H_
 #define SPECJAX_ATTENTION_AMX_KEYS_H_
 
@@ -38,8 +38,8 @@ inline constexpr int64_t WholeTiles(int64_t rows) { return (rows + kTileRows - 1
 
 inline bool Few(const ChunkTask& task) { return task.rows() <= kTileRows; }
 
-// All queries as integers, in whole tiles: for 16 of them and a step kRowsBytes, as rows of a tile or, of a few queries,
-// as columns. Then comes what one of the integers is worth, for each query.
+// All queries as integers, in whole tiles: for 16 of them and a step kRowsBytes, as rows of a tile or, of a few
+// queries, as columns. Then comes what one of the integers is worth, for each query.
 void SplitQueries(const ChunkTask& task, float* out) {
   const KvArray& array = task.k;
   const float unit = task.scale * Unit<Avx512>(array);

@@ -1,5 +1,5 @@
-// Products of integers of 16 bits with bytes of a cache, by tiles of AMX: what keys and values have in common. Included by
-// amx.cc alone, hence the anonymous namespace.
+// Products of integers of 16 bits with bytes of a cache, by tiles of AMX: what keys and values have in common. Included
+// by amx.cc alone, hence the anonymous namespace.
 #ifndef SPECJAX_ATTENTION_AMX_PRODUCTS_H_
 #define SPECJAX_ATTENTION_AMX_PRODUCTS_H_
 

@@ -135,7 +135,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       return task;
     };
 
-    const bool prepare = chunks >= kLeastPrepared;
+    const bool prepare = k.type->scaled() && chunks >= kLeastPrepared;
     float* const prepared =
         prepare ? ThreadMemory<Purpose::kQueries>((last - first) * heads * prepared_floats) : nullptr;
     const auto prepared_of = [&](int64_t block, int64_t head) {

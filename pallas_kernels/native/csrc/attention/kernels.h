@@ -48,7 +48,7 @@ struct RowOfChunks {
 };
 
 struct AttentionKernels {
-  void (*prepare)(const ChunkTask& task, float* out);  // queries in the form that chunks need, which is the same for all
+  void (*prepare)(const ChunkTask& task, float* out);  // queries in the form that chunks need, the same for all
   void (*chunk)(const ChunkTask& task);
   void (*merge)(const RowOfChunks& row, float* out);
   int64_t (*prepared_floats)(int64_t rows, int64_t k_width);          // of memory that prepared queries need

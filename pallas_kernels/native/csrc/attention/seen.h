@@ -83,9 +83,9 @@ class NextTile {
   const int64_t heads_;
 };
 
-// The next chunk, of which each head asks for a share. A core can wait for a few lines, and its hardware reads some more
-// behind those of each stretch of memory that is read: while memory answers, that is too little of one stretch. So there
-// are four: halves of a share of keys and of values. Their vectors take turns.
+// The next chunk, of which each head asks for a share. A core can wait for a few lines, and its hardware reads some
+// more behind those of each stretch of memory that is read: while memory answers, that is too little of one stretch. So
+// there are four: halves of a share of keys and of values. Their vectors take turns.
 class NextChunk {
  public:
   NextChunk(const ChunkTask& task, const KvArray& array, int64_t slot)
