@@ -15,6 +15,7 @@ from tiny_models import relative_rms
 from pallas_kernels import native
 from pallas_kernels.cache_attention import attend
 from pallas_kernels.kv_formats import FORMATS, KVStore
+from pallas_kernels.native import library
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
 B, T, H, G, N, S = 1, 2, 4, 2, 32, 300
@@ -169,3 +170,40 @@ def test_programs_for_other_platforms_do_without_native_kernels() -> None:
     case = LONG["q8_0"]
     program = jax.export.export(jax.jit(partial(run, scale=SCALE)), platforms=["tpu"])
     assert "specjax_attend" not in program(case.q, *case.caches, case.rows).mlir_module()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_that_see_many_chunks_change_nothing_for_one_that_sees_few(name: str) -> None:
+    """For many chunks queries are prepared once, and what comes next is asked for in another way."""
+    q, k, v = draw(1, 4, 8, 64), draw(1, 2560, 2, 64), draw(1, 2560, 2, 64)
+    positions, stores = np.asarray([[100, 700, 2100, 2559]]), (KVStore.of(k, name), KVStore.of(v, name))
+    whole = np.asarray(run(q, *stores, positions))
+    for t in range(4):
+        one = slice(t, t + 1)
+        np.testing.assert_array_equal(run(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
+    want = attend(q, *stores, positions, scale=N**-0.5, impl="reference")
+    assert relative_rms(whole, want) < max(1e-6, integer_error(name))
+
+
+@pytest.mark.skipif("amx" not in native.instruction_sets(), reason="AMX does not work here")
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("queries", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize(("tokens", "slots", "window"), [(1, 300, None), (2, 2560, None), (5, 600, 90)])
+def test_tiles_give_the_bits_of_vectors(
+    name: str, queries: int, tokens: int, slots: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries share a KV head. Few of them are columns of tiles, more are rows; `slots` fill no whole tile."""
+    q, k, v = draw(1, tokens, 2 * queries, 128), draw(1, slots - 4, 2, 128), draw(1, slots - 4, 2, 128)
+    q[0, 0, 0, 5] = np.nan
+    stores, positions = (KVStore.of(k, name), KVStore.of(v, name)), np.arange(slots - tokens, slots)[None] - 5
+    results = []
+    for isa in ("amx", "avx512vnni"):
+        monkeypatch.setenv(library.ISA_VARIABLE, isa)
+        program = jax.jit(partial(run, window=window)).lower(q, *stores, positions)
+        assert f'isa = "{isa}"' in program.as_text()
+        results.append(np.asarray(program.compile()(q, *stores, positions)))
+    amx, vectors = results
+    assert np.isnan(amx[0, 0, 0]).all()
+    assert np.isfinite(amx).sum() == amx.size - 128
+    np.testing.assert_array_equal(amx, vectors)

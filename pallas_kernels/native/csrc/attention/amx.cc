@@ -19,7 +19,7 @@ struct ByTiles {
   using Isa = Avx512;
 
   // What AddByTiles needs, which is more than others do.
-  static constexpr int64_t Floats(int64_t, int64_t k_width, int64_t v_width) {
+  static constexpr int64_t Floats(int64_t k_width, int64_t v_width) {
     return 81 * std::max(k_width, v_width) + 14 * kChunk;
   }
   static constexpr int64_t PreparedFloats(int64_t rows, int64_t k_width) {

@@ -118,8 +118,8 @@ inline __attribute__((always_inline)) __m512 ScalesOf(const float* scales, int i
   return _mm512_permutexvar_ps(slots, _mm512_loadu_ps(scales));
 }
 
-// Scores of a tile of slots for Q queries, of which `rows` are wanted. Keys are `stride` bytes apart. ask(step) is called
-// between.
+// Scores of a tile of slots for Q queries, of which `rows` are wanted. Keys are `stride` bytes apart. ask(step) is
+// called between.
 template <int Q, typename Ask>
 inline void ScoreFew(const KeyMemory& memory, const KvArray& array, const uint8_t* keys, int64_t stride, int64_t rows,
                      const Ask& ask, float* scores) {
@@ -189,7 +189,8 @@ void ScoreFewByTiles(const ChunkTask& task, float* scores) {
 template <int R>
 void ScoreRows(const KeyMemory& memory, const KvArray& array, int64_t m, int64_t rows, float* scores) {
   __m512 total[R];
-  SumRows<R, false>(memory.queries + m * 2 * array.width, memory.columns, kCacheBytes, memory.scales, array.groups, total);
+  const uint8_t* const queries = memory.queries + m * 2 * array.width;
+  SumRows<R, false>(queries, memory.columns, kCacheBytes, memory.scales, array.groups, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(memory.worth[m + r])));
