@@ -89,8 +89,8 @@ test-ray: .venv-ray/.dev
 test-beam: .venv-beam/.dev
 	.venv-beam/bin/python -m pytest -m beam tests/evaluation
 
-test-page: .venv-browser/.dev
-	.venv-browser/bin/python -m pytest -m browser tests/serving/page
+test-page: $(VENV)/.dev
+	$(BIN)/python -m pytest -m browser tests/serving/page
 
 # Python for ARM in qemu. The packages are installed there: beside the tests lie the kernels of this machine.
 NEON := .venv-neon

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
+from browsing import Browser, browsing, fronting
 from running import Running
-
-if TYPE_CHECKING:
-    from browsing import Browser  # needs selenium, which only the extra `browser` brings
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    from browsing import browsing
-
     with browsing() as browser:
         yield browser
 
 
 @pytest.fixture(scope="session")
 def url(running: Running) -> Iterator[str]:
-    from browsing import fronting
-
     with fronting(running.service) as (url, _):
         yield url
 

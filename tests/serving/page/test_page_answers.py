@@ -8,11 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from running import DRAFTS, Running
-
-pytest.importorskip("selenium", reason="the extra `browser` is not installed; make test-page installs it")
-
 from browsing import PROMPT, Browser, asked, events, fronting, shown, traced
+from running import DRAFTS, Running
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys

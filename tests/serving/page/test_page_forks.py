@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from running import Running
-
-pytest.importorskip("selenium", reason="the extra `browser` is not installed; make test-page installs it")
-
 from browsing import PROMPT, Browser, asked, events, traced
+from running import Running
 
 pytestmark = pytest.mark.browser
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from running import Running
-
-pytest.importorskip("selenium", reason="the extra `browser` is not installed; make test-page installs it")
-
 from browsing import PROMPT, Browser, fronting, templated
+from running import Running
 from selenium.webdriver.common.keys import Keys
 
 from specjax.serving.app import Access

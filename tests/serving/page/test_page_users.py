@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from running import DRAFTS, Running
-
-pytest.importorskip("selenium", reason="the extra `browser` is not installed; make test-page installs it")
-
 from browsing import PROMPT, Browser, asked, events, traced
+from running import DRAFTS, Running
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
