@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +14,42 @@ from gated_delta_cases import ROUNDING, Inputs, draw, law, rms_error
 
 from pallas_kernels import gated_delta, native
 from pallas_kernels.gated_delta import cpu_native, reference
+from pallas_kernels.gated_delta.tokens import Tokens
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
 OPTIONS = {"head_map": "tiled", "scale": 0.25}
 
 
-def run(operation: str, inputs: Inputs, n_valid: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    function = jax.jit(partial(getattr(cpu_native, operation), **OPTIONS))
-    return tuple(map(np.asarray, function(inputs.tokens, inputs.state, np.array(n_valid, np.int32))))
+wanted = jax.jit(partial(reference.prefill, **OPTIONS))
 
 
-def committed(inputs: Inputs, u: np.ndarray, n: list[int]) -> np.ndarray:
-    commit = jax.jit(partial(cpu_native.commit, head_map="tiled"))
-    return np.asarray(commit(gated_delta.Records(inputs.k, u, inputs.g), inputs.state, np.array(n, np.int32)))
+def program(operation: str, **options: object) -> Callable[..., Any]:
+    """Of the test that asks for it: the instruction set is read when a program is traced."""
+    function = jax.jit(partial(getattr(cpu_native, operation), **options))
+    return lambda *given: jax.tree.map(np.asarray, function(*given))
+
+
+def counts(*n: int) -> np.ndarray:
+    return np.array(n, np.int32)
 
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("profile", ["model", "forgetting", "repeating"])
 def test_states_and_outputs_have_the_same_bits_however_tokens_are_grouped(profile: str) -> None:
     inputs = draw(profile).first(16)
-    whole, last = run("prefill", inputs, [16, 16])
+    prefill, verify = program("prefill", **OPTIONS), program("verify", **OPTIONS)
+    commit = program("commit", head_map="tiled")
+    whole, last = prefill(inputs.tokens, inputs.state, counts(16, 16))
     assert rms_error(last, law(profile).states[15]) < ROUNDING["float32"]
-    verified, u = run("verify", inputs, [16, 16])
+    verified, u = verify(inputs.tokens, inputs.state, counts(16, 16))
     np.testing.assert_array_equal(verified, whole)
     state = inputs.state
     for t in range(16):
-        one = Inputs(*(x[:, t : t + 1] for x in inputs[:5]), state)
-        out, state = run("prefill", one, [1, 1])
+        one = Tokens(*(x[:, t : t + 1] for x in inputs.tokens))
+        out, state = prefill(one, state, counts(1, 1))
         np.testing.assert_array_equal(out[:, 0], whole[:, t])
-        np.testing.assert_array_equal(committed(inputs, u, [t + 1, t + 1]), state)
+        records = gated_delta.Records(inputs.k, u, inputs.g)
+        np.testing.assert_array_equal(commit(records, inputs.state, counts(t + 1, t + 1)), state)
     np.testing.assert_array_equal(state, last)
 
 
@@ -51,17 +60,17 @@ def test_widths_that_fill_no_vector_or_tile(key_width: int, value_width: int) ->
     q, k = rng.normal(size=(2, 3, 5, 2, key_width)).astype(np.float32) / key_width**0.5
     v, state = (rng.normal(size=(3, *shape, value_width)).astype(np.float32) for shape in [(5, 4), (4, key_width)])
     g, beta = -rng.uniform(size=(3, 5, 4)).astype(np.float32), rng.uniform(size=(3, 5, 4)).astype(np.float32)
-    inputs, n_valid = Inputs(q, k, v, g, beta, state), [5, 0, 3]
-    poisoned = Inputs(*(np.where(_valid(x, n_valid), x, np.nan) for x in inputs[:5]), state)
-    out, last = run("prefill", poisoned, n_valid)
-    given = jax.tree.map(jnp.asarray, (inputs.tokens, state, np.array(n_valid)))
-    want, want_last = reference.prefill(*given, **OPTIONS)
+    tokens, n_valid = Tokens(q, k, v, g, beta), counts(5, 0, 3)
+    poisoned = Tokens(*(np.where(_valid(x, n_valid), x, np.nan) for x in tokens))
+    out, last = program("prefill", **OPTIONS)(poisoned, state, n_valid)
+    want, want_last = wanted(tokens, state, n_valid)
     assert rms_error(out, np.asarray(want)) < ROUNDING["float32"]
     assert rms_error(last, np.asarray(want_last)) < ROUNDING["float32"]
     np.testing.assert_array_equal(last[1], state[1])
-    _, u = run("verify", poisoned, n_valid)
+    _, u = program("verify", **OPTIONS)(poisoned, state, n_valid)
     assert not u[2, 3:].any()
-    np.testing.assert_array_equal(committed(poisoned, u, n_valid), last)
+    records = gated_delta.Records(poisoned.k, u, poisoned.g)
+    np.testing.assert_array_equal(program("commit", head_map="tiled")(records, state, n_valid), last)
 
 
 @pytest.mark.usefixtures("isa")
@@ -72,15 +81,12 @@ def test_snapshots_are_the_states_of_shorter_prefills_bit_for_bit(n_slots: int, 
     drawn = draw(n_rows=3).first(6)
     inputs = Inputs(*drawn[:2], drawn.v[..., :value_width], *drawn[3:5], drawn.state[..., :value_width])
     slots = np.random.default_rng(5).normal(size=(3, n_slots, *inputs.state.shape[1:])).astype(np.float32)
-    snapshots, prefill, verify = (
-        jax.jit(partial(function, **OPTIONS))
-        for function in (cpu_native.verify_snapshots, cpu_native.prefill, cpu_native.verify)
-    )
+    snapshots, prefill, verify = (program(name, **OPTIONS) for name in ("verify_snapshots", "prefill", "verify"))
     for round_number in range(7):
         n_valid = (np.array([0, 2, 6], np.int32) + round_number) % 7
         slot = (np.arange(3) + round_number) % n_slots
         start = slots[np.arange(3), slot]
-        out, new = map(np.asarray, snapshots(inputs.tokens, slots, slot, n_valid))
+        out, new = snapshots(inputs.tokens, slots, slot, n_valid)
         np.testing.assert_array_equal(out, verify(inputs.tokens, start, n_valid)[0])
         expected = slots.copy()
         for tokens in range(1, 7):
@@ -92,17 +98,16 @@ def test_snapshots_are_the_states_of_shorter_prefills_bit_for_bit(n_slots: int, 
         slots = new
 
 
-def _valid(x: np.ndarray, n_valid: list[int]) -> np.ndarray:
-    return (np.arange(x.shape[1]) < np.array(n_valid)[:, None]).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+def _valid(x: np.ndarray, n_valid: np.ndarray) -> np.ndarray:
+    return (np.arange(x.shape[1]) < n_valid[:, None]).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
 
 def test_the_state_given_stays_as_it_was_where_it_is_needed_again() -> None:
     inputs = draw().first(3)
-    state = jnp.asarray(inputs.state)
-    tokens, counts = inputs.tokens, jnp.array([3, 3], jnp.int32)
-    first, second = jax.jit(lambda state: [cpu_native.prefill(tokens, state, counts, **OPTIONS)[1] for _ in range(2)])(
-        state
-    )
+    state, tokens = jnp.asarray(inputs.state), inputs.tokens
+    first, second = jax.jit(
+        lambda state: [cpu_native.prefill(tokens, state, counts(3, 3), **OPTIONS)[1] for _ in range(2)]
+    )(state)
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(state, inputs.state)
 
@@ -114,7 +119,9 @@ def test_native_prefill_has_the_derivatives_of_the_xla_form() -> None:
         out, state = gated_delta.prefill(*arrays, impl=impl)
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(state))
 
-    got, want = (jax.grad(partial(loss, impl), tuple(range(6)))(*inputs) for impl in ("cpu_native", "xla_recurrent"))
+    got, want = (
+        jax.jit(jax.grad(partial(loss, impl), tuple(range(6))))(*inputs) for impl in ("cpu_native", "xla_recurrent")
+    )
     for a, b in zip(got, want, strict=True):
         assert rms_error(a, np.asarray(b)) < 1e-4
 
