@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiled import decoded, rotated, stored
 from scipy.special import softmax
 
 from pallas_kernels.cache_attention.call import Call
@@ -63,11 +64,6 @@ def integer_error(*types: str) -> float:
     return max({"q": 1e-4, "t": 6e-4}.get(name[0], 0.0) for name in types)
 
 
-decoded = jax.jit(KVStore.values)
-rotated = jax.jit(KVStore.rotated)
-"""What caches hold, in one program and not in one for each operation."""
-
-
 def rounded(x: np.ndarray, name: str | None) -> np.ndarray:
     """Numbers as a type holds them, in float32."""
     return x if name is None else x.astype(jnp.dtype(name)).astype(np.float32)
@@ -117,10 +113,7 @@ class Case:
         """[B, S, G, N] of any values: a ring may have gone round."""
         rng = np.random.default_rng(1)
         shape = (len(self.rows), self.slots, self.kv_heads, self.width)
-        k, v = (
-            jax.jit(partial(KVStore.of, format=name))(rng.normal(size=shape).astype(np.float32))
-            for name in (self.k_type, self.v_type)
-        )
+        k, v = (stored(rng.normal(size=shape).astype(np.float32), name) for name in (self.k_type, self.v_type))
         return k, v
 
     def call(self, caches: tuple[KVStore, KVStore] | None = None) -> Call:

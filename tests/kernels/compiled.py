@@ -6,6 +6,7 @@ Called as they are, every operation of theirs is compiled by itself, which takes
 import jax
 
 from pallas_kernels import matmul
+from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.matmul import planes
 
 dequantize = jax.jit(matmul.dequantize)
@@ -13,3 +14,7 @@ prepare = jax.jit(matmul.prepare)
 pack = jax.jit(planes.pack)
 submatrix = jax.jit(matmul.submatrix)
 take_rows = jax.jit(matmul.take_rows)
+
+stored = jax.jit(KVStore.of, static_argnames="format")
+decoded = jax.jit(KVStore.values)
+rotated = jax.jit(KVStore.rotated)

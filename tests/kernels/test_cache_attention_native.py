@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cache_attention_cases import LONG, SCALE, Case, integer_error
+from compiled import stored
 from tiny_models import relative_rms
 
 from pallas_kernels import native
@@ -20,6 +23,13 @@ from pallas_kernels.native import library
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason() or "")
 B, T, H, G, N, S = 1, 2, 4, 2, 32, 300
 run = partial(attend, scale=N**-0.5, impl="cpu_native")
+reference = jax.jit(partial(attend, impl="reference"), static_argnames="scale")
+
+
+def program(**options: Any) -> Callable[..., np.ndarray]:
+    """Of the test that asks for it: the instruction set is read when a program is traced."""
+    function = jax.jit(partial(run, **options))
+    return lambda *given: np.asarray(function(*given))
 
 
 def draw(*shape: int) -> np.ndarray:
@@ -30,27 +40,27 @@ def draw(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_what_is_broken_and_seen_reaches_the_result_and_nothing_else(broken: float) -> None:
     q, k, v = draw(B, T, H, N), draw(B, S, G, N), draw(B, S, G, N)
-    positions = jnp.asarray([[270, 290]])
-    whole = np.asarray(run(q, KVStore.of(k, "f32"), KVStore.of(v, "f32"), positions))
+    positions = np.array([[270, 290]])
+    whole = np.asarray(run(q, stored(k, "f32"), stored(v, "f32"), positions))
     assert np.isfinite(whole).all()
 
     k_broken = k.copy()
     k_broken[0, 280, 1] = broken * np.sign(q[0, 1, 2])  # only the second row sees it
-    got = np.asarray(run(q, KVStore.of(k_broken, "f32"), KVStore.of(v, "f32"), positions))
+    got = np.asarray(run(q, stored(k_broken, "f32"), stored(v, "f32"), positions))
     assert np.isnan(got[0, 1, 2]).all()
     np.testing.assert_array_equal(got[:, 0], whole[:, 0])
     np.testing.assert_array_equal(got[:, 1, :2], whole[:, 1, :2])
 
     v_broken = v.copy()
     v_broken[0, 280, 1] = broken
-    got = np.asarray(run(q, KVStore.of(k, "f32"), KVStore.of(v_broken, "f32"), positions))
+    got = np.asarray(run(q, stored(k, "f32"), stored(v_broken, "f32"), positions))
     assert not np.isfinite(got[0, 1, 2:]).any()
     np.testing.assert_array_equal(got[:, 0], whole[:, 0])
     np.testing.assert_array_equal(got[:, 1, :2], whole[:, 1, :2])
 
     q_broken = q.copy()
     q_broken[0, 0, 3, 5] = np.nan
-    got = np.asarray(run(q_broken, KVStore.of(k, "f32"), KVStore.of(v, "f32"), positions))
+    got = np.asarray(run(q_broken, stored(k, "f32"), stored(v, "f32"), positions))
     assert np.isnan(got[0, 0, 3]).all()
     np.testing.assert_array_equal(got[0, 0, :3], whole[0, 0, :3])
     np.testing.assert_array_equal(got[0, 1], whole[0, 1])
@@ -60,13 +70,13 @@ def test_what_is_broken_and_seen_reaches_the_result_and_nothing_else(broken: flo
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_does_not_depend_on_the_others(name: str) -> None:
     """Bit for bit: speculation is lossless because verifying a token gives what decoding it alone gives."""
-    case, attend = LONG[name], jax.jit(partial(run, scale=SCALE))
-    whole = np.asarray(attend(case.q, *case.caches, case.rows))
+    case, attend = LONG[name], program(scale=SCALE)
+    whole = attend(case.q, *case.caches, case.rows)
     assert relative_rms(whole, case.want) < max(1e-6, integer_error(name))
     for t in range(4):
         one = slice(t, t + 1)
         np.testing.assert_array_equal(attend(case.q[:, one], *case.caches, case.rows[:, one])[:, 0], whole[:, t])
-    stores = [store.map(lambda part: part[1:2]) for store in case.caches]
+    stores = [store.map(lambda part: np.asarray(part)[1:2]) for store in case.caches]
     np.testing.assert_array_equal(attend(case.q[1:2, 1:3], *stores, case.rows[1:2, 1:3]), whole[1:2, 1:3])
 
 
@@ -78,13 +88,13 @@ def test_a_slot_of_nan_breaks_the_rows_that_see_it_alone(name: str, slots: int, 
     q, k, v = draw(1, 33, 4, 64), draw(1, slots, 2, 64), draw(1, slots, 2, 64)
     positions, bad = np.arange(68, 101), 90
     broken = np.arange(slots)[None, :, None, None] == bad % slots
-    stores, spoilt = ([KVStore.of(np.where(b, np.nan, x), name) for x in (k, v)] for b in (False, broken))
-    attend = jax.jit(partial(run, window=window))
-    want = np.asarray(attend(q, *stores, positions[None]))[0]
+    stores, spoilt = ([stored(np.where(b, np.nan, x), name) for x in (k, v)] for b in (False, broken))
+    attend = program(window=window)
+    want = attend(q, *stores, positions[None])[0]
     sees = (positions - bad) % slots <= np.minimum(positions, (window or slots) - 1)
     assert 0 < sees.sum() < len(sees)
     for given in ((spoilt[0], stores[1]), (stores[0], spoilt[1])):
-        got = np.asarray(attend(q, *given, positions[None]))[0]
+        got = attend(q, *given, positions[None])[0]
         np.testing.assert_array_equal(got[~sees], want[~sees])
         assert np.isnan(got[sees]).all()
 
@@ -95,11 +105,11 @@ def test_a_slot_of_nan_breaks_the_rows_that_see_it_alone(name: str, slots: int, 
 def test_a_scale_of_infinity_breaks_the_rows_that_see_it(name: str, part: str) -> None:
     """As the floats that it stands for: in a sum they meet zeros, and each other with another sign."""
     q, k, v = draw(1, 2, 4, 64), draw(1, 40, 2, 64), draw(1, 40, 2, 64)
-    stores = {"keys": KVStore.of(k, name), "values": KVStore.of(v, name)}
+    stores = {"keys": stored(k, name), "values": stored(v, name)}
     scales = np.array(stores[part].parts["scales"])
     scales[0, 20, 1] = np.inf
-    spoilt = stores | {part: replace(stores[part], parts={**stores[part].parts, "scales": jnp.asarray(scales)})}
-    got, want = (np.asarray(run(q, *each.values(), jnp.asarray([[19, 20]]))) for each in (spoilt, stores))
+    spoilt = stores | {part: replace(stores[part], parts={**stores[part].parts, "scales": scales})}
+    got, want = (np.asarray(run(q, *each.values(), np.array([[19, 20]]))) for each in (spoilt, stores))
     assert np.isnan(got[0, 1, 2:]).all()
     np.testing.assert_array_equal(got[:, 0], want[:, 0])
     np.testing.assert_array_equal(got[:, 1, :2], want[:, 1, :2])
@@ -113,10 +123,8 @@ def test_a_slot_that_takes_most_of_the_attention_leaves_the_others_theirs(name: 
     q, k, v = draw(1, 1, 1, 128), 0.3 * draw(1, 250, 1, 128), draw(1, 250, 1, 128)
     k[0, 0] += q[0, 0] * ahead / (np.sum(q**2) * 128**-0.5)
     v[0, 0] *= 0.01
-    stores = KVStore.of(k, name), KVStore.of(v, name)
-    got, want = (
-        attend(q, *stores, jnp.asarray([[249]]), scale=128**-0.5, impl=impl) for impl in ("cpu_native", "reference")
-    )
+    given, scale = (q, stored(k, name), stored(v, name), np.array([[249]])), 128**-0.5
+    got, want = run(*given, scale=scale), reference(*given, scale=scale)
     assert relative_rms(got, want) < integer_error(name)
 
 
@@ -127,9 +135,9 @@ def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length:
     q, k, v = draw(2, rows, 8, 64), draw(2, length, 2, 64), draw(2, length, 2, 64)
     positions = np.stack([np.arange(rows), np.arange(length - rows, length)])
     positions[1, -3:] = -1  # padding
-    attend = jax.jit(partial(run, window=window))
-    stores = KVStore.of(k, name), KVStore.of(v, name)
-    whole = np.asarray(attend(q, *stores, positions))
+    attend = program(window=window)
+    stores = stored(k, name), stored(v, name)
+    whole = attend(q, *stores, positions)
     for t in (0, 15, 16, 33, rows - 1):
         one = slice(t, t + 1)
         np.testing.assert_array_equal(attend(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
@@ -143,9 +151,9 @@ def test_rows_that_fill_tiles_in_part_have_the_bits_of_rows_alone(name: str, row
     q, k, v = draw(1, rows, 6, 128), draw(1, 600, 2, 128), draw(1, 600, 2, 128)
     q[0, 0, 1, 3], v[0, 400] = np.inf, 0.0
     positions = np.arange(560, 560 + 5 * rows, 5)[None]
-    stores = KVStore.of(k, name), KVStore.of(v, name)
-    attend = jax.jit(partial(run, window=512))
-    whole = np.asarray(attend(q, *stores, positions))
+    stores = stored(k, name), stored(v, name)
+    attend = program(window=512)
+    whole = attend(q, *stores, positions)
     assert np.isnan(whole[0, 0, 1]).all()
     assert np.isfinite(np.delete(whole.reshape(rows * 6, 128), 1, axis=0)).all()
     for t in range(rows):
@@ -161,7 +169,7 @@ def test_native_attention_has_the_derivatives_of_the_xla_form() -> None:
         return jnp.sum(jnp.sin(run(q, k, SHORT.caches[1], SHORT.rows, scale=SCALE, impl=impl)))
 
     q, k = jnp.asarray(SHORT.q), SHORT.caches[0]
-    got, want = (jax.grad(loss, (0, 1))(q, k, impl) for impl in ("cpu_native", "xla_floats"))
+    got, want = (jax.jit(jax.grad(partial(loss, impl=impl), (0, 1)))(q, k) for impl in ("cpu_native", "xla_floats"))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert relative_rms(a, b) < 1e-5
 
@@ -177,12 +185,13 @@ def test_programs_for_other_platforms_do_without_native_kernels() -> None:
 def test_rows_that_see_many_chunks_change_nothing_for_one_that_sees_few(name: str) -> None:
     """For many chunks queries are prepared once, and what comes next is asked for in another way."""
     q, k, v = draw(1, 4, 8, 64), draw(1, 2560, 2, 64), draw(1, 2560, 2, 64)
-    positions, stores = np.asarray([[100, 700, 2100, 2559]]), (KVStore.of(k, name), KVStore.of(v, name))
-    whole = np.asarray(run(q, *stores, positions))
+    positions, stores = np.asarray([[100, 700, 2100, 2559]]), (stored(k, name), stored(v, name))
+    attend = program()
+    whole = attend(q, *stores, positions)
     for t in range(4):
         one = slice(t, t + 1)
-        np.testing.assert_array_equal(run(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
-    want = attend(q, *stores, positions, scale=N**-0.5, impl="reference")
+        np.testing.assert_array_equal(attend(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
+    want = reference(q, *stores, positions, scale=N**-0.5)
     assert relative_rms(whole, want) < max(1e-6, integer_error(name))
 
 
@@ -196,7 +205,7 @@ def test_tiles_give_the_bits_of_vectors(
     """Queries share a KV head. Few of them are columns of tiles, more are rows; `slots` fill no whole tile."""
     q, k, v = draw(1, tokens, 2 * queries, 128), draw(1, slots - 4, 2, 128), draw(1, slots - 4, 2, 128)
     q[0, 0, 0, 5] = np.nan
-    stores, positions = (KVStore.of(k, name), KVStore.of(v, name)), np.arange(slots - tokens, slots)[None] - 5
+    stores, positions = (stored(k, name), stored(v, name)), np.arange(slots - tokens, slots)[None] - 5
     results = []
     for isa in ("amx", "avx512vnni"):
         monkeypatch.setenv(library.ISA_VARIABLE, isa)
