@@ -22,12 +22,12 @@ OFF = {"a8": 8e-3, "a16": 5e-5}
 
 def matrix(name: str, rows: int = N, seed: int = 0) -> tuple[QTensor, QTensor]:
     """The same values as blocks and as panels; three steps of the kernel, the last one of another length."""
-    blocks = from_blocks(jnp.asarray(random_blocks(name, rows, 768 // FORMATS[name].values - 1, seed)), name)
+    blocks = from_blocks(random_blocks(name, rows, 768 // FORMATS[name].values - 1, seed), name)
     return blocks, prepare(blocks)
 
 
-def activations(rows: int, width: int, seed: int = 1) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=(rows, width)), jnp.float32)
+def activations(rows: int, width: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
 
 
 def rounded(x: np.ndarray, act: str) -> np.ndarray:
@@ -35,6 +35,9 @@ def rounded(x: np.ndarray, act: str) -> np.ndarray:
     groups = x.reshape(len(x), -1, reference.GROUP)
     scale = np.abs(groups).max(-1, keepdims=True) / np.float32(reference.LARGEST[act])
     return (np.rint(groups / scale) * scale).reshape(x.shape)
+
+
+law = jax.jit(reference.quant_matmul, static_argnames="act")
 
 
 def off_by(got: jax.Array, expected: np.ndarray) -> float:
@@ -48,13 +51,13 @@ def test_products_keep_the_law_and_rows_do_not_see_each_other(name: str, act: st
     blocks, panels = matrix(name)
     x = activations(ROWS, blocks.width)
     few = jax.jit(lambda x, w: [quant_matmul(x[:m], w, act=act, impl="cpu_native") for m in range(1, ROWS + 1)])
-    *fewer, whole = few(x, panels)
+    *fewer, whole = map(np.asarray, few(x, panels))
     values = np.asarray(dequantize(blocks), np.float64)
     if name.startswith("TQ"):  # rotated activations are rounded, by as much as others
-        assert off_by(whole, np.asarray(x, np.float64) @ values.T) <= OFF[act]
+        assert off_by(whole, x.astype(np.float64) @ values.T) <= OFF[act]
     else:
-        assert off_by(whole, rounded(np.asarray(x), act).astype(np.float64) @ values.T) <= 1e-6
-        assert off_by(whole, reference.quant_matmul(x, blocks, act)) <= 5e-6
+        assert off_by(whole, rounded(x, act).astype(np.float64) @ values.T) <= 1e-6
+        assert off_by(whole, law(x, blocks, act)) <= 5e-6
     for product in fewer:
         np.testing.assert_array_equal(product, whole[: len(product)])
     alone = jax.jit(lambda x, w: quant_matmul(x, w, act=act, impl="cpu_native"))
@@ -68,7 +71,7 @@ def test_many_rows_are_worked_on_in_slabs(name: str, act: str) -> None:
     """Slabs of 64, and with AMX in tiles of 16 of which the last one is not full."""
     _, panels = matrix(name)
     x = activations(131, panels.width)
-    whole = quant_matmul(x, panels, act=act, impl="cpu_native")
+    whole = np.asarray(quant_matmul(x, panels, act=act, impl="cpu_native"))
     for rows in (slice(14, 17), slice(63, 66), slice(128, 131)):
         np.testing.assert_array_equal(quant_matmul(x[rows], panels, act=act, impl="cpu_native"), whole[rows])
     np.testing.assert_array_equal(quant_matmul(x[:90], panels, act=act, impl="cpu_native"), whole[:90])
@@ -80,30 +83,32 @@ def test_many_rows_are_worked_on_in_slabs(name: str, act: str) -> None:
 @pytest.mark.parametrize("act", ["a8", "a16"])
 def test_zeros_denormals_huge_and_broken_values(name: str, act: str) -> None:
     blocks, panels = matrix(name)
-    normal = np.asarray(activations(1, blocks.width))[0]
+    normal = activations(1, blocks.width)[0]
     broken = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
     x = np.stack([0 * normal, normal * 1e-41, normal * 1e34, normal, *(normal for _ in broken)]).astype(np.float32)
     x[4:, 40] = list(broken.values())
-    got = np.asarray(quant_matmul(jnp.asarray(x), panels, act=act, impl="cpu_native"))
-    many = quant_matmul(jnp.asarray(np.tile(x, (3, 1))), panels, act=act, impl="cpu_native")
+    got = np.asarray(quant_matmul(x, panels, act=act, impl="cpu_native"))
+    many = quant_matmul(np.tile(x, (3, 1)), panels, act=act, impl="cpu_native")
     np.testing.assert_array_equal(many, np.tile(got, (3, 1)))
     assert not got[0].any()
     assert np.abs(got[1]).max() < 1e-30
     exact = np.asarray(dequantize(blocks), np.float64) @ x[2].astype(np.float64)
     assert off_by(got[2], exact) <= 2 * OFF[act]
-    np.testing.assert_array_equal(got[3], quant_matmul(jnp.asarray(normal[None]), panels, act=act)[0])
+    np.testing.assert_array_equal(got[3], np.asarray(quant_matmul(normal[None], panels, act=act))[0])
     assert np.isnan(got[4:]).all()
 
 
 @pytest.mark.parametrize("rows", [2, 14])  # the latter by tiles, where there are any
 @pytest.mark.parametrize("impl", ["cpu_native", "xla_dequant"])
 def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str, rows: int) -> None:
-    stack = prepare(from_blocks(jnp.stack([matrix("Q4_K", seed=seed)[0].parts["blocks"] for seed in range(3)]), "Q4_K"))
-    x = activations(5 * rows, stack.width).reshape(5, rows, -1).at[3].set(jnp.nan)  # which nobody reads
-    index = jnp.array([2, 0, 0, -1, 7])
-    got = jax.jit(lambda x, w, i: quant_matmul(x, w, index=i, impl=impl))(x, stack, index)
+    stack = prepare(from_blocks(np.stack([matrix("Q4_K", seed=seed)[0].parts["blocks"] for seed in range(3)]), "Q4_K"))
+    x = activations(5 * rows, stack.width).reshape(5, rows, -1)
+    x[3] = np.nan  # which nobody reads
+    index = np.array([2, 0, 0, -1, 7])
+    got = np.asarray(jax.jit(lambda x, w, i: quant_matmul(x, w, index=i, impl=impl))(x, stack, index))
+    alone = jax.jit(lambda x, w, i: quant_matmul(x, w[i], impl=impl))
     for block, number in enumerate([2, 0, 0, None, 2]):
-        expected = jnp.zeros((rows, N)) if number is None else quant_matmul(x[block], stack[number], impl=impl)
+        expected = np.zeros((rows, N)) if number is None else alone(x[block], stack, number)
         np.testing.assert_allclose(got[block], expected, rtol=0 if impl == "cpu_native" else 1e-4, atol=1e-4)
 
 
@@ -112,28 +117,28 @@ def test_programs_may_batch_and_cast() -> None:
     x = activations(6, panels.width).reshape(3, 2, -1)
     whole = quant_matmul(x, panels, impl="cpu_native")
     np.testing.assert_array_equal(jax.jit(jax.vmap(lambda x: quant_matmul(x, panels, impl="cpu_native")))(x), whole)
-    half = quant_matmul(x.astype(jnp.bfloat16), panels, impl="cpu_native")
+    half = quant_matmul(jnp.asarray(x, jnp.bfloat16), panels, impl="cpu_native")
     assert half.dtype == jnp.bfloat16
     assert off_by(half, np.asarray(whole, np.float64)) < 1e-2
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_panels_hold_the_values_of_blocks_in_as_many_bytes(name: str) -> None:
-    stack = from_blocks(jnp.stack([matrix(name, 48, seed)[0].parts["blocks"] for seed in range(2)]), name)
+    stack = from_blocks(np.stack([matrix(name, 48, seed)[0].parts["blocks"] for seed in range(2)]), name)
     panels = prepare(stack)
     assert panels.shape == stack.shape
     assert panels.nbytes <= 1.05 * stack.nbytes
     np.testing.assert_array_equal(dequantize(panels), dequantize(stack))
     blocks, odd = matrix(name)
-    rows = jnp.array([[0, 17, 36], [15, 99, 16]])
+    rows = np.array([[0, 17, 36], [15, 99, 16]])
     np.testing.assert_array_equal(take_rows(odd, rows), take_rows(blocks, rows))
-    some = jnp.array([3, 36, 17, 0, 5, 31, 16, 15, 32, 99, 1, 2, 4, 6, 7, 8, 9])  # two panels, the second not full
+    some = np.array([3, 36, 17, 0, 5, 31, 16, 15, 32, 99, 1, 2, 4, 6, 7, 8, 9])  # two panels, the second not full
     kept = submatrix(odd, some)
     assert (kept.shape, kept.layout) == ((17, odd.width), odd.layout)
     np.testing.assert_array_equal(dequantize(kept), take_rows(blocks, some))
     x = activations(2, odd.width)
-    whole, part = (quant_matmul(x, weight, impl="cpu_native") for weight in (odd, kept))
-    np.testing.assert_array_equal(part, whole[:, jnp.minimum(some, 36)])
+    whole, part = (np.asarray(quant_matmul(x, weight, impl="cpu_native")) for weight in (odd, kept))
+    np.testing.assert_array_equal(part, whole[:, np.minimum(some, 36)])
     np.testing.assert_array_equal(dequantize(odd), dequantize(blocks))
 
 
