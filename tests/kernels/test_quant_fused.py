@@ -31,11 +31,11 @@ def blocks(name: str, *shape: int, seed: int = 0) -> QTensor:
     *stack, rows, width = shape
     count = width // FORMATS[name].values
     data = [random_blocks(name, rows, count, seed + i) for i in range(int(np.prod(stack, initial=1)))]
-    return from_blocks(jnp.asarray(np.stack(data).reshape(*stack, rows, -1)), name)
+    return from_blocks(np.stack(data).reshape(*stack, rows, -1), name)
 
 
-def draw(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
 @pytest.mark.usefixtures("isa")
@@ -48,6 +48,9 @@ def test_products_of_one_call_are_those_of_several(rows: int, act: str) -> None:
     together = jax.jit(partial(quant_matmuls, act=act))(x, weights)
     for got, weight in zip(together, weights, strict=True):
         np.testing.assert_array_equal(got, jax.jit(partial(quant_matmul, act=act))(x, weight))
+
+
+swiglu_of_floats = jax.jit(partial(quant_swiglu, impl="xla_dequant"), static_argnames="limit")
 
 
 def exact_swiglu(x: np.ndarray, gate: QTensor, up: QTensor, down: QTensor, limit: float) -> np.ndarray:
@@ -69,20 +72,21 @@ def test_swiglu_is_its_definition_and_rows_do_not_see_each_other(names: tuple[st
     x = draw(70, K) / (values * K**0.5)  # gates of ordinary size
     run = jax.jit(partial(quant_swiglu, limit=limit, act="a16"))
     got = np.asarray(run(x, *weights))
-    expected = exact_swiglu(np.asarray(x, np.float64), *of_file, limit)
+    expected = exact_swiglu(x.astype(np.float64), *of_file, limit)
     assert np.linalg.norm(got - expected) <= 2e-4 * np.linalg.norm(expected)
     np.testing.assert_array_equal(run(x[3:4], *weights), got[3:4])
-    elsewhere = quant_swiglu(x, *of_file, limit=limit, impl="xla_dequant")
+    elsewhere = swiglu_of_floats(x, *of_file, limit=limit)
     assert np.linalg.norm(elsewhere - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("rows", [2, 14])  # the latter by tiles, where there are any
 def test_blocks_meet_the_experts_that_an_index_names(rows: int) -> None:
     stacks = [prepare(blocks("Q8_0", 3, *shape)) for shape in ((F, K), (F, K), (N, F))]
-    x, index = draw(4, rows, K), jnp.asarray([2, -1, 0, 7])
-    got = quant_swiglu(x, *stacks, index=index)
+    x, index = draw(4, rows, K), np.asarray([2, -1, 0, 7])
+    got = np.asarray(quant_swiglu(x, *stacks, index=index))
+    run = jax.jit(lambda x, stacks, expert: quant_swiglu(x, *(stack[expert] for stack in stacks)))
     for row, expert in enumerate([2, None, 0, 2]):
-        alone = 0 if expert is None else quant_swiglu(x[row], *(stack[expert] for stack in stacks))
+        alone = 0 if expert is None else run(x[row], stacks, expert)
         np.testing.assert_array_equal(got[row], np.broadcast_to(alone, (rows, N)))
 
 
@@ -100,7 +104,7 @@ def test_arguments_that_do_not_fit_are_named(impl: str) -> None:
     shapes = {"gate": (F, K), "up": (F, K), "down": (N, F)}
     one = {name: prepare(blocks("Q8_0", *shape)) for name, shape in shapes.items()}
     three = {name: prepare(blocks("Q8_0", 3, *shape)) for name, shape in shapes.items()}
-    two, index = prepare(blocks("Q8_0", 2, N, F)), jnp.zeros(4, jnp.int32)
+    two, index = prepare(blocks("Q8_0", 2, N, F)), np.zeros(4, np.int32)
     x, short, of_blocks = draw(2, K), draw(2, K - 32), draw(4, 2, K)
     swiglu, several = partial(quant_swiglu, impl=impl), partial(quant_matmuls, impl=impl)
 
@@ -122,13 +126,13 @@ def test_arguments_that_do_not_fit_are_named(impl: str) -> None:
     refused(r"got x \(2, 256\), weights\[1\] \(3, 512, 256\)", several, x, [one["up"], three["up"]])
     refused(r"stacks of as many of each; got .*\(2, 37, 512\)", swiglu, of_blocks, **three | {"down": two}, index=index)
     refused(r"got index \(3,\), x \(4, 2, 256\), gate \(3, 512, 256\)", swiglu, of_blocks, **three, index=index[1:])
-    refused("index is float32; accepted: integers", swiglu, of_blocks, **three, index=index.astype(jnp.float32))
+    refused("index is float32; accepted: integers", swiglu, of_blocks, **three, index=index.astype(np.float32))
     refused("quant_swiglu: act is 'a4'; accepted: a8, a16", swiglu, x, **one, act="a4")
     refused("quant_matmuls: act is 'a4'; accepted: a8, a16", several, x, [one["gate"], one["up"]], act="a4")
-    refused("x is int32; accepted: floats", several, x.astype(jnp.int32), [one["gate"], one["up"]])
+    refused("x is int32; accepted: floats", several, x.astype(np.int32), [one["gate"], one["up"]])
     refused("limit is -1.0; accepted: numbers above 0, or 0 for none", swiglu, x, **one, limit=-1.0)
     refused(r"one matrix \[N, K\]; got a stack \(3, 512, 256\)", take_rows, three["up"], index)
-    refused("not empty; got uint8", from_blocks, jnp.zeros((0, 34), jnp.uint8), "Q8_0")
+    refused("not empty; got uint8", from_blocks, np.zeros((0, 34), np.uint8), "Q8_0")
 
 
 @pytest.mark.parametrize("index", [None, np.array([1, -1, 0])])
