@@ -62,20 +62,27 @@ def draw(profile: str = "model", dtype: str = "float32", n_rows: int = B, n_toke
         g = g * 200
     if profile == "repeating":
         k, g, beta = np.broadcast_to(k[:, :1], k.shape), g * 1e-3, beta * 0.05 + 0.95
-    inputs = (np.asarray(jnp.asarray(x, dtype)) for x in (q, k, v))
+    inputs = (x.astype(jnp.dtype(dtype)) for x in (q, k, v))
     scalars = (x.astype(np.float32) for x in (g, beta, normal(n_rows, HV, DK, DV)))
     return Inputs(*inputs, *scalars)
 
 
+step = jax.jit(functools.partial(reference.recurrence, scale=DK**-0.5), static_argnames="head_map")
+
+
 @functools.cache
 def law(profile: str = "model", dtype: str = "float32", head_map: str = "tiled", n_rows: int = B) -> Law:
-    """Of LONGEST tokens; the recurrence is causal, so a shorter call has a prefix of it."""
-    inputs = draw(profile, dtype, n_rows)
+    """Of LONGEST tokens, one after the other; the recurrence is causal, so a shorter call has a prefix of it."""
+    inputs = Inputs(*(x.astype(np.float64) for x in draw(profile, dtype, n_rows)))
+    outs, us, states = [], [], [inputs.state]
     with jax.enable_x64(True):
-        inputs = Inputs(*(jnp.asarray(x, jnp.float64) for x in inputs))
-        n_valid = jnp.full((n_rows,), LONGEST)
-        out, u, states = reference.recurrence(inputs.tokens, inputs.state, n_valid, head_map=head_map, scale=DK**-0.5)
-        return Law(np.asarray(out), np.asarray(u), [np.asarray(s) for s in states])
+        for t in range(LONGEST):
+            one = Tokens(*(x[:, t : t + 1] for x in inputs.tokens))
+            out, u, (state,) = jax.tree.map(np.asarray, step(one, states[-1], np.ones(n_rows, int), head_map=head_map))
+            outs.append(out)
+            us.append(u)
+            states.append(state)
+    return Law(np.concatenate(outs, axis=1), np.concatenate(us, axis=1), states[1:])
 
 
 def rms_error(got: jax.Array, expected: np.ndarray) -> float:
