@@ -29,8 +29,10 @@ BYTE_OFFSET = 128
 """Of the bytes that a codebook's entries become."""
 TABLE = 16
 """Entries of a look-up of the attention kernels; shorter tables are repeated."""
-TABLE_LEVELS = 2**13 - 1
+TABLE_LEVELS = 2**12 - 1
 """The integer that the largest of a table's centroids becomes there."""
+WIDE = 256
+"""A width of vectors whose groups are as large as they get."""
 
 
 def headers() -> dict[Path, str]:
@@ -101,19 +103,21 @@ def _kv_type(kind: KVFormat) -> str:
     if not kind.quantized:
         name = {"f32": "kF32", "f16": "kF16", "bf16": "kBf16"}[kind.name]
         return f'{{"{kind.name}", KvKind::{name}, {kind.bits}}}'
+    group = kind.group(WIDE)
     if kind.bits == 8:
-        return f'{{"{kind.name}", KvKind::kBytes, 8, 1.0f, false, {_levels(128)}}}'
+        return f'{{"{kind.name}", KvKind::kBytes, 8, 1.0f, false, {_levels(128, group)}, {_levels(128)}}}'
     values = np.asarray(kind.unscaled(jnp.arange(1 << kind.bits), 1))
     by_variance = np.any(values != np.asarray(kind.unscaled(jnp.arange(1 << kind.bits), 4)))
     unit = np.abs(values).max() / TABLE_LEVELS if by_variance else 1.0
     table = np.rint(np.resize(values, TABLE) / unit).astype(int)
-    meaning = f"{_float(unit)}, {str(by_variance).lower()}, {_levels(np.abs(table).max())}"
+    largest = np.abs(table).max()
+    meaning = f"{_float(unit)}, {str(by_variance).lower()}, {_levels(largest, group)}, {_levels(largest)}"
     return f'{{"{kind.name}", KvKind::kTable, {kind.bits}, {meaning}, {_braced(table)}}}'
 
 
-def _levels(largest: int) -> int:
-    """The largest integer of 16 bits of which the attention kernels may add 32 products with codes in 32 bits."""
-    return min(2**15 - 1, (2**31 - 1) // (32 * int(largest)))
+def _levels(largest: int, products: int = 32) -> int:
+    """The largest integer of 16 bits of which so many products with codes can be added in 32 bits."""
+    return min(2**15 - 1, (2**31 - 1) // (products * int(largest)))
 
 
 def _float(value: float) -> str:

@@ -144,7 +144,7 @@ def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length:
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "turbo3"])
 @pytest.mark.parametrize("rows", [3, 5, 7])
 def test_rows_that_fill_tiles_in_part_have_the_bits_of_rows_alone(name: str, rows: int) -> None:
     """On processors with AMX more than eight rows are multiplied by tiles of 16, which these fill in part."""
@@ -195,15 +195,18 @@ def test_rows_that_see_many_chunks_change_nothing_for_one_that_sees_few(name: st
     assert relative_rms(whole, want) < max(1e-6, integer_error(name))
 
 
+TILED = [(name, 128, queries) for name in ("q8_0", "q4_0") for queries in (1, 3, 4, 6, 8)]
+TILED += [("turbo2", 256, 6), ("turbo3", 128, 4), ("turbo3", 256, 8), ("turbo3", 384, 3), ("turbo4", 128, 8)]
+
+
 @pytest.mark.skipif("amx" not in native.instruction_sets(), reason="AMX does not work here")
-@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("queries", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize(("name", "width", "queries"), TILED)
 @pytest.mark.parametrize(("tokens", "slots", "window"), [(1, 300, None), (2, 2560, None), (5, 600, 90)])
 def test_tiles_give_the_bits_of_vectors(
-    name: str, queries: int, tokens: int, slots: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    name: str, width: int, queries: int, tokens: int, slots: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Queries share a KV head. Few of them are columns of tiles, more are rows; `slots` fill no whole tile."""
-    q, k, v = draw(1, tokens, 2 * queries, 128), draw(1, slots - 4, 2, 128), draw(1, slots - 4, 2, 128)
+    q, k, v = draw(1, tokens, 2 * queries, width), draw(1, slots - 4, 2, width), draw(1, slots - 4, 2, width)
     q[0, 0, 0, 5] = np.nan
     stores, positions = (stored(k, name), stored(v, name)), np.arange(slots - tokens, slots)[None] - 5
     results = []
@@ -214,5 +217,5 @@ def test_tiles_give_the_bits_of_vectors(
         results.append(np.asarray(program.compile()(q, *stores, positions)))
     amx, vectors = results
     assert np.isnan(amx[0, 0, 0]).all()
-    assert np.isfinite(amx).sum() == amx.size - 128
+    assert np.isfinite(amx).sum() == amx.size - width
     np.testing.assert_array_equal(amx, vectors)

@@ -1,8 +1,9 @@
 // x86-64 with AVX-512 and AMX, which multiplies bytes of 16 rows with those of 16 slots, or of 16 columns, at a time.
 //
 // Queries and weights are the integers of 16 bits that vectors multiply, here as a lower byte without a sign and an
-// upper one. Their products are formed in tiles, stored, and put together by vectors: the sums are the same integers,
-// scaled in the same order, so a row has the bits that vectors give it (but for signs of zeros, which merging drops).
+// upper one, and so are the integers of the turbo types. Their products are formed in tiles, stored, and put together by
+// vectors: the sums are the same integers, scaled in the same order, so a row has the bits that vectors give it (but for
+// signs of zeros, which merging drops).
 #include <algorithm>
 
 #include "attention/avx512vnni.h"
@@ -20,18 +21,14 @@ struct ByTiles {
 
   // What AddByTiles needs, which is more than others do.
   static constexpr int64_t Floats(int64_t k_width, int64_t v_width) {
-    return 81 * std::max(k_width, v_width) + 14 * kChunk;
+    return 146 * std::max(k_width, v_width) + 14 * kChunk;
   }
   static constexpr int64_t PreparedFloats(int64_t rows, int64_t k_width) {
     return WholeTiles(rows) * (k_width / 2 + 1);
   }
 
-  // Whether vectors have whole pairs of steps, and their integers a byte each.
   static bool Fit(const KvArray& array) {
-    const auto& table = array.type->table;
-    return array.width % (2 * kStep) == 0 && array.group == kStep &&
-           (array.type->kind == KvKind::kBytes ||
-            (array.type->bits == 4 && std::all_of(table, table + 16, [](int16_t x) { return x == int8_t(x); })));
+    return OneByte(array) ? array.group == kStep && array.width % (2 * kStep) == 0 : array.group == kGroup;
   }
   static bool KeysFit(const ChunkTask& task) { return task.rows() >= kFewestQueries && Fit(task.k); }
   static void Prepare(const ChunkTask& task, float* out) {

@@ -1,7 +1,7 @@
 // Scores by tiles of AMX. See amx_products.h for the anonymous namespace.
 //
 // Of a few queries: a row of a tile is the key of a slot, as it stands in the cache, and a column is a query. Of many:
-// a row is a query, and keys are put in columns once for all of them.
+// a row is a query, and keys are put in columns once for all of them. Keys of two bytes are rows for any number.
 #ifndef SPECJAX_ATTENTION_AMX_KEYS_H_
 #define SPECJAX_ATTENTION_AMX_KEYS_H_
 
@@ -10,26 +10,38 @@
 #include <cstring>
 
 #include "attention/amx_products.h"
+#include "attention/amx_two_bytes.h"
 
 namespace specjax {
 namespace {
 
 constexpr int64_t kFewestQueries = 4;  // fewer are left to vectors
 
-// A query as integers, kRowsBytes from a step to the next. Returns what one is worth, NaN if a value is not finite.
-float SplitQuery(const float* q, int64_t width, int32_t levels, uint8_t* out) {
+// Where the bytes of a query stand: the lower ones of `values` values in a row, the upper ones `upper` bytes behind.
+struct QueryPlaces {
+  int64_t values, upper;
+
+  explicit QueryPlaces(const KvArray& array)
+      : values(OneByte(array) ? kStep : kRowBytes), upper(OneByte(array) ? kStep : kRowsBytes) {}
+  int64_t Of(int64_t value) const { return value / values * (values * 2 * kTileRows) + value % values; }
+};
+
+// A query as integers. Returns what one is worth, NaN if a value is not finite.
+float SplitQuery(const float* q, int64_t width, int32_t levels, const QueryPlaces& places, uint8_t* out) {
   const float largest = Largest<Avx512>(q, width);
   const __m512 inverse = _mm512_set1_ps(Inverse(largest, levels));
   const __m512i halves =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  for (int64_t n = 0; n < width; n += kStep, out += kRowsBytes) {
+  for (int64_t n = 0; n < width; n += kStep) {
     alignas(64) int16_t shorts[kStep] = {};
     if (largest > 0)
       for (int64_t i = 0; i < kStep; i += Avx512::kLanes)
         Avx512::StoreShorts(shorts + i, Avx512::ToInts(Avx512::Multiply(Avx512::Load(q + n + i), inverse)));
     const __m512i bytes = _mm512_shuffle_epi8(_mm512_load_si512(shorts), halves);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi64(order, bytes));
+    const __m512i both = _mm512_permutexvar_epi64(order, bytes);
+    Avx512::Store32(out + places.Of(n), _mm512_castsi512_si256(both));
+    Avx512::Store32(out + places.Of(n) + places.upper, _mm512_extracti64x4_epi64(both, 1));
   }
   return largest / levels;
 }
@@ -38,18 +50,20 @@ inline constexpr int64_t WholeTiles(int64_t rows) { return (rows + kTileRows - 1
 
 inline bool Few(const ChunkTask& task) { return task.rows() <= kTileRows; }
 
-// All queries as integers, in whole tiles: for 16 of them and a step kRowsBytes, as rows of a tile or, of a few
-// queries, as columns. Then comes what one of the integers is worth, for each query.
+// All queries as integers, in whole tiles: for 16 of them and a step kRowsBytes, as rows of a tile or as columns. Then
+// comes what one of the integers is worth, for each query.
 void SplitQueries(const ChunkTask& task, float* out) {
   const KvArray& array = task.k;
   const float unit = task.scale * Unit<Avx512>(array);
   auto* const bytes = reinterpret_cast<uint8_t*>(out);
   const int64_t tile_bytes = kTileRows * 2 * array.width, all_bytes = WholeTiles(task.rows()) * 2 * array.width;
+  const QueryPlaces places(array);
   float* const worth = reinterpret_cast<float*>(bytes + all_bytes);
   for (int64_t m = 0; m < task.rows(); ++m)
-    worth[m] = unit * SplitQuery(task.query(m), array.width, array.type->levels,
+    worth[m] = unit * SplitQuery(task.query(m), array.width, array.type->query_levels, places,
                                  bytes + m / kTileRows * tile_bytes + m % kTileRows * kRowBytes);
-  for (int64_t at = 0; Few(task) && at < all_bytes; at += kRowsBytes) {
+  const bool in_columns = Few(task) || !OneByte(array);
+  for (int64_t at = 0; in_columns && at < all_bytes; at += kRowsBytes) {
     const void* of_step[kTileRows];
     for (int64_t r = 0; r < kTileRows; ++r) of_step[r] = bytes + at + r * kRowBytes;
     __m512i columns[kTileRows];
@@ -62,8 +76,8 @@ void SplitQueries(const ChunkTask& task, float* out) {
 struct KeyMemory {
   const uint8_t* queries;  // see SplitQueries
   const float* worth;      // [rows]
-  uint8_t* columns;        // of keys: [steps, kCacheBytes]
-  uint8_t* spread;         // [kTile, width]
+  uint8_t* columns;        // of keys: [steps, kCacheBytes], or the lower bytes of [kTile, width]
+  uint8_t* spread;         // [kTile, width], or the upper bytes of it
   float* scales;           // [groups, kTile], and room for one group more
   float* zeros;            // [width / 4]
 
@@ -130,17 +144,17 @@ inline void ScoreFew(const KeyMemory& memory, const KvArray& array, const uint8_
     const uint8_t* const queries = memory.queries + step * kRowsBytes;
     LoadTile<kOfKeys + turn>(keys + step * kStep, stride);
     LoadTile<kOfQueries>(queries, kTileRowBytes);
-    ClearTile<kLower<turn>>();
-    MultiplyTiles<kLower<turn>, kOfKeys + turn, true, kOfQueries, false>();
+    ClearTile<kSum<2, turn, 0>>();
+    MultiplyTiles<kSum<2, turn, 0>, kOfKeys + turn, true, kOfQueries, false>();
     LoadTile<kOfQueries + 1>(queries + kRowsBytes / 2, kTileRowBytes);
-    ClearTile<kUpper<turn>>();
-    MultiplyTiles<kUpper<turn>, kOfKeys + turn, true, kOfQueries + 1, true>();
+    ClearTile<kSum<2, turn, 1>>();
+    MultiplyTiles<kSum<2, turn, 1>, kOfKeys + turn, true, kOfQueries + 1, true>();
     ask(step);
   };
-  SumSteps<4 * Q>(array.groups, form, [&](const Products& products, int64_t step) __attribute__((always_inline)) {
+  SumSteps<2, 4 * Q>(array.groups, form, [&](const Products<2>& products, int64_t step) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < Q; ++i)
-      total[i] = _mm512_fmadd_ps(SumsOf(products, i), ScalesOf<Q>(memory.scales + step * kTile, i), total[i]);
+      total[i] = _mm512_fmadd_ps(SumsOf<2>(products, i), ScalesOf<Q>(memory.scales + step * kTile, i), total[i]);
   });
   Turn<Q>(total);
 #pragma GCC unroll 16
@@ -221,8 +235,60 @@ void ScoreManyByTiles(const ChunkTask& task, float* scores) {
   });
 }
 
+// Scores of a tile of slots for Q queries from query m on, of keys of two bytes.
+template <int Q>
+inline void ScoreTwoBytes(const KeyMemory& memory, const KvArray& array, int64_t m, int64_t rows, float* scores) {
+  const int64_t width = array.width;
+  const uint8_t* const queries = memory.queries + m * 2 * width;
+  __m512 total[Q];
+#pragma GCC unroll 16
+  for (int i = 0; i < Q; ++i) total[i] = _mm512_setzero_ps();
+  const auto form = [&](auto turn, int64_t group) __attribute__((always_inline)) {
+    ClearSums<turn>();
+#pragma GCC unroll 2
+    for (int64_t n = group * kGroup; n < (group + 1) * kGroup; n += kRowBytes) {
+      const uint8_t* const of_values = queries + n / kRowBytes * 2 * kRowsBytes;
+      MultiplyTwoBytes<turn>(memory.columns + n, memory.spread + n, width, of_values, of_values + kRowsBytes);
+    }
+  };
+  const auto add = [&](const Products<3>& products, int64_t group) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < Q; ++i)
+      total[i] = _mm512_fmadd_ps(SumsOf<3>(products, i), ScalesOf<Q>(memory.scales + group * kTile, i), total[i]);
+  };
+  SumSteps<3, 4 * Q>(array.groups, form, add);
+  Turn<Q>(total);
+#pragma GCC unroll 16
+  for (int r = 0; r < Q; ++r)
+    if (m + r < rows)
+      _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(memory.worth[m + r])));
+}
+
+void ScoreTwoBytesByTiles(const ChunkTask& task, float* scores) {
+  const KvArray& array = task.k;
+  const int64_t rows = task.rows();
+  const KeyMemory memory(task);
+  const Avx512::ByteTable table = Avx512::LoadByteTable(array.type->table);
+  WithQueries(rows, [&](auto Q) {
+    const TilesInUse in_use(ConfigOfTwoBytes(kRowBytes, Q));
+    ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
+      const Places<kTile> places(task, array, slot, mask, memory.zeros);
+      ReadScales<Avx512, kTile>(places, array.groups, memory.scales);
+      WithAhead<kTile>(task, array, slot, [&](const auto& ahead) {
+        ForCodes(array, places, ahead, [&](int64_t place, __m512i codes) __attribute__((always_inline)) {
+          StoreTwoBytes(table, codes, memory.columns + place, memory.spread + place);
+        });
+      });
+      for (int64_t m = 0; m < rows; m += kTileRows)
+        ScoreTwoBytes<Q>(memory, array, m, rows, scores + m * kChunk + (slot - task.begin));
+    });
+  });
+}
+
 void ScoreByTiles(const ChunkTask& task, float* scores) {
-  Few(task) ? ScoreFewByTiles(task, scores) : ScoreManyByTiles(task, scores);
+  if (!OneByte(task.k)) ScoreTwoBytesByTiles(task, scores);
+  else if (Few(task)) ScoreFewByTiles(task, scores);
+  else ScoreManyByTiles(task, scores);
 }
 
 }  // namespace

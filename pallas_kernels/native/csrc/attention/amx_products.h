@@ -13,46 +13,46 @@
 namespace specjax {
 namespace {
 
-// Sums of products with the lower bytes of integers, which have no sign, and with their upper bytes.
-struct Products {
-  TileSums lower, upper;
-};
+// Sums of products of bytes of integers: the lower bytes, which have no sign, and the upper ones. A sum is worth 256
+// times the one before: of bytes with integers of two there are two, of integers of two with each other three.
+template <int sums>
+using Products = TileSums[sums];
 
-// The registers of the two sums of a step. Steps take turns, 0 and 1: one is formed while the other is stored.
-template <int turn>
-constexpr int kLower = 2 * turn;
-template <int turn>
-constexpr int kUpper = 2 * turn + 1;
+// The registers of the sums of a step. Steps take turns, 0 and 1: one is formed while the other is stored.
+template <int sums, int turn, int sum>
+constexpr int kSum = sums * turn + sum;
 
 // Stores the sums of a turn, rows of `bytes` bytes each behind the other.
-template <int turn, int bytes>
-inline __attribute__((always_inline)) void Keep(Products* products) {
-  StoreTile<kLower<turn>, bytes>(products[turn].lower);
-  StoreTile<kUpper<turn>, bytes>(products[turn].upper);
+template <int sums, int turn, int bytes>
+inline __attribute__((always_inline)) void Keep(Products<sums>* products) {
+  StoreTile<kSum<sums, turn, 0>, bytes>(products[turn][0]);
+  StoreTile<kSum<sums, turn, 1>, bytes>(products[turn][1]);
+  if constexpr (sums == 3) StoreTile<kSum<sums, turn, 2>, bytes>(products[turn][2]);
 }
 
-// Vector i of both sums together, as floats.
-inline __attribute__((always_inline)) __m512 SumsOf(const Products& products, int i) {
-  const __m512i upper = _mm512_slli_epi32(_mm512_load_si512(products.upper[i]), 8);
-  return _mm512_cvtepi32_ps(_mm512_add_epi32(upper, _mm512_load_si512(products.lower[i])));
+// Vector i of all sums together, as floats.
+template <int sums>
+inline __attribute__((always_inline)) __m512 SumsOf(const Products<sums>& products, int i) {
+  __m512i whole = _mm512_load_si512(products[sums - 1][i]);
+#pragma GCC unroll 2
+  for (int sum = sums - 2; sum >= 0; --sum)
+    whole = _mm512_add_epi32(_mm512_slli_epi32(whole, 8), _mm512_load_si512(products[sum][i]));
+  return _mm512_cvtepi32_ps(whole);
 }
 
-// For an even number of steps: form(turn, step) forms the products of a step, in the registers of its turn, of which
-// rows are `bytes` bytes. add(products, step) is called with them later.
-template <int bytes, typename Form, typename Add>
+// form(turn, step) forms the products of a step, in the registers of its turn, of which rows are `bytes` bytes.
+// add(products, step) is called with them later.
+template <int sums, int bytes, typename Form, typename Add>
 inline __attribute__((always_inline)) void SumSteps(int64_t steps, const Form& form, const Add& add) {
-  alignas(64) Products products[2];
+  alignas(64) Products<sums> products[2];
   for (int64_t i = 0; i < steps + 2; i += 2) {
+    const bool second_before = i > 0 && i - 1 < steps;
     if (i < steps) form(std::integral_constant<int, 0>(), i);
-    if (i > 0) {
-      Keep<1, bytes>(products);
-      add(products[0], i - 2);
-    }
-    if (i < steps) {
-      form(std::integral_constant<int, 1>(), i + 1);
-      Keep<0, bytes>(products);
-    }
-    if (i > 0) add(products[1], i - 1);
+    if (second_before) Keep<sums, 1, bytes>(products);
+    if (i > 0) add(products[0], i - 2);
+    if (i + 1 < steps) form(std::integral_constant<int, 1>(), i + 1);
+    if (i < steps) Keep<sums, 0, bytes>(products);
+    if (second_before) add(products[1], i - 1);
   }
 }
 
@@ -72,7 +72,7 @@ TileConfig ConfigOfRows() {
   return config;
 }
 
-// Totals of R rows over an even number of steps: of rows [steps, kRowsBytes] times what is in the cache, kCacheBytes of
+// Totals of R rows over steps: of rows [steps, kRowsBytes] times what is in the cache, kCacheBytes of
 // each step, `later` bytes from one to the next, times scales [steps, 16]: of the columns, or of the rows.
 template <int R, bool of_rows>
 inline __attribute__((always_inline)) void SumRows(const uint8_t* rows, const uint8_t* cache, int64_t later,
@@ -82,19 +82,20 @@ inline __attribute__((always_inline)) void SumRows(const uint8_t* rows, const ui
   const auto form = [&](auto turn, int64_t step) __attribute__((always_inline)) {
     LoadTile<kOfCache + turn>(cache + step * later, kTileRowBytes);
     LoadTile<kOfRows>(rows + step * kRowsBytes, kRowBytes);
-    ClearTile<kLower<turn>>();
-    MultiplyTiles<kLower<turn>, kOfRows, false, kOfCache + turn, true>();
+    ClearTile<kSum<2, turn, 0>>();
+    MultiplyTiles<kSum<2, turn, 0>, kOfRows, false, kOfCache + turn, true>();
     LoadTile<kOfRows + 1>(rows + step * kRowsBytes + kStep, kRowBytes);
-    ClearTile<kUpper<turn>>();
-    MultiplyTiles<kUpper<turn>, kOfRows + 1, true, kOfCache + turn, true>();
+    ClearTile<kSum<2, turn, 1>>();
+    MultiplyTiles<kSum<2, turn, 1>, kOfRows + 1, true, kOfCache + turn, true>();
   };
-  SumSteps<kTileRowBytes>(steps, form, [&](const Products& products, int64_t step) __attribute__((always_inline)) {
+  const auto add = [&](const Products<2>& products, int64_t step) __attribute__((always_inline)) {
     const float* const scale = scales + step * 16;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-      total[r] = _mm512_fmadd_ps(SumsOf(products, r), of_rows ? _mm512_set1_ps(scale[r]) : _mm512_loadu_ps(scale),
+      total[r] = _mm512_fmadd_ps(SumsOf<2>(products, r), of_rows ? _mm512_set1_ps(scale[r]) : _mm512_loadu_ps(scale),
                                  total[r]);
-  });
+  };
+  SumSteps<2, kTileRowBytes>(steps, form, add);
 }
 
 // Calls body(R) with the rows of a tile that are computed, as a constant.
@@ -102,6 +103,12 @@ template <typename Body>
 inline void WithRows(int64_t rows, const Body& body) {
   if (rows > kTileRows / 2) body(std::integral_constant<int, kTileRows>());
   else body(std::integral_constant<int, kTileRows / 2>());
+}
+
+// Whether the array's integers are a byte each, and not two.
+inline bool OneByte(const KvArray& array) {
+  const auto& table = array.type->table;
+  return std::all_of(table, table + 16, [](int16_t x) { return x == int8_t(x); });
 }
 
 // Where the integers of slots stand, a byte each: in the cache, or in `spread` [slots, width], where codes of four bits

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "attention/amx_products.h"
+#include "attention/amx_two_bytes.h"
 
 namespace specjax {
 namespace {
@@ -16,11 +17,12 @@ constexpr int64_t kHalfTile = kTileRows / 2;  // up to so many rows are left to 
 constexpr int64_t kSpans = kChunk / kSpan;
 static_assert(kSpan == kStep, "a tile has the weights of a span");
 
-// Values of a span as two tiles for each step of columns, [steps, 2, kCacheBytes]. The columns of a step stand in
-// another order, so that few shuffles are needed: InOrder puts sums right.
-template <typename Next>
-void QuadColumns(const uint8_t* const* slots, int64_t width, const Next& ahead, uint8_t* out) {
-  for (int64_t quad = 0; quad < kSpan / 4; quad += 2, out += 2 * kTileRowBytes) {
+// Bytes of a span as two tiles for each step of columns: keep(place, bytes) is called with 64 of them and their place
+// in [steps, 2, kCacheBytes]. The columns of a step stand in another order, so that few shuffles are needed: InOrder
+// puts sums right.
+template <typename Next, typename Keep>
+inline void QuadColumns(const uint8_t* const* slots, int64_t width, const Next& ahead, const Keep& keep) {
+  for (int64_t quad = 0; quad < kSpan / 4; quad += 2) {
     ahead.Ask(4 * quad, 4 * quad + 8);
     for (int64_t n = 0; n < width; n += kStep) {
       __m512i rows[4];
@@ -34,10 +36,10 @@ void QuadColumns(const uint8_t* const* slots, int64_t width, const Next& ahead, 
                                _mm512_unpackhi_epi16(b, d)};
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
-        uint8_t* const to = out + (n / kStep * 2 + half) * kCacheBytes;
+        const int64_t place = (n / kStep * 2 + half) * kCacheBytes + quad * kTileRowBytes;
         const __m512i first = fours[2 * half], second = fours[2 * half + 1];
-        _mm512_storeu_si512(to, _mm512_shuffle_i64x2(first, second, 0x44));
-        _mm512_storeu_si512(to + kTileRowBytes, _mm512_shuffle_i64x2(first, second, 0xee));
+        keep(place, _mm512_shuffle_i64x2(first, second, 0x44));
+        keep(place + kTileRowBytes, _mm512_shuffle_i64x2(first, second, 0xee));
       }
     }
   }
@@ -142,28 +144,92 @@ void SplitWeights(const SeenOfRows& seen, int64_t rows, const float* weights, co
   }
 }
 
-// Sums of a group's columns for a tile of rows, of which `rows` are wanted. What weights of a span are worth is
-// [spans, kTileRows]; the spans are an even number.
-template <int R>
-void SumGroup(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
-              int64_t rows, float* sums) {
+// Values that are kept as integers of one byte.
+struct ValuesOfOneByte {
+  static constexpr int64_t kBytes = 1;
+
+  // Puts those of a span in columns; `spread` is memory for [kSpan, width].
+  template <typename Next>
+  static void Put(const KvArray& array, const Places<kSpan>& places, const Next& ahead, uint8_t* spread,
+                  uint8_t* out) {
+    const uint8_t* bytes[kSpan];
+    FindBytes(array, places, spread, bytes);
+    QuadColumns(bytes, array.width, ahead, [&](int64_t place, __m512i quads) __attribute__((always_inline)) {
+      _mm512_storeu_si512(out + place, quads);
+    });
+  }
+
+  // Totals of R rows for 16 columns over spans, from which to which there are `later` bytes; see SumRows.
+  template <int R>
+  static void Sum(const uint8_t* weights, const uint8_t* values, int64_t later, const float* worth, int64_t spans,
+                  __m512* total) {
+    SumRows<R, true>(weights, values, later, worth, spans, total);
+  }
+};
+
+// Values that are kept as integers of two bytes: the lower ones of a span come before the upper ones.
+struct ValuesOfTwoBytes {
+  static constexpr int64_t kBytes = 2;
+
+  template <typename Next>
+  static void Put(const KvArray& array, const Places<kSpan>& places, const Next& ahead, uint8_t* spread,
+                  uint8_t* out) {
+    const Avx512::ByteTable table = Avx512::LoadByteTable(array.type->table);
+    ForCodes(array, places, ahead, [&](int64_t place, __m512i codes) __attribute__((always_inline)) {
+      _mm512_storeu_si512(spread + place, codes);
+    });
+    const uint8_t* codes[kSpan];
+    for (int64_t i = 0; i < kSpan; ++i) codes[i] = spread + i * array.width;
+    const auto keep = [&](int64_t place, __m512i quads) __attribute__((always_inline)) {
+      StoreTwoBytes(table, quads, out + place, out + kSpan * array.width + place);
+    };
+    QuadColumns(codes, array.width, NothingAhead(), keep);
+  }
+
+  template <int R>
+  static void Sum(const uint8_t* weights, const uint8_t* values, int64_t later, const float* worth, int64_t spans,
+                  __m512* total) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+    const auto form = [&](auto turn, int64_t span) __attribute__((always_inline)) {
+      const uint8_t* const lower = values + span * later;
+      const uint8_t* const of_span = weights + span * kRowsBytes;
+      ClearSums<turn>();
+      MultiplyTwoBytes<turn>(of_span, of_span + kStep, kRowBytes, lower, lower + later / 2);
+    };
+    const auto add = [&](const Products<3>& products, int64_t span) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        total[r] = _mm512_fmadd_ps(SumsOf<3>(products, r), _mm512_set1_ps(worth[span * kTileRows + r]), total[r]);
+    };
+    SumSteps<3, kTileRowBytes>(spans, form, add);
+  }
+};
+
+// Sums of 32 columns for a tile of rows, of which `rows` are wanted. What weights of a span are worth is [spans,
+// kTileRows].
+template <typename Values, int R>
+void SumColumns(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
+                int64_t rows, float* sums) {
+  const int64_t later = Values::kBytes * kSpan * width;
   alignas(64) float first[R][Avx512::kLanes];
   __m512 total[R];
-  SumRows<R, true>(weights, values, kSpan * width, worth, spans, total);
+  Values::template Sum<R>(weights, values, later, worth, spans, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) _mm512_store_ps(first[r], total[r]);
-  SumRows<R, true>(weights, values + kCacheBytes, kSpan * width, worth, spans, total);
+  Values::template Sum<R>(weights, values + kCacheBytes, later, worth, spans, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     if (r < rows) InOrder(_mm512_load_ps(first[r]), total[r], sums + r * width);
 }
 
-void AddByTiles(const ChunkTask& task, float* weights) {
+template <typename Values>
+void AddByTiles(const ChunkTask& task, const TileConfig& config, float* weights) {
   const KvArray& array = task.v;
   const int64_t width = array.width, groups = array.groups, rows = task.rows();
-  const int64_t scales_each = (groups + 1) * kSpan;
+  const int64_t scales_each = (groups + 1) * kSpan, values_each = Values::kBytes * kSpan * width;
   auto* const values = reinterpret_cast<uint8_t*>(task.memory);                    // of each span, see QuadColumns
-  auto* const spread = values + kChunk * width;                                    // [kSpan, width]
+  auto* const spread = values + kSpans * values_each;                              // of a span
   auto* const integers = spread + kSpan * width;                                   // [kSpans, kRowsBytes]
   float* const scales = reinterpret_cast<float*>(integers + kSpans * kRowsBytes);  // of each span, see ReadScales
   float* const most = scales + kSpans * scales_each;                               // [kSpans, kSpan]
@@ -173,19 +239,17 @@ void AddByTiles(const ChunkTask& task, float* weights) {
   int64_t spans = 0, slots[kSpans];
   ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
     const Places<kSpan> places(task, array, slot, mask, zeros);
-    const uint8_t* bytes[kSpan];
-    FindBytes(array, places, spread, bytes);
     WithAhead<kSpan>(task, array, slot, [&](const auto& ahead) {
-      QuadColumns(bytes, width, ahead, values + spans * kSpan * width);
+      Values::Put(array, places, ahead, spread, values + spans * values_each);
     });
     ReadScales<Avx512, kSpan>(places, groups, scales + spans * scales_each);
     LargestScales<Avx512>(scales + spans * scales_each, groups, most + spans * kSpan);
     slots[spans++] = slot;
   });
-  const TilesInUse in_use(ConfigOfRows());
+  const TilesInUse in_use(config);
   for (int64_t m = 0; m < rows; m += kTileRows) {
     const int64_t count = std::min<int64_t>(kTileRows, rows - m);
-    float worth[kSpans][kTileRows] = {};  // 0 for the span that makes their number even: its integers may be anything
+    float worth[kSpans][kTileRows];
     SeenOfRows seen[kSpans];
     const auto of_span = [&](int64_t i) { return weights + m * kChunk + (slots[i] - task.begin); };
     for (int64_t i = 0; i < spans; ++i) {
@@ -198,11 +262,17 @@ void AddByTiles(const ChunkTask& task, float* weights) {
         split(seen[i], count, of_span(i), scales + i * scales_each + g * kSpan, integers + i * kRowsBytes);
       }
       WithRows(count, [&](auto R) {
-        SumGroup<R>(values + g * 2 * kCacheBytes, width, integers, worth[0], (spans + 1) / 2 * 2, count,
-                    task.sums + m * width + g * kStep);
+        for (int64_t n = g * array.group; n < (g + 1) * array.group; n += kStep)
+          SumColumns<Values, R>(values + n / kStep * 2 * kCacheBytes, width, integers, worth[0], spans, count,
+                                task.sums + m * width + n);
       });
     }
   }
+}
+
+void AddByTiles(const ChunkTask& task, float* weights) {
+  if (OneByte(task.v)) AddByTiles<ValuesOfOneByte>(task, ConfigOfRows(), weights);
+  else AddByTiles<ValuesOfTwoBytes>(task, ConfigOfTwoBytes(kSpan, kTileRows), weights);
 }
 
 }  // namespace

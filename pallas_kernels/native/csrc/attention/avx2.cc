@@ -35,6 +35,7 @@ struct Avx2 : Avx2Floats {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
   }
+  static Ints AddInts(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
   static Ints MaxInts(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
   static int32_t LargestInt(Ints x) {
     __m128i most = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

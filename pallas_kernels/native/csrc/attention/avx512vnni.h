@@ -23,6 +23,7 @@ struct Avx512 : Avx512Floats {
 
   static __m128i Load16(const void* in) { return _mm_loadu_si128(static_cast<const __m128i*>(in)); }
   static __m256i Load32(const void* in) { return _mm256_loadu_si256(static_cast<const __m256i*>(in)); }
+  static void Store32(void* out, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(out), x); }
   static float Half(uint16_t half) { return _cvtsh_ss(half); }
   static float InverseRoot(int64_t x) { return 1.0f / std::sqrt(static_cast<float>(x)); }
   static Floats Halves(const uint16_t* in) { return _mm512_cvtph_ps(Load32(in)); }
@@ -34,6 +35,7 @@ struct Avx512 : Avx512Floats {
   static Ints LoadInts(const void* in) { return _mm512_loadu_si512(in); }
   static void StoreInts(void* out, Ints x) { _mm512_storeu_si512(out, x); }
   static Floats LowHalves(Ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
+  static Ints AddInts(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
   static Ints MaxInts(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
   static int32_t LargestInt(Ints x) { return _mm512_reduce_max_epi32(x); }
   static Floats ToFloats(Ints x) { return _mm512_cvtepi32_ps(x); }

@@ -85,20 +85,22 @@ inline void ScoreIntegerRows(const KvArray& array, const int32_t* pairs, const f
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) sums[r] = Isa::Set(0.0f);
   for (int64_t g = 0; g < array.groups; ++g) {
-    const auto scale = Isa::Load(scales + g * kTile);
-    for (int64_t n = 0; n < array.group; n += kStep, pairs += kStep / 2 * L, q += kStep * rows) {
-      typename Isa::Ints dots[rows];
+    typename Isa::Ints dots[2][rows];  // products take turns, so that none waits for the one before
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; ++r) dots[r] = Isa::NoInts();
+    for (int r = 0; r < rows; ++r) dots[0][r] = dots[1][r] = Isa::NoInts();
+    for (int64_t n = 0; n < array.group; n += kStep, pairs += kStep / 2 * L, q += kStep * rows) {
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kStep / 2; ++i) {
         const auto key = Isa::LoadInts(pairs + i * L);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; ++r) dots[r] = Isa::AddProducts(dots[r], key, Isa::Both(q + 2 * (i * rows + r)));
+        for (int r = 0; r < rows; ++r)
+          dots[i % 2][r] = Isa::AddProducts(dots[i % 2][r], key, Isa::Both(q + 2 * (i * rows + r)));
       }
-#pragma GCC unroll 8
-      for (int r = 0; r < rows; ++r) sums[r] = Isa::Fma(Isa::ToFloats(dots[r]), scale, sums[r]);
     }
+    const auto scale = Isa::Load(scales + g * kTile);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r)
+      sums[r] = Isa::Fma(Isa::ToFloats(Isa::AddInts(dots[0][r], dots[1][r])), scale, sums[r]);
   }
   for (int r = 0; r < rows; ++r) Isa::Store(scores + r * kChunk, Isa::Multiply(sums[r], Isa::Set(worth[r])));
 }
@@ -118,7 +120,7 @@ void RoundQueries(const ChunkTask& task, float* out) {
   ForBlocks<kMostRows<Isa>>(task.rows(), [&](auto block, int64_t m) {
     for (int64_t r = 0; r < block; ++r) {
       int16_t* const to = q + m * width + 2 * r;
-      worth[m + r] = unit * RoundQuery<Isa>(task.query(m + r), width, array.type->levels, 2 * block, to);
+      worth[m + r] = unit * RoundQuery<Isa>(task.query(m + r), width, array.type->query_levels, 2 * block, to);
     }
   });
 }

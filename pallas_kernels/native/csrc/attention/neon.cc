@@ -31,6 +31,7 @@ struct Neon : NeonFloats {
   static Floats LowHalves(Ints x) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(vreinterpretq_u32_s32(x))));
   }
+  static Ints AddInts(Ints a, Ints b) { return vaddq_s32(a, b); }
   static Ints MaxInts(Ints a, Ints b) { return vmaxq_s32(a, b); }
   static int32_t LargestInt(Ints x) { return vmaxvq_s32(x); }
   static Floats ToFloats(Ints x) { return vcvtq_f32_s32(x); }

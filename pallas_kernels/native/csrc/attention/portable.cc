@@ -63,6 +63,9 @@ struct Portable : PortableFloats {
   static Floats LowHalves(const Ints& x) {
     return Each([&](int i) { return Half(static_cast<uint16_t>(x.lane[i])); });
   }
+  static Ints AddInts(const Ints& a, const Ints& b) {
+    return EachInt([&](int i) { return a.lane[i] + b.lane[i]; });
+  }
   static Ints MaxInts(const Ints& a, const Ints& b) {
     return EachInt([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
   }

@@ -102,6 +102,10 @@ class NextChunk {
   const int64_t first_;
 };
 
+struct NothingAhead {
+  void Ask(int64_t, int64_t) const {}
+};
+
 // Calls body(ahead) with what is asked for at a tile: ahead.Ask(begin, end) in shares of its slots.
 template <int64_t slots, typename Body>
 inline void WithAhead(const ChunkTask& task, const KvArray& array, int64_t slot, const Body& body) {

@@ -17,7 +17,9 @@ struct KvType {
   // A value is unit * scale * an integer: the code itself or, for codes of few bits, its entry of the table.
   float unit = 1;
   bool by_variance = false;  // whether the unit is for values of variance 1, where those of a group have 1 / group
-  int32_t levels = 0;        // the integer that the largest query or weight becomes; sums of 32 products fit 32 bits
+  // The integers that the largest value of a query and the largest weight become. Sums of their products with integers
+  // fit 32 bits: over a group of a key, and over 32 slots.
+  int32_t query_levels = 0, levels = 0;
   int16_t table[16] = {};    // shorter ones are repeated
 
   constexpr bool scaled() const { return kind >= KvKind::kBytes; }
