@@ -5,7 +5,8 @@ slots are added up in chunks of fixed places, which are merged in order. Only sl
 
 Floats are multiplied in float32. Codes of quantized caches are multiplied as integers: queries and weights are rounded
 to 15 bits for q8_0 and q4_0. For the turbo types queries and centroids are rounded to 12 bits, and weights to 14. Tests
-hold relative errors of the results to 1e-4 and 6e-4, also next to a token that takes nearly all of the attention.
+hold relative errors of the results to 1e-4, for the turbo types to 6e-4, also next to a token that takes nearly all of
+the attention.
 
 Derivatives are those of the XLA forms.
 """

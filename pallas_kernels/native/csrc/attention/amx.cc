@@ -27,6 +27,7 @@ struct ByTiles {
     return WholeTiles(rows) * (k_width / 2 + 1);
   }
 
+  // Integers of one byte in groups of 32 and whole pairs of these, or of two bytes in groups of 128.
   static bool Fit(const KvArray& array) {
     return OneByte(array) ? array.group == kStep && array.width % (2 * kStep) == 0 : array.group == kGroup;
   }

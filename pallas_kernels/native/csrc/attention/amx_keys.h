@@ -22,7 +22,7 @@ struct QueryPlaces {
   int64_t values, upper;
 
   explicit QueryPlaces(const KvArray& array)
-      : values(OneByte(array) ? kStep : kRowBytes), upper(OneByte(array) ? kStep : kRowsBytes) {}
+      : values(OneByte(array) ? kStep : kValues), upper(OneByte(array) ? kStep : kRowsBytes) {}
   int64_t Of(int64_t value) const { return value / values * (values * 2 * kTileRows) + value % values; }
 };
 
@@ -50,8 +50,9 @@ inline constexpr int64_t WholeTiles(int64_t rows) { return (rows + kTileRows - 1
 
 inline bool Few(const ChunkTask& task) { return task.rows() <= kTileRows; }
 
-// All queries as integers, in whole tiles: for 16 of them and a step kRowsBytes, as rows of a tile or as columns. Then
-// comes what one of the integers is worth, for each query.
+// All queries as integers, in whole tiles of 16, as rows of a tile or as columns. For keys of one byte a step has
+// kRowsBytes. For keys of two bytes 64 values have as many of lower bytes, and then of upper ones. Behind all of them
+// stands what one of the integers is worth, for each query.
 void SplitQueries(const ChunkTask& task, float* out) {
   const KvArray& array = task.k;
   const float unit = task.scale * Unit<Avx512>(array);
@@ -76,8 +77,9 @@ void SplitQueries(const ChunkTask& task, float* out) {
 struct KeyMemory {
   const uint8_t* queries;  // see SplitQueries
   const float* worth;      // [rows]
-  uint8_t* columns;        // of keys: [steps, kCacheBytes], or the lower bytes of [kTile, width]
-  uint8_t* spread;         // [kTile, width], or the upper bytes of it
+  uint8_t* columns;        // of keys of one byte: [steps, kCacheBytes]
+  uint8_t* spread;         // [kTile, width]
+  uint8_t *lower, *upper;  // bytes of keys of two, in the same memory: [kTile, width] each
   float* scales;           // [groups, kTile], and room for one group more
   float* zeros;            // [width / 4]
 
@@ -87,6 +89,8 @@ struct KeyMemory {
     worth = reinterpret_cast<const float*>(queries + WholeTiles(task.rows()) * 2 * width);
     columns = reinterpret_cast<uint8_t*>(task.memory);
     spread = columns + kTile * width;
+    lower = columns;
+    upper = spread;
     scales = reinterpret_cast<float*>(spread + kTile * width);
     zeros = scales + (task.k.groups + 1) * kTile;
     std::fill(zeros, zeros + width / 4, 0.0f);
@@ -246,9 +250,9 @@ inline void ScoreTwoBytes(const KeyMemory& memory, const KvArray& array, int64_t
   const auto form = [&](auto turn, int64_t group) __attribute__((always_inline)) {
     ClearSums<turn>();
 #pragma GCC unroll 2
-    for (int64_t n = group * kGroup; n < (group + 1) * kGroup; n += kRowBytes) {
-      const uint8_t* const of_values = queries + n / kRowBytes * 2 * kRowsBytes;
-      MultiplyTwoBytes<turn>(memory.columns + n, memory.spread + n, width, of_values, of_values + kRowsBytes);
+    for (int64_t n = group * kGroup; n < (group + 1) * kGroup; n += kValues) {
+      const uint8_t* const of_values = queries + n / kValues * 2 * kRowsBytes;
+      MultiplyTwoBytes<turn>(memory.lower + n, memory.upper + n, width, of_values, of_values + kRowsBytes);
     }
   };
   const auto add = [&](const Products<3>& products, int64_t group) __attribute__((always_inline)) {
@@ -270,13 +274,13 @@ void ScoreTwoBytesByTiles(const ChunkTask& task, float* scores) {
   const KeyMemory memory(task);
   const Avx512::ByteTable table = Avx512::LoadByteTable(array.type->table);
   WithQueries(rows, [&](auto Q) {
-    const TilesInUse in_use(ConfigOfTwoBytes(kRowBytes, Q));
+    const TilesInUse in_use(ConfigOfTwoBytes(kValues, Q));
     ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
       const Places<kTile> places(task, array, slot, mask, memory.zeros);
       ReadScales<Avx512, kTile>(places, array.groups, memory.scales);
       WithAhead<kTile>(task, array, slot, [&](const auto& ahead) {
         ForCodes(array, places, ahead, [&](int64_t place, __m512i codes) __attribute__((always_inline)) {
-          StoreTwoBytes(table, codes, memory.columns + place, memory.spread + place);
+          StoreTwoBytes(table, codes, memory.lower + place, memory.upper + place);
         });
       });
       for (int64_t m = 0; m < rows; m += kTileRows)

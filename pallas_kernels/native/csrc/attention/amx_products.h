@@ -1,4 +1,4 @@
-// Products of integers of 16 bits with bytes of a cache, by tiles of AMX: what keys and values have in common. Included
+// Products of integers of 16 bits with those of a cache, by tiles of AMX: what keys and values have in common. Included
 // by amx.cc alone, hence the anonymous namespace.
 #ifndef SPECJAX_ATTENTION_AMX_PRODUCTS_H_
 #define SPECJAX_ATTENTION_AMX_PRODUCTS_H_
@@ -13,8 +13,8 @@
 namespace specjax {
 namespace {
 
-// Sums of products of bytes of integers: the lower bytes, which have no sign, and the upper ones. A sum is worth 256
-// times the one before: of bytes with integers of two there are two, of integers of two with each other three.
+// Sums of products of bytes. Integers of two bytes have a lower byte, which has no sign, and an upper one. A sum is worth
+// 256 times the one before. Integers of one byte with those of two have two sums, integers of two bytes have three.
 template <int sums>
 using Products = TileSums[sums];
 

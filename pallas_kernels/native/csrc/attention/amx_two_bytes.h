@@ -11,16 +11,17 @@
 namespace specjax {
 namespace {
 
-constexpr int64_t kGroup = 128;  // values that share a scale
+constexpr int64_t kGroup = kMostOfGroup;  // of vectors with more than 64 values
+constexpr int64_t kValues = kTileRowBytes;  // of a key or a query in a row of a tile
 
-constexpr int kOfBoth = 6;  // the registers of rows and of columns; sums come before
+constexpr int kBytesOfRows = 6, kBytesOfColumns = 7;  // the registers of what is multiplied; sums come before
 
-// For rows and columns of `values` values, and so many columns.
+// For rows and columns of `values` values, and `columns` columns.
 TileConfig ConfigOfTwoBytes(int values, int columns) {
   TileConfig config;
-  for (int tile = 0; tile < kOfBoth; ++tile) config.Set(tile, kTileRows, 4 * columns);
-  config.Set(kOfBoth, kTileRows, values);
-  config.Set(kOfBoth + 1, values / 4, 4 * columns);
+  for (int tile = 0; tile < kBytesOfRows; ++tile) config.Set(tile, kTileRows, 4 * columns);
+  config.Set(kBytesOfRows, kTileRows, values);
+  config.Set(kBytesOfColumns, values / 4, 4 * columns);
   return config;
 }
 
@@ -36,15 +37,15 @@ template <int turn>
 inline __attribute__((always_inline)) void MultiplyTwoBytes(const uint8_t* lower, const uint8_t* upper, int64_t stride,
                                                             const uint8_t* lower_columns,
                                                             const uint8_t* upper_columns) {
-  LoadTile<kOfBoth>(lower, stride);
-  LoadTile<kOfBoth + 1>(lower_columns, kTileRowBytes);
-  MultiplyTiles<kSum<3, turn, 0>, kOfBoth, false, kOfBoth + 1, false>();
-  LoadTile<kOfBoth + 1>(upper_columns, kTileRowBytes);
-  MultiplyTiles<kSum<3, turn, 1>, kOfBoth, false, kOfBoth + 1, true>();
-  LoadTile<kOfBoth>(upper, stride);
-  MultiplyTiles<kSum<3, turn, 2>, kOfBoth, true, kOfBoth + 1, true>();
-  LoadTile<kOfBoth + 1>(lower_columns, kTileRowBytes);
-  MultiplyTiles<kSum<3, turn, 1>, kOfBoth, true, kOfBoth + 1, false>();
+  LoadTile<kBytesOfRows>(lower, stride);
+  LoadTile<kBytesOfColumns>(lower_columns, kTileRowBytes);
+  MultiplyTiles<kSum<3, turn, 0>, kBytesOfRows, false, kBytesOfColumns, false>();
+  LoadTile<kBytesOfColumns>(upper_columns, kTileRowBytes);
+  MultiplyTiles<kSum<3, turn, 1>, kBytesOfRows, false, kBytesOfColumns, true>();
+  LoadTile<kBytesOfRows>(upper, stride);
+  MultiplyTiles<kSum<3, turn, 2>, kBytesOfRows, true, kBytesOfColumns, true>();
+  LoadTile<kBytesOfColumns>(lower_columns, kTileRowBytes);
+  MultiplyTiles<kSum<3, turn, 1>, kBytesOfRows, true, kBytesOfColumns, false>();
 }
 
 // The codes of 64 values of a group, the first or the second half of it. See PairTable for their order.

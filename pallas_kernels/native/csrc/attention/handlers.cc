@@ -49,7 +49,7 @@ ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer 
   array->groups = info->scaled() ? scale_dims[3] : 0;
   array->group = array->groups ? array->width / array->groups : 0;
   if (info->scaled() && (array->groups == 0 || array->group * array->groups != array->width ||
-                       array->group % (info->bits < 4 ? 64 : 32) ||
+                       array->group % (info->bits < 4 ? 64 : 32) || array->group > kMostOfGroup ||
                        scale_dims[0] != dims[0] || scale_dims[1] != dims[1] ||
                        scale_dims[2] != dims[2]))
     return Wrong("scales do not fit codes");

@@ -85,7 +85,7 @@ inline void ScoreIntegerRows(const KvArray& array, const int32_t* pairs, const f
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) sums[r] = Isa::Set(0.0f);
   for (int64_t g = 0; g < array.groups; ++g) {
-    typename Isa::Ints dots[2][rows];  // products take turns, so that none waits for the one before
+    typename Isa::Ints dots[2][rows];  // products take turns, so that none waits for the one just before
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) dots[0][r] = dots[1][r] = Isa::NoInts();
     for (int64_t n = 0; n < array.group; n += kStep, pairs += kStep / 2 * L, q += kStep * rows) {

@@ -14,7 +14,7 @@
 namespace specjax {
 namespace {
 
-constexpr int64_t kStep = 32;  // groups are multiples of it
+constexpr int64_t kStep = 32;  // values that are multiplied in a step; groups are multiples of it
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // What integers of the array are multiplied with, besides the scale.

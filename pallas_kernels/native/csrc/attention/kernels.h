@@ -12,6 +12,7 @@ inline constexpr int64_t kChunk = 256;  // slots that are added up before they a
 inline constexpr int64_t kTile = 16;    // slots whose keys are decoded at a time
 inline constexpr int64_t kSpan = 32;    // slots whose values are, if they are integers
 inline constexpr int64_t kPad = 16;     // widths of queries and sums are multiples of it
+inline constexpr int64_t kMostOfGroup = 128;  // values that share a scale; KvType::query_levels is made for so many
 
 // The slots that a row sees: [begin[0], end[0]) and [begin[1], end[1]), the second after the first.
 struct Seen {

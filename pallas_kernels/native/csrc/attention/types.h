@@ -20,7 +20,7 @@ struct KvType {
   // The integers that the largest value of a query and the largest weight become. Sums of their products with integers
   // fit 32 bits: over a group of a key, and over 32 slots.
   int32_t query_levels = 0, levels = 0;
-  int16_t table[16] = {};    // shorter ones are repeated
+  int16_t table[16] = {};  // shorter ones are repeated
 
   constexpr bool scaled() const { return kind >= KvKind::kBytes; }
 };
