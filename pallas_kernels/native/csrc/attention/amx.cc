@@ -1,9 +1,9 @@
 // x86-64 with AVX-512 and AMX, which multiplies bytes of 16 rows with those of 16 slots, or of 16 columns, at a time.
 //
 // Queries and weights are the integers of 16 bits that vectors multiply, here as a lower byte without a sign and an
-// upper one, and so are the integers of the turbo types. Their products are formed in tiles, stored, and put together by
-// vectors: the sums are the same integers, scaled in the same order, so a row has the bits that vectors give it (but for
-// signs of zeros, which merging drops).
+// upper one, and so are the integers of the turbo types. Their products are formed in tiles, stored, and put together
+// by vectors: the sums are the same integers, scaled in the same order, so a row has the bits that vectors give it (but
+// for signs of zeros, which merging drops).
 #include <algorithm>
 
 #include "attention/avx512vnni.h"

@@ -13,8 +13,9 @@
 namespace specjax {
 namespace {
 
-// Sums of products of bytes. Integers of two bytes have a lower byte, which has no sign, and an upper one. A sum is worth
-// 256 times the one before. Integers of one byte with those of two have two sums, integers of two bytes have three.
+// Sums of products of bytes. Integers of two bytes have a lower byte, which has no sign, and an upper one. A sum is
+// worth 256 times the one before. Integers of one byte with those of two have two sums, those of two with each other
+// three.
 template <int sums>
 using Products = TileSums[sums];
 
