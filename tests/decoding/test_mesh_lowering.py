@@ -96,4 +96,5 @@ def test_the_estimate_of_temporaries_is_not_below_what_the_tpu_compiler_takes(na
         traced = programs.feeding(state, batch, columns=columns) if columns else programs.rounds(state)
         estimate = COPIES["tpu"] * peak_bytes(traced.jaxpr.jaxpr)
         taken = traced.lower(lowering_platforms=("tpu",)).compile().memory_analysis().temp_size_in_bytes
-    assert estimate / 6 < taken < estimate
+    assert taken < estimate
+    assert not columns or taken > estimate / 6, "the little that a round needs may all be in the TPU's own fast memory"
