@@ -142,6 +142,13 @@ def test_the_largest_sums_fit_32_bits(name: str) -> None:
     assert relative_rms(got, want) < integer_error(name)
 
 
+def test_groups_for_whose_sums_32_bits_are_not_made_are_refused() -> None:
+    store = stored(draw(1, 8, 1, 256), "turbo3")
+    whole = replace(store, parts={**store.parts, "scales": np.asarray(store.parts["scales"])[..., :1]})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="attention: scales do not fit codes"):
+        np.asarray(run(draw(1, 1, 1, 256), whole, whole, np.array([[7]])))
+
+
 @pytest.mark.parametrize("name", ["f32", "q8_0", "q4_0", "turbo3"])
 @pytest.mark.parametrize(("rows", "length", "window"), [(40, 300, None), (40, 300, 24), (256, 4096, None)])
 def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length: int, window: int | None) -> None:
@@ -190,8 +197,8 @@ def test_native_attention_has_the_derivatives_of_the_xla_form() -> None:
 
 def test_programs_for_other_platforms_do_without_native_kernels() -> None:
     case = LONG["q8_0"]
-    program = jax.export.export(jax.jit(partial(run, scale=SCALE)), platforms=["tpu"])
-    assert "specjax_attend" not in program(case.q, *case.caches, case.rows).mlir_module()
+    export = jax.export.export(jax.jit(partial(run, scale=SCALE)), platforms=["tpu"])
+    assert "specjax_attend" not in export(case.q, *case.caches, case.rows).mlir_module()
 
 
 @pytest.mark.usefixtures("isa")
@@ -226,9 +233,9 @@ def test_tiles_give_the_bits_of_vectors(
     results = []
     for isa in ("amx", "avx512vnni"):
         monkeypatch.setenv(library.ISA_VARIABLE, isa)
-        program = jax.jit(partial(run, window=window)).lower(q, *stores, positions)
-        assert f'isa = "{isa}"' in program.as_text()
-        results.append(np.asarray(program.compile()(q, *stores, positions)))
+        lowered = jax.jit(partial(run, window=window)).lower(q, *stores, positions)
+        assert f'isa = "{isa}"' in lowered.as_text()
+        results.append(np.asarray(lowered.compile()(q, *stores, positions)))
     amx, vectors = results
     assert np.isnan(amx[0, 0, 0]).all()
     assert np.isfinite(amx).sum() == amx.size - width
