@@ -102,6 +102,7 @@ class NextChunk {
   const int64_t first_;
 };
 
+// Where what comes next is asked for elsewhere.
 struct NothingAhead {
   void Ask(int64_t, int64_t) const {}
 };
