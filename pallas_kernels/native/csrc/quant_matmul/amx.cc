@@ -61,7 +61,7 @@ template <typename Isa, typename Codes, int kBytes>
 void DecodeGroups(const Format& format, const uint8_t* codes, int groups, GroupCodes<kBytes>* out) {
   const __m512i offset = _mm512_set1_epi8(static_cast<char>(format.offset));
   for (int g = 0; g < groups; ++g, codes += Codes::kBytes) {
-    Prefetch(codes + kAhead, Codes::kBytes);
+    AskAhead<Codes>(codes);
     ForEach<0, kBytes>([&](auto byte) __attribute__((always_inline)) {
       ForEach<0, kQuads>([&](auto quad) __attribute__((always_inline)) {
         const Bytes values = Codes::template Values<Isa, quad.value, byte.value>(codes);

@@ -49,25 +49,20 @@ struct Avx512Vnni : BytePlanes {
     ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
       w[quad - begin] = reinterpret_cast<Ints>(values(quad).part[0]);
     });
-    const auto pass = [&](int plane) __attribute__((always_inline)) {
+    const auto pass = [&](int plane, Ints* to) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int quad = begin; quad < end; ++quad) {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          AddProducts(sums[r], w[quad - begin], records[r].codes[plane] + 4 * quad);
-        }
+        for (int r = 0; r < R; ++r) AddProducts(to[r], w[quad - begin], records[r].codes[plane] + 4 * quad);
       }
     };
+    for (int r = 0; r < R; ++r) sums[r] = _mm512_set1_epi32(records[r].rounded.bias[begin > 0]);
+    pass(wide, sums);
     if constexpr (wide) {
-      for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_si512();
-      pass(0);
-      for (int r = 0; r < R; ++r) {
-        sums[r] = _mm512_add_epi32(_mm512_slli_epi32(sums[r], 8), _mm512_set1_epi32(records[r].rounded.bias[begin > 0]));
-      }
-      pass(1);
-    } else {
-      for (int r = 0; r < R; ++r) sums[r] = _mm512_set1_epi32(records[r].rounded.bias[begin > 0]);
-      pass(0);
+      Ints upper[R];  // summed apart: a sum waits for the product before it, and few rows have few sums
+      for (int r = 0; r < R; ++r) upper[r] = _mm512_setzero_si512();
+      pass(0, upper);
+      for (int r = 0; r < R; ++r) sums[r] = _mm512_add_epi32(_mm512_slli_epi32(upper[r], 8), sums[r]);
     }
   }
 };
