@@ -21,7 +21,7 @@ struct ByTiles {
 
   // What AddByTiles needs, which is more than others do.
   static constexpr int64_t Floats(int64_t k_width, int64_t v_width) {
-    return 146 * std::max(k_width, v_width) + 14 * kChunk;
+    return (16 * kSpans + 18) * std::max(k_width, v_width) + 14 * kChunk;
   }
   static constexpr int64_t PreparedFloats(int64_t rows, int64_t k_width) {
     return WholeTiles(rows) * (k_width / 2 + 1);
