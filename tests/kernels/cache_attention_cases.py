@@ -59,9 +59,10 @@ def rounded_weights(impl: str, kind: str) -> str | None:
 def integer_error(*types: str) -> float:
     """A bound on the relative RMS error of what native kernels compute from caches of some types; 0 for floats alone.
 
-    Queries and weights become integers of 15 bits. For the turbo types queries and centroids have 12, weights 14.
+    Queries and weights become integers of 15 bits, the latter in chunks of 256 slots. For the turbo types queries and
+    centroids have 12, weights 14, in spans of 32 slots.
     """
-    return max({"q": 1e-4, "t": 6e-4}.get(name[0], 0.0) for name in types)
+    return max({"q": 2e-4, "t": 6e-4}.get(name[0], 0.0) for name in types)
 
 
 def rounded(x: np.ndarray, name: str | None) -> np.ndarray:

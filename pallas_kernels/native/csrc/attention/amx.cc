@@ -19,9 +19,9 @@ namespace {
 struct ByTiles {
   using Isa = Avx512;
 
-  // What AddByTiles needs, which is more than others do.
-  static constexpr int64_t Floats(int64_t k_width, int64_t v_width) {
-    return (16 * kSpans + 18) * std::max(k_width, v_width) + 14 * kChunk;
+  // What AddByTiles needs, which is more than others do, but for what these have of each row.
+  static constexpr int64_t Floats(int64_t rows, int64_t k_width, int64_t v_width) {
+    return (16 * kSpans + 18) * std::max(k_width, v_width) + 14 * kChunk + rows;
   }
   static constexpr int64_t PreparedFloats(int64_t rows, int64_t k_width) {
     return WholeTiles(rows) * (k_width / 2 + 1);

@@ -208,7 +208,7 @@ template <int R>
 void ScoreRows(const KeyMemory& memory, const KvArray& array, int64_t m, int64_t rows, float* scores) {
   __m512 total[R];
   const uint8_t* const queries = memory.queries + m * 2 * array.width;
-  SumRows<R, false>(queries, memory.columns, kCacheBytes, memory.scales, array.groups, total);
+  SumRows<R>(queries, memory.columns, memory.scales, array.groups, total);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     if (r < rows) _mm512_storeu_ps(scores + r * kChunk, _mm512_mul_ps(total[r], _mm512_set1_ps(memory.worth[m + r])));

@@ -73,15 +73,15 @@ TileConfig ConfigOfRows() {
   return config;
 }
 
-// Totals of R rows over steps: of rows [steps, kRowsBytes] times what is in the cache, kCacheBytes of
-// each step, `later` bytes from one to the next, times scales [steps, 16]: of the columns, or of the rows.
-template <int R, bool of_rows>
-inline __attribute__((always_inline)) void SumRows(const uint8_t* rows, const uint8_t* cache, int64_t later,
-                                                   const float* scales, int64_t steps, __m512* total) {
+// Totals of R rows over steps: of rows [steps, kRowsBytes] times what is in the cache [steps, kCacheBytes], times the
+// columns' scales [steps, 16].
+template <int R>
+inline __attribute__((always_inline)) void SumRows(const uint8_t* rows, const uint8_t* cache, const float* scales,
+                                                   int64_t steps, __m512* total) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
   const auto form = [&](auto turn, int64_t step) __attribute__((always_inline)) {
-    LoadTile<kOfCache + turn>(cache + step * later, kTileRowBytes);
+    LoadTile<kOfCache + turn>(cache + step * kCacheBytes, kTileRowBytes);
     LoadTile<kOfRows>(rows + step * kRowsBytes, kRowBytes);
     ClearTile<kSum<2, turn, 0>>();
     MultiplyTiles<kSum<2, turn, 0>, kOfRows, false, kOfCache + turn, true>();
@@ -90,11 +90,9 @@ inline __attribute__((always_inline)) void SumRows(const uint8_t* rows, const ui
     MultiplyTiles<kSum<2, turn, 1>, kOfRows + 1, true, kOfCache + turn, true>();
   };
   const auto add = [&](const Products<2>& products, int64_t step) __attribute__((always_inline)) {
-    const float* const scale = scales + step * 16;
+    const __m512 scale = _mm512_loadu_ps(scales + step * 16);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-      total[r] = _mm512_fmadd_ps(SumsOf<2>(products, r), of_rows ? _mm512_set1_ps(scale[r]) : _mm512_loadu_ps(scale),
-                                 total[r]);
+    for (int r = 0; r < R; ++r) total[r] = _mm512_fmadd_ps(SumsOf<2>(products, r), scale, total[r]);
   };
   SumSteps<2, kTileRowBytes>(steps, form, add);
 }
@@ -104,12 +102,6 @@ template <typename Body>
 inline void WithRows(int64_t rows, const Body& body) {
   if (rows > kTileRows / 2) body(std::integral_constant<int, kTileRows>());
   else body(std::integral_constant<int, kTileRows / 2>());
-}
-
-// Whether the array's integers are a byte each, and not two.
-inline bool OneByte(const KvArray& array) {
-  const auto& table = array.type->table;
-  return std::all_of(table, table + 16, [](int16_t x) { return x == int8_t(x); });
 }
 
 // Where the integers of slots stand, a byte each: in the cache, or in `spread` [slots, width], where codes of four bits

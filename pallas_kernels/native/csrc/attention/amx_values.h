@@ -14,7 +14,6 @@ namespace specjax {
 namespace {
 
 constexpr int64_t kHalfTile = kTileRows / 2;  // up to so many rows are left to vectors
-constexpr int64_t kSpans = kChunk / kSpan;
 static_assert(kSpan == kStep, "a tile has the weights of a span");
 
 // Bytes of a span as two tiles for each step of columns: keep(place, bytes) is called with 64 of them and their place
@@ -89,19 +88,25 @@ struct SeenOfRows {
   __mmask16 Second(int64_t row) const { return static_cast<__mmask16>(of[row] >> Avx512::kLanes); }
 };
 
-// Multiplies weights of a span so that, times a scale, each becomes an integer: see RoundWeights. `most` are the
-// largest scales of the slots. What an integer is worth is written to `worth` [kTileRows].
-void Stretch(const KvArray& array, const SeenOfRows& seen, int64_t rows, const float* most, float* weights,
-             float* worth) {
+// Multiplies weights of some spans so that, times a scale, each becomes an integer: see RoundWeights. `most` [spans,
+// kSpan] are the largest scales of the slots, and `at` says where a span begins. What an integer is worth is written to
+// `worth` [kTileRows].
+void Stretch(const KvArray& array, const SeenOfRows* seen, const int64_t* at, int64_t spans, int64_t rows,
+             const float* most, float* weights, float* worth) {
   constexpr int L = Avx512::kLanes;
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-  const __m512 first = _mm512_loadu_ps(most), second = _mm512_loadu_ps(most + L);
   __m512i tops[kTileRows];
   for (int64_t r = 0; r < kTileRows; ++r) {
-    const float* const row = weights + std::min(r, rows - 1) * kChunk;
-    const __m512i a = _mm512_castps_si512(_mm512_maskz_mul_ps(seen.First(r), _mm512_loadu_ps(row), first));
-    const __m512i b = _mm512_castps_si512(_mm512_maskz_mul_ps(seen.Second(r), _mm512_loadu_ps(row + L), second));
-    tops[r] = _mm512_max_epi32(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude));
+    tops[r] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < spans; ++i) {
+      const float* const row = weights + std::min(r, rows - 1) * kChunk + at[i];
+      const auto products = [&](__mmask16 mask, int64_t n) {
+        const __m512 x = _mm512_maskz_mul_ps(mask, _mm512_loadu_ps(row + n), _mm512_loadu_ps(most + i * kSpan + n));
+        return _mm512_and_si512(_mm512_castps_si512(x), magnitude);
+      };
+      const __m512i first = products(seen[i].First(r), 0), second = products(seen[i].Second(r), L);
+      tops[r] = _mm512_max_epi32(tops[r], _mm512_max_epi32(first, second));
+    }
   }
   const __m512i top = LargestOfEach(tops);
   const __mmask16 finite = _mm512_cmplt_epi32_mask(top, _mm512_set1_epi32(0x7f800000));
@@ -113,14 +118,16 @@ void Stretch(const KvArray& array, const SeenOfRows& seen, int64_t rows, const f
                                                _mm512_set1_ps(std::numeric_limits<float>::max())));
   // Weights of rows with NaN become zeros, and what they are worth is NaN.
   _mm512_storeu_ps(worth, _mm512_mask_mul_ps(_mm512_set1_ps(kNan), finite, _mm512_div_ps(largest, levels), unit));
-  for (int64_t r = 0; r < rows; ++r) {
-    float* const row = weights + r * kChunk;
-    const __m512 factor = _mm512_set1_ps(inverse[r]);
-    const auto stretched = [&](__mmask16 mask, const float* x) {
-      return _mm512_maskz_mul_ps(inverse[r] > 0 ? mask : 0, _mm512_loadu_ps(x), factor);
-    };
-    _mm512_storeu_ps(row, stretched(seen.First(r), row));
-    _mm512_storeu_ps(row + L, stretched(seen.Second(r), row + L));
+  for (int64_t i = 0; i < spans; ++i) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* const row = weights + r * kChunk + at[i];
+      const __m512 factor = _mm512_set1_ps(inverse[r]);
+      const auto stretched = [&](__mmask16 mask, const float* x) {
+        return _mm512_maskz_mul_ps(inverse[r] > 0 ? mask : 0, _mm512_loadu_ps(x), factor);
+      };
+      _mm512_storeu_ps(row, stretched(seen[i].First(r), row));
+      _mm512_storeu_ps(row + L, stretched(seen[i].Second(r), row + L));
+    }
   }
 }
 
@@ -144,6 +151,8 @@ void SplitWeights(const SeenOfRows& seen, int64_t rows, const float* weights, co
   }
 }
 
+using Totals = float[Avx512::kLanes];  // of a row
+
 // Values that are kept as integers of one byte.
 struct ValuesOfOneByte {
   static constexpr int64_t kBytes = 1;
@@ -159,11 +168,36 @@ struct ValuesOfOneByte {
     });
   }
 
-  // Totals of R rows for 16 columns over spans, from which to which there are `later` bytes; see SumRows.
+  // Totals of R rows for 32 columns over spans, from which to which there are `later` bytes. All have one worth.
   template <int R>
   static void Sum(const uint8_t* weights, const uint8_t* values, int64_t later, const float* worth, int64_t spans,
-                  __m512* total) {
-    SumRows<R, true>(weights, values, later, worth, spans, total);
+                  Totals* first, Totals* second) {
+    // Four sums take turns: each waits for the product before it.
+    alignas(64) Products<2> products[2];
+    ClearTile<kSum<2, 0, 0>>();
+    ClearTile<kSum<2, 0, 1>>();
+    ClearTile<kSum<2, 1, 0>>();
+    ClearTile<kSum<2, 1, 1>>();
+    for (int64_t span = 0; span < spans; ++span, weights += kRowsBytes, values += later) {
+      LoadTile<kOfRows>(weights, kRowBytes);
+      LoadTile<kOfCache>(values, kTileRowBytes);
+      MultiplyTiles<kSum<2, 0, 0>, kOfRows, false, kOfCache, true>();
+      LoadTile<kOfRows + 1>(weights + kStep, kRowBytes);
+      MultiplyTiles<kSum<2, 0, 1>, kOfRows + 1, true, kOfCache, true>();
+      LoadTile<kOfCache + 1>(values + kCacheBytes, kTileRowBytes);
+      MultiplyTiles<kSum<2, 1, 0>, kOfRows, false, kOfCache + 1, true>();
+      MultiplyTiles<kSum<2, 1, 1>, kOfRows + 1, true, kOfCache + 1, true>();
+    }
+    Keep<2, 0, kTileRowBytes>(products);
+    Keep<2, 1, kTileRowBytes>(products);
+    const auto scaled = [&](int half, int r) __attribute__((always_inline)) {
+      return _mm512_mul_ps(SumsOf<2>(products[half], r), _mm512_set1_ps(worth[r]));
+    };
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      _mm512_store_ps(first[r], scaled(0, r));
+      _mm512_store_ps(second[r], scaled(1, r));
+    }
   }
 };
 
@@ -186,9 +220,19 @@ struct ValuesOfTwoBytes {
     QuadColumns(codes, array.width, NothingAhead(), keep);
   }
 
+  // Each span has a worth of its own.
   template <int R>
   static void Sum(const uint8_t* weights, const uint8_t* values, int64_t later, const float* worth, int64_t spans,
-                  __m512* total) {
+                  Totals* first, Totals* second) {
+    SumHalf<R>(weights, values, later, worth, spans, first);
+    SumHalf<R>(weights, values + kCacheBytes, later, worth, spans, second);
+  }
+
+ private:
+  template <int R>
+  static void SumHalf(const uint8_t* weights, const uint8_t* values, int64_t later, const float* worth, int64_t spans,
+                      Totals* out) {
+    __m512 total[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
     const auto form = [&](auto turn, int64_t span) __attribute__((always_inline)) {
@@ -203,6 +247,8 @@ struct ValuesOfTwoBytes {
         total[r] = _mm512_fmadd_ps(SumsOf<3>(products, r), _mm512_set1_ps(worth[span * kTileRows + r]), total[r]);
     };
     SumSteps<3, kTileRowBytes>(spans, form, add);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) _mm512_store_ps(out[r], total[r]);
   }
 };
 
@@ -211,16 +257,11 @@ struct ValuesOfTwoBytes {
 template <typename Values, int R>
 void SumColumns(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
                 int64_t rows, float* sums) {
-  const int64_t later = Values::kBytes * kSpan * width;
-  alignas(64) float first[R][Avx512::kLanes];
-  __m512 total[R];
-  Values::template Sum<R>(weights, values, later, worth, spans, total);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) _mm512_store_ps(first[r], total[r]);
-  Values::template Sum<R>(weights, values + kCacheBytes, later, worth, spans, total);
+  alignas(64) Totals first[R], second[R];
+  Values::template Sum<R>(weights, values, Values::kBytes * kSpan * width, worth, spans, first, second);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
-    if (r < rows) InOrder(_mm512_load_ps(first[r]), total[r], sums + r * width);
+    if (r < rows) InOrder(_mm512_load_ps(first[r]), _mm512_load_ps(second[r]), sums + r * width);
 }
 
 template <typename Values>
@@ -236,7 +277,7 @@ void AddByTiles(const ChunkTask& task, const TileConfig& config, float* weights)
   float* const zeros = most + kChunk;                                              // [width / 4]
 
   std::fill(zeros, zeros + width / 4, 0.0f);
-  int64_t spans = 0, slots[kSpans];
+  int64_t spans = 0, at[kSpans];  // where each begins in the chunk
   ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
     const Places<kSpan> places(task, array, slot, mask, zeros);
     WithAhead<kSpan>(task, array, slot, [&](const auto& ahead) {
@@ -244,22 +285,21 @@ void AddByTiles(const ChunkTask& task, const TileConfig& config, float* weights)
     });
     ReadScales<Avx512, kSpan>(places, groups, scales + spans * scales_each);
     LargestScales<Avx512>(scales + spans * scales_each, groups, most + spans * kSpan);
-    slots[spans++] = slot;
+    at[spans++] = slot - task.begin;
   });
   const TilesInUse in_use(config);
   for (int64_t m = 0; m < rows; m += kTileRows) {
     const int64_t count = std::min<int64_t>(kTileRows, rows - m);
-    float worth[kSpans][kTileRows];
+    float worth[kSpans][kTileRows], *const of_rows = weights + m * kChunk;
     SeenOfRows seen[kSpans];
-    const auto of_span = [&](int64_t i) { return weights + m * kChunk + (slots[i] - task.begin); };
-    for (int64_t i = 0; i < spans; ++i) {
-      seen[i].Look(task, slots[i], m, count);
-      Stretch(array, seen[i], count, most + i * kSpan, of_span(i), worth[i]);
-    }
+    for (int64_t i = 0; i < spans; ++i) seen[i].Look(task, task.begin + at[i], m, count);
+    const int64_t together = Whole(array) ? spans : 1;
+    for (int64_t i = 0; i < spans; i += together)
+      Stretch(array, seen + i, at + i, together, count, most + i * kSpan, of_rows, worth[i]);
     for (int64_t g = 0; g < groups; ++g) {
       for (int64_t i = 0; i < spans; ++i) {
         const auto split = seen[i].all ? SplitWeights<true> : SplitWeights<false>;
-        split(seen[i], count, of_span(i), scales + i * scales_each + g * kSpan, integers + i * kRowsBytes);
+        split(seen[i], count, of_rows + at[i], scales + i * scales_each + g * kSpan, integers + i * kRowsBytes);
       }
       WithRows(count, [&](auto R) {
         for (int64_t n = g * array.group; n < (g + 1) * array.group; n += kStep)

@@ -62,8 +62,8 @@ struct ByPairs {
   using Isa = Vectors;
 
   // What keys and values are decoded to, and weights as integers: see float_tiles.h, integer_keys.h, integer_values.h.
-  static constexpr int64_t Floats(int64_t k_width, int64_t v_width) {
-    return 21 * std::max(k_width, v_width) + 4 * kSpan;
+  static constexpr int64_t Floats(int64_t rows, int64_t k_width, int64_t v_width) {
+    return (20 + kSpans) * std::max(k_width, v_width) + 2 * kChunk + rows;
   }
   static constexpr int64_t PreparedFloats(int64_t rows, int64_t k_width) { return rows * (k_width / 2 + 1); }
   static void Prepare(const ChunkTask& task, float* out) { RoundQueries<Isa>(task, out); }
@@ -86,7 +86,7 @@ int64_t PreparedFloats(int64_t rows, int64_t k_width) {
 // In a chunk's memory the scores of all rows come first, and then queries that are prepared for it alone.
 template <typename Integers>
 int64_t ChunkFloats(int64_t rows, int64_t k_width, int64_t v_width) {
-  return rows * kChunk + PreparedFloats<Integers>(rows, k_width) + Integers::Floats(k_width, v_width);
+  return rows * kChunk + PreparedFloats<Integers>(rows, k_width) + Integers::Floats(rows, k_width, v_width);
 }
 
 template <typename Integers>
@@ -101,7 +101,6 @@ void AttendChunk(const ChunkTask& all) {
     task.prepared = task.memory;
     task.memory += PreparedFloats<Integers>(rows, task.k_width);
   }
-  std::fill(task.sums, task.sums + rows * task.v_width, 0.0f);
   if (task.k.type->scaled()) Integers::Score(task, scores);
   else ScoreFloats<Isa>(task, scores);
   for (int64_t m = 0; m < rows; ++m) Softmax<Isa>(task, m, scores + m * kChunk);

@@ -138,6 +138,7 @@ inline void AddFloatRows(const float* const* values, const float* weights, int64
 
 template <typename Isa>
 void AddFloats(const ChunkTask& task, const float* weights) {
+  ClearSums(task);
   FloatTiles<Isa> tiles(task, task.v, task.v_width);
   ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     tiles.Read(slot, mask);

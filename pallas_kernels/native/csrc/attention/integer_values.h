@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "attention/integers.h"
 
@@ -57,25 +58,39 @@ inline __attribute__((always_inline)) void JoinCodes(const KvArray& array, const
   WithBits(*array.type, [&](auto bits) { JoinTable<Isa, bits>(array, first, second, out); });
 }
 
+constexpr int64_t kSpans = kChunk / kSpan;
 static_assert(kSpan <= kStep, "levels of types are chosen so that sums of kStep products fit 32 bits");
+static_assert(int64_t{32767} * 128 * kChunk <= std::numeric_limits<int32_t>::max(), "sums over a chunk fit, see Whole");
 
-// Adds a span to the sums of `rows` rows. Weights [groups, rows, kSpan] are integers; one of them times one of the
-// integers of `pairs`, which stand as PlaceOf says, is worth `worth` [rows].
-template <typename Isa, int rows>
-inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int16_t* weights, const float* worth,
+// Whether weights of a whole chunk share what an integer of theirs is worth, and not those of a span alone: where sums
+// of so many products fit 32 bits, these are scaled once.
+inline bool Whole(const KvArray& array) { return OneByte(array); }
+
+// What an integer of a row's weights is worth, if the largest of its weights times scales is `largest`. That becomes
+// `levels`: next to a slot that takes nearly all of the attention, those of other spans or chunks still count.
+template <typename Isa>
+inline float Worth(const KvArray& array, float largest) {
+  return largest / array.type->levels * Unit<Isa>(array);
+}
+
+// Adds a span to the sums of `rows` rows, which remain integers where those of a whole chunk share their worth. Weights
+// [groups, rows, kSpan] are integers, see RoundWeights, and those of `pairs` stand as PlaceOf says.
+template <typename Isa, int rows, bool whole>
+inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int16_t* weights, const float* largest,
                            float* sums) {
   constexpr int L = Isa::kLanes, kVectors = 2;
   const int64_t width = array.width;
   typename Isa::Floats one[rows];
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r) one[r] = Isa::Set(worth[r]);
+  for (int r = 0; r < rows; ++r) one[r] = Isa::Set(whole ? 0.0f : Worth<Isa>(array, largest[r]));
   for (int64_t g = 0; g < array.groups; ++g, weights += rows * kSpan) {
     for (int64_t n = g * array.group; n < (g + 1) * array.group; n += kVectors * L) {
       const int32_t* const columns = pairs + PlaceOf(n);
       typename Isa::Ints acc[rows][kVectors];
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r)
-        for (int j = 0; j < kVectors; ++j) acc[r][j] = Isa::NoInts();
+        for (int j = 0; j < kVectors; ++j)
+          acc[r][j] = whole ? Isa::LoadInts(sums + r * width + n + j * L) : Isa::NoInts();
 #pragma GCC unroll 8
       for (int64_t i = 0; i < kSpan; i += 2) {
         typename Isa::Ints v[kVectors];
@@ -90,33 +105,37 @@ inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int
       for (int r = 0; r < rows; ++r) {
         for (int j = 0; j < kVectors; ++j) {
           float* const sum = sums + r * width + n + j * L;
-          Isa::Store(sum, Isa::Fma(Isa::ToFloats(acc[r][j]), one[r], Isa::Load(sum)));
+          if constexpr (whole) Isa::StoreInts(sum, acc[r][j]);
+          else Isa::Store(sum, Isa::Fma(Isa::ToFloats(acc[r][j]), one[r], Isa::Load(sum)));
         }
       }
     }
   }
 }
 
-// Weights times scales as integers [groups, rows, kSpan], and what one of them is worth, for each row. The largest of a
-// row is `levels`: next to a slot that takes nearly all of the attention, those of the other spans still count. `most`
-// [kSpan] has the largest scale of each slot.
+// The largest of `top` and of a row's weights of a span times `most` [kSpan], the largest scales of the slots that it
+// sees; NaN if one is not finite.
+template <typename Isa>
+inline float LargestWeight(const float* weights, const float* most, float top) {
+  float products[kSpan];
+  for (int64_t i = 0; i < kSpan; i += Isa::kLanes)
+    Isa::Store(products + i, Isa::Multiply(Isa::Load(weights + i), Isa::Load(most + i)));
+  const float largest = Largest<Isa>(products, kSpan);
+  return top != top || largest <= top ? top : largest;
+}
+
+// Weights of a span times scales as integers [groups, rows, kSpan]; `largest` [rows] are the largest of those with the
+// same worth.
 template <typename Isa, int rows>
-inline void RoundWeights(const KvArray& array, const float* weights, const float* scales, const float* most,
-                         int16_t* out, float* worth) {
-  constexpr int L = Isa::kLanes;
-  const int32_t levels = array.type->levels;
+inline void RoundWeights(const KvArray& array, const float* weights, const float* scales, const float* largest,
+                         int16_t* out) {
   for (int r = 0; r < rows; ++r, weights += kChunk, out += kSpan) {
-    float products[kSpan];
-    for (int64_t i = 0; i < kSpan; i += L)
-      Isa::Store(products + i, Isa::Multiply(Isa::Load(weights + i), Isa::Load(most + i)));
-    const float largest = Largest<Isa>(products, kSpan);
-    const auto inverse = Isa::Set(Inverse(largest, levels));
-    worth[r] = largest / levels * Unit<Isa>(array);
-    if (largest != largest) {  // NaN has no integer, and what they are worth is NaN
+    if (largest[r] != largest[r]) {  // NaN has no integer, and what they are worth is NaN
       for (int64_t g = 0; g < array.groups; ++g) std::fill_n(out + g * rows * kSpan, kSpan, int16_t{0});
       continue;
     }
-    for (int64_t i = 0; i < kSpan; i += L) {
+    const auto inverse = Isa::Set(Inverse(largest[r], array.type->levels));
+    for (int64_t i = 0; i < kSpan; i += Isa::kLanes) {
       const auto weight = Isa::Multiply(Isa::Load(weights + i), inverse);
       for (int64_t g = 0; g < array.groups; ++g)
         Isa::StoreShorts(out + g * rows * kSpan + i,
@@ -136,42 +155,73 @@ inline void LargestScales(const float* scales, int64_t groups, float* most) {
   }
 }
 
+// `count` times kSpan scales: those of slots that are not seen become zeros, in `own`, unless all are seen.
+inline const float* OfSeen(Mask seen, const float* scales, int64_t count, float* own) {
+  if (seen == kAll<kSpan>) return scales;
+  for (int64_t i = 0; i < count * kSpan; ++i) own[i] = seen >> i % kSpan & 1 ? scales[i] : 0.0f;
+  return own;
+}
+
 template <typename Isa>
 void AddIntegers(const ChunkTask& task, const float* weights) {
   const KvArray& array = task.v;
-  const int64_t width = array.width, groups = array.groups;
+  const int64_t width = array.width, groups = array.groups, scales_each = (groups + 1) * kSpan;
+  const bool whole = Whole(array);
   auto* const pairs = reinterpret_cast<int32_t*>(task.memory);                // see PlaceOf
-  float* const scales = reinterpret_cast<float*>(pairs + kSpan / 2 * width);  // [groups, kSpan], and room for one more
-  float* const own = scales + (groups + 1) * kSpan;                           // [groups, kSpan], 0 where not seen
+  float* const scales = reinterpret_cast<float*>(pairs + kSpan / 2 * width);  // of each span, see ReadScales
+  float* const most = scales + kSpans * scales_each;                          // [kSpans, kSpan]
+  float* const own = most + kChunk;                                           // [groups, kSpan], 0 where not seen
   auto* const integers = reinterpret_cast<int16_t*>(own + groups * kSpan);    // [groups, 4, kSpan]
   float* const zeros = reinterpret_cast<float*>(integers + 4 * groups * kSpan);  // [width / 4]
+  float* const largest = zeros + width / 4;                                      // of each row
 
   std::fill(zeros, zeros + width / 4, 0.0f);
+  ClearSums(task);
+  int64_t spans = 0, slots[kSpans];
+  Mask masks[kSpans];
   ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
-    const Places<kSpan> places(task, array, slot, mask, zeros);
-    ReadScales<Isa, kSpan>(places, groups, scales);
-    WithAhead<kSpan>(task, array, slot, [&](const auto& ahead) {
-      for (int64_t i = 0; i < kSpan; i += 2) {
-        ahead.Ask(i, i + 2);
-        JoinCodes<Isa>(array, places.codes + i, pairs + i / 2 * kStep);
-      }
-    });
-    ForAlike<kSpan>(task, slot, [&](Mask seen, int64_t first, int64_t rows) {
-      const float* of_seen = scales;
-      if (seen != kAll<kSpan>) {
-        for (int64_t i = 0; i < groups * kSpan; ++i) own[i] = seen >> i % kSpan & 1 ? scales[i] : 0.0f;
-        of_seen = own;
-      }
-      float most[kSpan];
-      LargestScales<Isa>(of_seen, groups, most);
-      ForBlocks<4>(rows, [&](auto block, int64_t m) {
-        float worth[block];
-        RoundWeights<Isa, block>(array, weights + (first + m) * kChunk + (slot - task.begin), of_seen, most,
-                                 integers, worth);
-        AddIntegerRows<Isa, block>(array, pairs, integers, worth, task.sums + (first + m) * width);
-      });
-    });
+    ReadScales<Isa, kSpan>(Places<kSpan>(task, array, slot, mask, zeros), groups, scales + spans * scales_each);
+    LargestScales<Isa>(scales + spans * scales_each, groups, most + spans * kSpan);
+    slots[spans] = slot;
+    masks[spans++] = mask;
   });
+  for (int64_t first = 0, last; first < spans; first = last) {
+    last = whole ? spans : first + 1;
+    std::fill(largest, largest + task.rows(), 0.0f);
+    for (int64_t i = first; i < last; ++i)
+      ForAlike<kSpan>(task, slots[i], [&](Mask seen, int64_t begin, int64_t rows) {
+        const float* const of_seen = OfSeen(seen, most + i * kSpan, 1, own);
+        for (int64_t m = begin; m < begin + rows; ++m)
+          largest[m] = LargestWeight<Isa>(weights + m * kChunk + (slots[i] - task.begin), of_seen, largest[m]);
+      });
+    for (int64_t i = first; i < last; ++i) {
+      const Places<kSpan> places(task, array, slots[i], masks[i], zeros);
+      WithAhead<kSpan>(task, array, slots[i], [&](const auto& ahead) {
+        for (int64_t j = 0; j < kSpan; j += 2) {
+          ahead.Ask(j, j + 2);
+          JoinCodes<Isa>(array, places.codes + j, pairs + j / 2 * kStep);
+        }
+      });
+      ForAlike<kSpan>(task, slots[i], [&](Mask seen, int64_t begin, int64_t rows) {
+        const float* const of_seen = OfSeen(seen, scales + i * scales_each, groups, own);
+        ForBlocks<4>(rows, [&](auto block, int64_t m) {
+          const int64_t row = begin + m;
+          float* const sums = task.sums + row * width;
+          RoundWeights<Isa, block>(array, weights + row * kChunk + (slots[i] - task.begin), of_seen, largest + row,
+                                   integers);
+          if (whole) AddIntegerRows<Isa, block, true>(array, pairs, integers, largest + row, sums);
+          else AddIntegerRows<Isa, block, false>(array, pairs, integers, largest + row, sums);
+        });
+      });
+    }
+  }
+  if (!whole) return;
+  for (int64_t m = 0; m < task.rows(); ++m) {
+    const auto worth = Isa::Set(Worth<Isa>(array, spans == 0 ? 0.0f : largest[m]));
+    float* const sums = task.sums + m * width;
+    for (int64_t n = 0; n < width; n += Isa::kLanes)
+      Isa::Store(sums + n, Isa::Multiply(Isa::ToFloats(Isa::LoadInts(sums + n)), worth));
+  }
 }
 
 }  // namespace

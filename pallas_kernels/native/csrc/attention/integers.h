@@ -17,6 +17,12 @@ namespace {
 constexpr int64_t kStep = 32;  // values that are multiplied in a step; groups are multiples of it
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+// Whether the array's integers are a byte each, and not two.
+inline bool OneByte(const KvArray& array) {
+  const auto& table = array.type->table;
+  return std::all_of(table, table + 16, [](int16_t x) { return x == int8_t(x); });
+}
+
 // What integers of the array are multiplied with, besides the scale.
 template <typename Isa>
 inline float Unit(const KvArray& array) {

@@ -53,6 +53,8 @@ inline void ForTiles(const ChunkTask& task, const Body& body) {
     if (const Mask mask = SeenOfTile<slots>(task, slot)) body(slot, mask);
 }
 
+inline void ClearSums(const ChunkTask& task) { std::fill(task.sums, task.sums + task.rows() * task.v_width, 0.0f); }
+
 // What is needed later is asked for between other work, because processors do not foresee steps over the other heads.
 // Compilers take calls of what only prefetches for calls without an effect, and leave them out: so they are inlined.
 inline __attribute__((always_inline)) void AskFor(const KvArray& array, int64_t vector) {
