@@ -129,6 +129,18 @@ def test_a_slot_that_takes_most_of_the_attention_leaves_the_others_theirs(name: 
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_next_to_a_slot_with_an_ordinary_value_others_lose_as_little_as_documented(name: str) -> None:
+    """The worst case: all others of a chunk have weights that just become zero, and values that point one way."""
+    q, k, v = draw(1, 1, 1, 128), np.zeros((1, 600, 1, 128), np.float32), np.ones((1, 600, 1, 128), np.float32)
+    k[0, 0] = q[0, 0] * 11.2 / (np.sum(q**2) * 128**-0.5)
+    v[0, 0] = -1
+    given, scale = (q, stored(k, name), stored(v, name), np.array([[599]])), 128**-0.5
+    got, want = run(*given, scale=scale), reference(*given, scale=scale)
+    assert relative_rms(got, want) < 0.004
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize(
     ("name", "codes", "slots"),
     [("turbo2", 255, 32), ("turbo3", 255, 32), ("turbo4", 255, 32), ("q8_0", -128, 256), ("q4_0", 0x88, 256)],

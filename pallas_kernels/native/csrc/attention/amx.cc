@@ -19,7 +19,7 @@ namespace {
 struct ByTiles {
   using Isa = Avx512;
 
-  // What AddByTiles needs, which is more than others do, but for what these have of each row.
+  // AddByTiles needs the most; `rows` are for AddIntegers.
   static constexpr int64_t Floats(int64_t rows, int64_t k_width, int64_t v_width) {
     return (16 * kSpans + 18) * std::max(k_width, v_width) + 14 * kChunk + rows;
   }

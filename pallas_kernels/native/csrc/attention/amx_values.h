@@ -89,8 +89,8 @@ struct SeenOfRows {
 };
 
 // Multiplies weights of some spans so that, times a scale, each becomes an integer: see RoundWeights. `most` [spans,
-// kSpan] are the largest scales of the slots, and `at` says where a span begins. What an integer is worth is written to
-// `worth` [kTileRows].
+// kSpan] are the largest scales of the slots, and `at` says where a span begins. What an integer of all these spans is
+// worth is written to `worth` [kTileRows].
 void Stretch(const KvArray& array, const SeenOfRows* seen, const int64_t* at, int64_t spans, int64_t rows,
              const float* most, float* weights, float* worth) {
   constexpr int L = Avx512::kLanes;
@@ -252,8 +252,8 @@ struct ValuesOfTwoBytes {
   }
 };
 
-// Sums of 32 columns for a tile of rows, of which `rows` are wanted. What weights of a span are worth is [spans,
-// kTileRows].
+// Sums of 32 columns for a tile of rows, of which `rows` are wanted. What weights are worth is [kTileRows], for each span
+// or once for all.
 template <typename Values, int R>
 void SumColumns(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
                 int64_t rows, float* sums) {
@@ -287,6 +287,7 @@ void AddByTiles(const ChunkTask& task, const TileConfig& config, float* weights)
     LargestScales<Avx512>(scales + spans * scales_each, groups, most + spans * kSpan);
     at[spans++] = slot - task.begin;
   });
+  if (spans == 0) return ClearSums(task);
   const TilesInUse in_use(config);
   for (int64_t m = 0; m < rows; m += kTileRows) {
     const int64_t count = std::min<int64_t>(kTileRows, rows - m);

@@ -67,7 +67,7 @@ static_assert(int64_t{32767} * 128 * kChunk <= std::numeric_limits<int32_t>::max
 inline bool Whole(const KvArray& array) { return OneByte(array); }
 
 // What an integer of a row's weights is worth, if the largest of its weights times scales is `largest`. That becomes
-// `levels`: next to a slot that takes nearly all of the attention, those of other spans or chunks still count.
+// `levels`: next to a slot that takes nearly all of the attention, weights that have another worth still count.
 template <typename Isa>
 inline float Worth(const KvArray& array, float largest) {
   return largest / array.type->levels * Unit<Isa>(array);
@@ -124,8 +124,8 @@ inline float LargestWeight(const float* weights, const float* most, float top) {
   return top != top || largest <= top ? top : largest;
 }
 
-// Weights of a span times scales as integers [groups, rows, kSpan]; `largest` [rows] are the largest of those with the
-// same worth.
+// Weights of a span times scales as integers [groups, rows, kSpan]. `largest` [rows] is what LargestWeight says of all
+// spans that share their worth.
 template <typename Isa, int rows>
 inline void RoundWeights(const KvArray& array, const float* weights, const float* scales, const float* largest,
                          int16_t* out) {
@@ -180,20 +180,22 @@ void AddIntegers(const ChunkTask& task, const float* weights) {
   int64_t spans = 0, slots[kSpans];
   Mask masks[kSpans];
   ForTiles<kSpan>(task, [&](int64_t slot, Mask mask) {
-    ReadScales<Isa, kSpan>(Places<kSpan>(task, array, slot, mask, zeros), groups, scales + spans * scales_each);
-    LargestScales<Isa>(scales + spans * scales_each, groups, most + spans * kSpan);
     slots[spans] = slot;
     masks[spans++] = mask;
   });
   for (int64_t first = 0, last; first < spans; first = last) {
     last = whole ? spans : first + 1;
     std::fill(largest, largest + task.rows(), 0.0f);
-    for (int64_t i = first; i < last; ++i)
+    for (int64_t i = first; i < last; ++i) {
+      const Places<kSpan> places(task, array, slots[i], masks[i], zeros);
+      ReadScales<Isa, kSpan>(places, groups, scales + i * scales_each);
+      LargestScales<Isa>(scales + i * scales_each, groups, most + i * kSpan);
       ForAlike<kSpan>(task, slots[i], [&](Mask seen, int64_t begin, int64_t rows) {
         const float* const of_seen = OfSeen(seen, most + i * kSpan, 1, own);
         for (int64_t m = begin; m < begin + rows; ++m)
           largest[m] = LargestWeight<Isa>(weights + m * kChunk + (slots[i] - task.begin), of_seen, largest[m]);
       });
+    }
     for (int64_t i = first; i < last; ++i) {
       const Places<kSpan> places(task, array, slots[i], masks[i], zeros);
       WithAhead<kSpan>(task, array, slots[i], [&](const auto& ahead) {

@@ -18,7 +18,7 @@ struct KvType {
   float unit = 1;
   bool by_variance = false;  // whether the unit is for values of variance 1, where those of a group have 1 / group
   // The integers that the largest value of a query and the largest weight become. Sums of their products with integers
-  // fit 32 bits: over a group of a key, and over 32 slots.
+  // fit 32 bits: over a group of a key, and over 32 slots; those of integers of one byte over 256 slots.
   int32_t query_levels = 0, levels = 0;
   int16_t table[16] = {};  // shorter ones are repeated
 

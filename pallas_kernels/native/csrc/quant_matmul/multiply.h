@@ -27,7 +27,7 @@ enum class Kind { kOne, kAffine, kHalves, kCentroids };
 // behind, and it stops at pages. Lines come to the core's second cache first, and then to its nearest one. Measured on
 // two cores of a Sapphire Rapids; other distances, and several panels at a time, were slower.
 constexpr int kFar = 3072, kNear = 768;
-constexpr int kStepsAhead = 2;  // the same for scales
+constexpr int kStepsAhead = 2;  // how many steps ahead scales are asked for
 
 template <int locality>
 inline void Prefetch(const uint8_t* in, int64_t bytes) {
