@@ -252,8 +252,8 @@ struct ValuesOfTwoBytes {
   }
 };
 
-// Sums of 32 columns for a tile of rows, of which `rows` are wanted. What weights are worth is [kTileRows], for each span
-// or once for all.
+// Sums of 32 columns for a tile of rows, of which `rows` are wanted. `worth` is [kTileRows], for each span or once for
+// all.
 template <typename Values, int R>
 void SumColumns(const uint8_t* values, int64_t width, const uint8_t* weights, const float* worth, int64_t spans,
                 int64_t rows, float* sums) {
