@@ -27,10 +27,14 @@ inline constexpr std::string_view kIsaNames[] = {"portable"};
 #if defined(__x86_64__)
 bool HasAmx();
 
-// Not every compiler's __builtin_cpu_supports knows it.
+// Not every compiler's __builtin_cpu_supports knows it. It is asked once: in a virtual machine the instruction leaves the
+// machine, which takes microseconds.
 inline bool HasF16c() {
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  static const bool has = [] {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  }();
+  return has;
 }
 #endif
 
