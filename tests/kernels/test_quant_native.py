@@ -98,6 +98,22 @@ def test_zeros_denormals_huge_and_broken_values(name: str, act: str) -> None:
     assert np.isnan(got[4:]).all()
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("act", ["a8", "a16"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if not name.startswith("TQ")])
+def test_sums_of_the_largest_codes_and_activations_do_not_overflow(name: str, act: str) -> None:
+    """All bits of codes are set, and activations differ in sign alone, so none of them is rounded."""
+    kind, x = FORMATS[name], np.ones((4, 512), np.float32)
+    data = np.full((16, 512 // kind.values, kind.num_bytes), 255, np.uint8)
+    data[..., kind.first_half :][..., : 2 * kind.halves] = np.full(kind.halves, 0.25, np.float16).view(np.uint8)
+    x[1:] = -x[1:]
+    x[2, ::2], x[3, ::3] = 1, 1
+    blocks = from_blocks(data.reshape(16, -1), name)
+    exact = x.astype(np.float64) @ np.asarray(dequantize(blocks), np.float64).T
+    got = quant_matmul(x, prepare(blocks), act=act, impl="cpu_native")
+    np.testing.assert_allclose(got, exact, rtol=1e-6, atol=1e-6 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize("rows", [2, 14])  # the latter by tiles, where there are any
 @pytest.mark.parametrize("impl", ["cpu_native", "xla_dequant"])
 def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str, rows: int) -> None:

@@ -42,7 +42,7 @@ struct Avx512Vnni : BytePlanes {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(bytes));
   }
 
-  template <int R, bool wide, int begin, int end, typename Values>
+  template <int R, bool wide, int bits, int begin, int end, typename Values>
   static inline __attribute__((always_inline)) void Dot(const Values& values, const uint8_t* x, Ints* sums) {
     const auto* records = reinterpret_cast<const Record<wide>*>(x);
     Ints w[end - begin];

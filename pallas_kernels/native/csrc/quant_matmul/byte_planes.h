@@ -17,7 +17,7 @@ struct BytePlanes {
     Rounded rounded;
   };
 
-  static constexpr bool kNarrow = true;
+  static constexpr bool InBytes(const Format&) { return true; }
   static constexpr int64_t RecordBytes(bool wide) { return wide ? sizeof(Record<true>) : sizeof(Record<false>); }
   static const Rounded& RoundedOf(const uint8_t* record, bool wide) {
     return wide ? reinterpret_cast<const Record<true>*>(record)->rounded

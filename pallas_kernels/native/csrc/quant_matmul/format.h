@@ -51,6 +51,9 @@ struct Format {
 
   constexpr int code_bytes() const { return kVector * (plane0 + plane1); }  // of a group
 
+  // Bits of each of the integers that are multiplied: codes, or bytes of the codebook.
+  constexpr int value_bits() const { return codebook == Codebook::kNone ? plane0 + plane1 : 8; }
+
   constexpr bool super() const { return values == 256; }
 
   constexpr bool affine() const { return scales == Scales::kAffine || scales == Scales::kSuperAffine; }

@@ -13,7 +13,7 @@ inline constexpr int kFew = 12;   // for more rows than these there may be kerne
 
 struct QuantKernels {
   // What the rounded activations of up to kSlab rows take for each group of 32 columns.
-  int64_t (*group_bytes)(bool wide, int64_t rows);
+  int64_t (*group_bytes)(const Format& format, bool wide, int64_t rows);
 
   // Rounds one row x [width] to 8 bits per value, or to 16 when `wide`: row `row` of each group of `records`.
   void (*round)(const Format& format, bool wide, const float* x, int64_t width, int64_t rows, int64_t row,

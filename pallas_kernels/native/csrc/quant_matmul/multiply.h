@@ -1,8 +1,8 @@
 // Panels times few rows of rounded activations. See decode.h for the anonymous namespace.
 //
 // An instruction set `Isa` offers Ints and Floats (one value for each of the 16 lanes), and
-//   Dot<R, wide, begin, end>(values, x, sums): exact integer products of the quads [begin, end) of a group with R rows
-//   of activations, their bias included; values(quad) are the 64 bytes of a quad.
+//   Dot<R, wide, bits, begin, end>(values, x, sums): exact integer products of the quads [begin, end) of a group with R
+//   rows of activations, their bias included; values(quad) are the 64 bytes of a quad, of so many bits each.
 // What is computed for one row is the same, in the same order, whatever the other rows are and however many.
 #ifndef SPECJAX_QUANT_MATMUL_MULTIPLY_H_
 #define SPECJAX_QUANT_MATMUL_MULTIPLY_H_
@@ -47,7 +47,7 @@ inline __attribute__((always_inline)) void Sums(const uint8_t* group, const uint
   const auto values = [=](auto quad) __attribute__((always_inline)) {
     return Codes::template Values<Isa, quad.value, byte>(group);
   };
-  Isa::template Dot<R, wide, begin, end>(values, x, sums);
+  Isa::template Dot<R, wide, Codes::kBits, begin, end>(values, x, sums);
   for (int r = 0; r < R; ++r) out[r] = Isa::ToFloat(sums[r]);
 }
 
@@ -175,22 +175,23 @@ PanelsFunction PanelsOf(const Format& format) {
     constexpr Format kOne = kFormats[i];
     using Codes = Coding<kOne.plane0, kOne.plane1, kOne.codebook>;
     if (&format != &kFormats[i]) return PanelsOf<Isa, wide, How, i + 1>(format);
-    return Panels<Isa, Codes, KindOf(kOne), wide, How>;
+    return Panels<Isa, Codes, KindOf(kOne), TwoBytes<Isa>(kOne, wide), How>;
   }
 }
 
-// Where 8 and 16 bits are computed alike, one instance serves both.
 template <typename Isa, template <typename, typename, Kind, bool> class How>
 void Multiply(const Format& format, bool wide, const uint8_t* codes, const uint8_t* scales, int64_t width,
               int64_t begin, int64_t end, const uint8_t* records, int64_t rows, float* out, int64_t outputs) {
-  const auto run = wide ? PanelsOf<Isa, true, How>(format) : PanelsOf<Isa, !Isa::kNarrow, How>(format);
+  const auto run = wide ? PanelsOf<Isa, true, How>(format) : PanelsOf<Isa, false, How>(format);
   run(format, codes, scales, width, begin, end, records, rows, out, outputs);
 }
 
 template <typename Isa>
 constexpr QuantKernels KernelsOf() {
-  return {[](bool wide, int64_t rows) { return rows * Isa::RecordBytes(wide); }, Round<Isa>, Multiply<Isa, ByRows>,
-          Swiglu};
+  return {[](const Format& format, bool wide, int64_t rows) {
+            return rows * Isa::RecordBytes(TwoBytes<Isa>(format, wide));
+          },
+          Round<Isa>, Multiply<Isa, ByRows>, Swiglu};
 }
 
 }  // namespace

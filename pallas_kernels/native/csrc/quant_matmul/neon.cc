@@ -67,7 +67,7 @@ struct Neon : BytePlanes {
     return index;
   }
 
-  template <int R, bool wide, int begin, int end, typename Values>
+  template <int R, bool wide, int bits, int begin, int end, typename Values>
   static inline __attribute__((always_inline)) void Dot(const Values& values, const uint8_t* x, Ints* sums) {
     const auto* records = reinterpret_cast<const Record<wide>*>(x);
     const auto pass = [&](int plane) __attribute__((always_inline)) {

@@ -22,7 +22,7 @@ struct Portable {
   };
 
   static constexpr int kRows = 1;
-  static constexpr bool kNarrow = false;
+  static constexpr bool InBytes(const Format&) { return false; }
   static constexpr int32_t kOffset = 0;
   static constexpr int64_t RecordBytes(bool) { return sizeof(Record); }
   static const Rounded& RoundedOf(const uint8_t* record, bool) {
@@ -87,7 +87,7 @@ struct Portable {
     return index;
   }
 
-  template <int R, bool wide, int begin, int end, typename Values>
+  template <int R, bool wide, int bits, int begin, int end, typename Values>
   static void Dot(const Values& values, const uint8_t* x, Ints* sums) {
     const auto* records = reinterpret_cast<const Record*>(x);
     Words total[R][kParts] = {};

@@ -52,7 +52,7 @@ class RoundedRows {
   RoundedRows(xla::ffi::ThreadPool& pool, const QuantKernels& kernels, bool wide, const Format& format,
               const Blocks& blocks, const float* x, int64_t width)
       : blocks_(blocks),
-        slab_bytes_(width / kGroup * kernels.group_bytes(wide, blocks.slab_rows(0))),
+        slab_bytes_(width / kGroup * kernels.group_bytes(format, wide, blocks.slab_rows(0))),
         records_(blocks.batch * blocks.slabs() * slab_bytes_) {
     constexpr int64_t kValues = 4 << 10;  // less is not worth another thread's attention
     const int64_t rows = blocks.rows, total = blocks.batch * rows, at_a_time = std::max<int64_t>(1, kValues / width);

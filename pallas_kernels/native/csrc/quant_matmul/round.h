@@ -68,14 +68,21 @@ inline void RoundGroup(const Format& format, bool wide, const float* in, const A
   rounded->bias[1] = -offset * sums[1];
 }
 
+// Whether activations are kept as integers of two bytes: those of 8 bits are, too, where bytes gain nothing.
+template <typename Isa>
+constexpr bool TwoBytes(const Format& format, bool wide) {
+  return wide || !Isa::InBytes(format);
+}
+
 template <typename Isa>
 void Round(const Format& format, bool wide, const float* x, int64_t width, int64_t rows, int64_t row,
            uint8_t* records) {
-  const int64_t bytes = Isa::RecordBytes(wide);
+  const bool two_bytes = TwoBytes<Isa>(format, wide);
+  const int64_t bytes = Isa::RecordBytes(two_bytes);
   for (int64_t group = 0; group < width / kGroup; ++group) {
     uint8_t* const record = records + (group * rows + row) * bytes;
     RoundGroup<Isa>(format, wide, x + kGroup * group,
-                    [=](const int32_t* codes) { return Isa::Arrange(codes, wide, record); });
+                    [=](const int32_t* codes) { return Isa::Arrange(codes, two_bytes, record); });
   }
 }
 
