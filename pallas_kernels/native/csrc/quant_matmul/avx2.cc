@@ -35,14 +35,20 @@ struct Avx2 {
   static const Rounded& RoundedOf(const uint8_t* record, bool wide) {
     return wide ? reinterpret_cast<const Wide*>(record)->rounded : reinterpret_cast<const Narrow*>(record)->rounded;
   }
+  static __m256i Load32(const int32_t* in) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)); }
+  static void Store32(void* out, __m256i in) { _mm256_storeu_si256(static_cast<__m256i*>(out), in); }
   static Rounded* Arrange(const int32_t* codes, bool wide, uint8_t* out) {
+    // Packing takes eight bytes by turns from its factors, so it comes before lanes of the two are put in order.
     if (wide) {
-      int16_t* to = reinterpret_cast<Wide*>(out)->codes[0][0];
-      for (int i = 0; i < kGroup; i += 4) {
-        for (const int column : {i, i + 2, i + 1, i + 3}) *to++ = static_cast<int16_t>(codes[column]);
+      const auto eight = [=](int i) { return _mm256_shuffle_epi32(Load32(codes + i), _MM_SHUFFLE(3, 1, 2, 0)); };
+      for (int i = 0; i < kGroup; i += 16) {
+        const __m256i shorts = _mm256_packs_epi32(eight(i), eight(i + 8));
+        Store32(out + 2 * i, _mm256_permute4x64_epi64(shorts, _MM_SHUFFLE(3, 1, 2, 0)));
       }
     } else {
-      for (int i = 0; i < kGroup; ++i) reinterpret_cast<int8_t*>(out)[i] = static_cast<int8_t>(codes[i]);
+      const auto sixteen = [=](int i) { return _mm256_packs_epi32(Load32(codes + i), Load32(codes + i + 8)); };
+      const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+      Store32(out, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(sixteen(0), sixteen(16)), order));
     }
     return const_cast<Rounded*>(&RoundedOf(out, wide));
   }

@@ -38,23 +38,29 @@ inline void Rotate(float* x) {
 // and says where the rest does.
 template <typename Isa, typename Arrange>
 inline void RoundGroup(const Format& format, bool wide, const float* in, const Arrange& arrange) {
-  alignas(64) float x[kGroup];
-  for (int i = 0; i < kGroup; ++i) x[i] = in[i];
-  if (format.scales == Scales::kHalves) Rotate(x);
+  alignas(64) float turned[kGroup];
+  const float* x = in;
+  if (format.scales == Scales::kHalves) {
+    std::copy(in, in + kGroup, turned);
+    Rotate(turned);
+    x = turned;
+  }
   // Magnitudes compare like the integers that they are stored as, and compilers find the largest of those faster.
-  int32_t bits[kGroup], top = 0;
-  std::memcpy(bits, x, sizeof bits);
-  for (int i = 0; i < kGroup; ++i) top = std::max(top, bits[i] & 0x7fffffff);
+  int32_t top = 0;
+  for (int i = 0; i < kGroup; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    top = std::max(top, bits & 0x7fffffff);
+  }
   const bool finite = top < 0x7f800000;
   float largest;
   std::memcpy(&largest, &top, sizeof largest);
   const float scale = largest / (wide ? 127.0f * 256 : 127.0f);
   const float divisor = scale == 0 ? 1.0f : scale;
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds half to even, as jnp.round does
-  alignas(64) int32_t codes[kGroup] = {};
-  if (finite) {
-    for (int i = 0; i < kGroup; ++i) codes[i] = static_cast<int32_t>((x[i] / divisor + kToInteger) - kToInteger);
-  }
+  alignas(64) int32_t codes[kGroup];
+  for (int i = 0; i < kGroup; ++i)
+    codes[i] = finite ? static_cast<int32_t>((x[i] / divisor + kToInteger) - kToInteger) : 0;
   int32_t sums[2] = {0, 0};
   for (int i = 0; i < kGroup / 2; ++i) sums[0] += codes[i];
   for (int i = kGroup / 2; i < kGroup; ++i) sums[1] += codes[i];
