@@ -75,7 +75,11 @@ struct Avx2 : Avx2Floats {
     std::memcpy(&both, in, 4);
     return _mm256_set1_epi32(both);
   }
-  static Ints AddProducts(Ints sum, Ints a, Ints b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+  static Ints AddProducts(Ints sum, Ints a, Ints b) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+    asm("" : "+x"(sum));  // GCC adds in another order without it, for which it would need more registers than there are
+    return sum;
+  }
 
   // The 16 bytes of each slot from `at` on to four columns, of which a lane has four bytes of its slot.
   static void Columns(const void* const* slots, int64_t at, Ints* out) {
