@@ -85,16 +85,16 @@ inline void AddIntegerRows(const KvArray& array, const int32_t* pairs, const int
   for (int r = 0; r < rows; ++r) one[r] = Isa::Set(whole ? 0.0f : Worth<Isa>(array, largest[r]));
   for (int64_t g = 0; g < array.groups; ++g, weights += rows * kSpan) {
     for (int64_t n = g * array.group; n < (g + 1) * array.group; n += kVectors * L) {
-      const int32_t* const columns = pairs + PlaceOf(n);
+      const int32_t* columns = pairs + PlaceOf(n);
       typename Isa::Ints acc[rows][kVectors];
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r)
         for (int j = 0; j < kVectors; ++j)
           acc[r][j] = whole ? Isa::LoadInts(sums + r * width + n + j * L) : Isa::NoInts();
 #pragma GCC unroll 8
-      for (int64_t i = 0; i < kSpan; i += 2) {
+      for (int64_t i = 0; i < kSpan; i += 2, columns += kStep) {
         typename Isa::Ints v[kVectors];
-        for (int j = 0; j < kVectors; ++j) v[j] = Isa::LoadInts(columns + i / 2 * kStep + j * L);
+        for (int j = 0; j < kVectors; ++j) v[j] = Isa::LoadInts(columns + j * L);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) {
           const auto both = Isa::Both(weights + r * kSpan + i);
