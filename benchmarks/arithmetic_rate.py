@@ -1,6 +1,6 @@
 """How fast this machine's CPU multiplies: the limit of products of many rows, and of attention.
 
-A loop of nothing but one instruction, whose calls do not wait for each other, runs on all cores at once.
+A loop of nothing but sums of products, which do not wait for each other, runs on all cores at once.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ SUMS, ROUNDS, REPETITIONS = 12, 2_000_000, 5
 
 
 class Instruction(NamedTuple):
-    """What multiplies two registers and adds the products to a third.
+    """What multiplies a register with itself and adds the products to a sum.
 
     Attributes:
-        name: in assembler.
+        code: in assembler: %0 is the sum, %1 a register for whatever it is needed for, and %2 what is multiplied.
         register: its type in C.
-        products: of one instruction.
+        products: how many it forms.
         flags: of the compiler.
     """
 
-    name: str
+    code: str
     register: str
     products: int
     flags: tuple[str, ...]
 
 
-_BYTES = Instruction("vpdpbusd", "__m512i", 64, ("-mavx512f", "-mavx512vnni"))
-_FLOATS = Instruction("vfmadd231ps", "__m512", 16, ("-mavx512f",))
-OF_BYTES = {"avx512vnni": _BYTES, "amx": _BYTES}
+_BYTES = Instruction("vpdpbusd %2, %2, %0", "__m512i", 64, ("-mavx512f", "-mavx512vnni"))
+_FLOATS = Instruction("vfmadd231ps %2, %2, %0", "__m512", 16, ("-mavx512f",))
+OF_BYTES = {
+    "avx2": Instruction("vpmaddubsw %2, %2, %1; vpaddw %1, %0, %0", "__m256i", 32, ("-mavx2",)),
+    "avx512vnni": _BYTES,
+    "amx": _BYTES,
+}
 OF_FLOATS = {
-    "avx2": Instruction("vfmadd231ps", "__m256", 8, ("-mavx2", "-mfma")),
+    "avx2": Instruction("vfmadd231ps %2, %2, %0", "__m256", 8, ("-mavx2", "-mfma")),
     "avx512vnni": _FLOATS,
     "amx": _FLOATS,
 }
@@ -78,11 +82,13 @@ class Arithmetic:
 def _source(instruction: Instruction) -> str:
     # One variable for each sum: compilers keep an array of them in memory.
     names = [f"sum{i}" for i in range(SUMS)]
-    one_round = " ".join(f'asm volatile("{instruction.name} %1, %1, %0" : "+v"({name}) : "v"(x));' for name in names)
+    one_round = " ".join(
+        f'asm volatile("{instruction.code}" : "+v"({name}), "=&v"(scratch) : "v"(x));' for name in names
+    )
     return f"""
 #include <immintrin.h>
 void multiply(void) {{
-  {instruction.register} x = {{0}}, {", ".join(f"{name} = {{0}}" for name in names)};
+  {instruction.register} scratch, x = {{0}}, {", ".join(f"{name} = {{0}}" for name in names)};
   for (long round = 0; round < {ROUNDS}; ++round) {{ {one_round} }}
 }}
 """

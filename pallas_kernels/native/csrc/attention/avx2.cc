@@ -13,10 +13,9 @@ namespace {
 
 struct Avx2 : Avx2Floats {
   using Ints = __m256i;
-  struct Table {
+  struct ByteTable {
     __m256i low, high;
   };
-  using ByteTable = Table;
 
   static __m128i Load8(const void* in) { return _mm_loadl_epi64(static_cast<const __m128i*>(in)); }
   static __m128i Load16(const void* in) { return _mm_loadu_si128(static_cast<const __m128i*>(in)); }
@@ -49,24 +48,8 @@ struct Avx2 : Avx2Floats {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(shorts));
   }
   static Ints SignedBytes(const uint8_t* in) { return _mm256_cvtepi8_epi32(Load8(in)); }
-  static Ints Bytes(const uint8_t* in) { return _mm256_cvtepu8_epi32(Load8(in)); }
   static Ints And(Ints x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi32(mask)); }
   static Ints ShiftRight(Ints x, int bits) { return _mm256_srli_epi32(x, bits); }
-  // Adds `value` where the bits of the byte are set.
-  static Ints AddBits(Ints x, const uint8_t* bits, int64_t, int value) {
-    const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(*bits), each), each);
-    return _mm256_add_epi32(x, _mm256_and_si256(set, _mm256_set1_epi32(value)));
-  }
-  static Table LoadTable(const int16_t* table) {
-    return {_mm256_cvtepi16_epi32(Load16(table)), _mm256_cvtepi16_epi32(Load16(table + 8))};
-  }
-  static Ints LookUp(const Table& table, Ints index) {
-    const __m256 second = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // bit 3 to the sign
-    const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.low, index));
-    const __m256 high = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.high, index));
-    return _mm256_castps_si256(_mm256_blendv_ps(low, high, second));
-  }
 
   // Pairs of integers of 16 bits: both of a lane, the same two for all lanes, and the sums of a lane's two products.
   static Ints Join(Ints first, Ints second) { return _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xaa); }
@@ -109,18 +92,63 @@ struct Avx2 : Avx2Floats {
     return _mm256_add_epi8(bytes, _mm256_and_si256(set, _mm256_set1_epi8(4)));
   }
   static ByteTable LoadByteTable(const int16_t* table) {
-    uint8_t low[16], high[16];
-    for (int i = 0; i < 16; ++i) {
-      low[i] = static_cast<uint8_t>(table[i]);
-      high[i] = static_cast<uint8_t>(table[i] >> 8);
-    }
-    return {_mm256_broadcastsi128_si256(Load16(low)), _mm256_broadcastsi128_si256(Load16(high))};
+    const auto bytes = [](__m256i x) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(x, x), 0x88); };
+    const Ints shorts = LoadInts(table);
+    return {bytes(_mm256_and_si256(shorts, _mm256_set1_epi16(0xff))), bytes(_mm256_srli_epi16(shorts, 8))};
   }
   static void LookUpPairs(const ByteTable& table, Ints codes, int32_t* out) {
     const __m256i low = _mm256_shuffle_epi8(table.low, codes), high = _mm256_shuffle_epi8(table.high, codes);
     const __m256i odd = _mm256_set1_epi16(static_cast<int16_t>(0xff00));
     StoreInts(out, _mm256_blendv_epi8(low, _mm256_slli_epi16(high, 8), odd));
     StoreInts(out + kLanes, _mm256_blendv_epi8(_mm256_srli_epi16(low, 8), high, odd));
+  }
+};
+
+// 16 columns at a time, as bytes in which the two slots take turns: lookups are of bytes here.
+template <int bits>
+struct TableValues<Avx2, bits> {
+  static constexpr bool high = bits == 3;
+  static constexpr int kLow = high ? 2 : bits, kPlanes = 8 / kLow;
+
+  static void Join(const KvArray& array, const uint8_t* first, const uint8_t* second, int32_t* out) {
+    const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
+    const Avx2::ByteTable table = Avx2::LoadByteTable(array.type->table);
+    const __m256i mask = _mm256_set1_epi8((1 << kLow) - 1);
+    for (int64_t g = 0; g < array.groups; ++g, first += group_bytes, second += group_bytes) {
+      for (int64_t i = 0; i < bytes; i += 16) {
+        __m256i packed = InTurns(Avx2::Load16(first + i), Avx2::Load16(second + i));
+#pragma GCC unroll 4
+        for (int plane = 0; plane < kPlanes; ++plane, packed = _mm256_srli_epi16(packed, kLow)) {
+          const int64_t at = plane * bytes + i;
+          __m256i codes = _mm256_and_si256(packed, mask);
+          if constexpr (high) codes = AddFours(codes, first + bytes + at / 8, second + bytes + at / 8);
+          const __m256i lower = _mm256_shuffle_epi8(table.low, codes), upper = _mm256_shuffle_epi8(table.high, codes);
+          int32_t* const to = out + PlaceOf(g * array.group + at);
+          Avx2::StoreInts(to, _mm256_unpacklo_epi8(lower, upper));
+          Avx2::StoreInts(to + Avx2::kLanes, _mm256_unpackhi_epi8(lower, upper));
+        }
+      }
+    }
+  }
+
+  // Bytes of columns 0 to 3 and 8 to 11, and then 4 to 7 and 12 to 15: unpacking them puts columns in order.
+  static __m256i InTurns(__m128i first, __m128i second) {
+    const __m128i lower = _mm_unpacklo_epi8(first, second), upper = _mm_unpackhi_epi8(first, second);
+    return _mm256_permute4x64_epi64(_mm256_set_m128i(upper, lower), _MM_SHUFFLE(3, 1, 2, 0));
+  }
+
+  // Adds 4 where a column's bit is set, of 16 for each slot.
+  static __m256i AddFours(__m256i codes, const uint8_t* first, const uint8_t* second) {
+    uint16_t of_first, of_second;
+    std::memcpy(&of_first, first, 2);
+    std::memcpy(&of_second, second, 2);
+    constexpr int64_t kFirst = 0x0200020002000200, kSecond = 0x0301030103010301;  // bytes of eight columns each
+    constexpr int64_t kLower = 0x0808040402020101, kUpper = 0x8080404020201010;   // bits in them
+    const __m256i both = _mm256_set1_epi32(of_first | uint32_t{of_second} << 16);
+    const __m256i bytes = _mm256_setr_epi64x(kFirst, kSecond, kFirst, kSecond);
+    const __m256i bit = _mm256_setr_epi64x(kLower, kLower, kUpper, kUpper);
+    const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(both, bytes), bit);
+    return _mm256_add_epi8(codes, _mm256_and_si256(_mm256_cmpeq_epi8(set, bit), _mm256_set1_epi8(4)));
   }
 };
 

@@ -18,30 +18,32 @@ inline uint64_t PlaceOf(uint64_t column) { return column / kStep * (kSpan / 2 * 
 
 // The integers of two slots as pairs. See PairTable for the order of codes.
 template <typename Isa, int bits>
-inline void JoinTable(const KvArray& array, const uint8_t* first, const uint8_t* second, int32_t* out) {
-  constexpr bool high = bits == 3;
-  constexpr int kLow = high ? 2 : bits, kPlanes = 8 / kLow;
-  const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
-  const typename Isa::Table table = Isa::LoadTable(array.type->table);
-  for (int64_t g = 0; g < array.groups; ++g, first += group_bytes, second += group_bytes) {
-    for (int64_t i = 0; i < bytes; i += Isa::kLanes) {
-      typename Isa::Ints packed[2] = {Isa::Bytes(first + i), Isa::Bytes(second + i)};
+struct TableValues {
+  static void Join(const KvArray& array, const uint8_t* first, const uint8_t* second, int32_t* out) {
+    constexpr bool high = bits == 3;
+    constexpr int kLow = high ? 2 : bits, kPlanes = 8 / kLow;
+    const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
+    const typename Isa::Table table = Isa::LoadTable(array.type->table);
+    for (int64_t g = 0; g < array.groups; ++g, first += group_bytes, second += group_bytes) {
+      for (int64_t i = 0; i < bytes; i += Isa::kLanes) {
+        typename Isa::Ints packed[2] = {Isa::Bytes(first + i), Isa::Bytes(second + i)};
 #pragma GCC unroll 4
-      for (int plane = 0; plane < kPlanes; ++plane) {
-        const int64_t at = plane * bytes + i;
-        typename Isa::Ints values[2];
+        for (int plane = 0; plane < kPlanes; ++plane) {
+          const int64_t at = plane * bytes + i;
+          typename Isa::Ints values[2];
 #pragma GCC unroll 2
-        for (int slot = 0; slot < 2; ++slot) {
-          auto code = Isa::And(packed[slot], (1 << kLow) - 1);
-          if constexpr (high) code = Isa::AddBits(code, (slot ? second : first) + bytes + at / 8, at % 8, 4);
-          values[slot] = Isa::LookUp(table, code);
-          packed[slot] = Isa::ShiftRight(packed[slot], kLow);
+          for (int slot = 0; slot < 2; ++slot) {
+            auto code = Isa::And(packed[slot], (1 << kLow) - 1);
+            if constexpr (high) code = Isa::AddBits(code, (slot ? second : first) + bytes + at / 8, at % 8, 4);
+            values[slot] = Isa::LookUp(table, code);
+            packed[slot] = Isa::ShiftRight(packed[slot], kLow);
+          }
+          Isa::StoreInts(out + PlaceOf(g * array.group + at), Isa::Join(values[0], values[1]));
         }
-        Isa::StoreInts(out + PlaceOf(g * array.group + at), Isa::Join(values[0], values[1]));
       }
     }
   }
-}
+};
 
 template <typename Isa>
 inline __attribute__((always_inline)) void JoinCodes(const KvArray& array, const void* const* codes, int32_t* out) {
@@ -55,7 +57,7 @@ inline __attribute__((always_inline)) void JoinCodes(const KvArray& array, const
     }
     return;
   }
-  WithBits(*array.type, [&](auto bits) { JoinTable<Isa, bits>(array, first, second, out); });
+  WithBits(*array.type, [&](auto bits) { TableValues<Isa, bits>::Join(array, first, second, out); });
 }
 
 constexpr int64_t kSpans = kChunk / kSpan;
