@@ -7,9 +7,10 @@
 Random weights in the shape of a released model, Qwen3.5-0.8B if no other is asked for, written to a temporary folder. A
 prompt is fed without drafter, from its first token until the first new one is known; llama.cpp's figure is `pp` of
 llama-bench, which samples nothing. Prompts are random tokens. On a CPU, `limit` is the share of the rate of products
-that vectors allow (known for AVX-512 VNNI and AVX2), measured in the same run by a loop of nothing but products of bytes, which
-the products with matrices alone reach: activations of 8 bits need one such product for each weight and token, those of
-16 bits two. Programs take turns and the best of each counts; without --llama-bench its columns stay empty.
+that vectors allow (known for AVX-512 VNNI and AVX2), measured in the same run by a loop of nothing but sums of products
+of bytes, which the products with matrices alone reach: activations of 8 bits need one such product for each weight and
+token, those of 16 bits two. Programs take turns and the best of each counts; without --llama-bench its columns stay
+empty.
 """
 
 from __future__ import annotations
