@@ -2,6 +2,7 @@
 #ifndef SPECJAX_ATTENTION_FLOAT_TILES_H_
 #define SPECJAX_ATTENTION_FLOAT_TILES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -11,72 +12,125 @@
 namespace specjax {
 namespace {
 
-// The vector of a slot and head; `out` has room for a multiple of kPad, which stays as it is beyond the width.
+// How values of a vector of a cache, or of a copy in floats, are read: as many from `at` on as there are lanes.
 template <typename Isa>
-const float* Decode(const KvArray& array, int64_t index, float* out) {
-  const uint8_t* in = array.codes + index * array.code_bytes;
-  const int64_t width = array.width;
+struct AsFloats {
+  static typename Isa::Floats Read(const void* vector, int64_t at) {
+    return Isa::Load(static_cast<const float*>(vector) + at);
+  }
+};
+template <typename Isa>
+struct AsHalves {
+  static typename Isa::Floats Read(const void* vector, int64_t at) {
+    return Isa::Halves(static_cast<const uint16_t*>(vector) + at);
+  }
+};
+template <typename Isa>
+struct AsBrains {
+  static typename Isa::Floats Read(const void* vector, int64_t at) {
+    return Isa::Brains(static_cast<const uint16_t*>(vector) + at);
+  }
+};
+
+constexpr int kFewRows = 4;  // for more rows than these, which are worked on at a time, values are converted just once
+
+// Whether products read the vectors of a cache, and not copies in floats, which may be padded.
+inline bool AsTheyAre(const KvArray& array, int64_t rows) {
+  return array.width % kPad == 0 && (array.type->kind == KvKind::kF32 || rows <= kFewRows);
+}
+
+// A vector in floats: `out` has room for a multiple of kPad, which stays as it is beyond the width.
+template <typename Isa>
+void Decode(const KvArray& array, const uint8_t* in, float* out) {
   if (array.type->kind == KvKind::kF32) {
-    if (width % kPad == 0) return reinterpret_cast<const float*>(in);
-    std::memcpy(out, in, 4 * width);
-    return out;
+    std::memcpy(out, in, 4 * array.width);
+    return;
   }
   const auto* halves = reinterpret_cast<const uint16_t*>(in);
   const bool brain = array.type->kind == KvKind::kBf16;
   int64_t i = 0;
-  for (; i + Isa::kLanes <= width; i += Isa::kLanes)
+  for (; i + Isa::kLanes <= array.width; i += Isa::kLanes)
     Isa::Store(out + i, brain ? Isa::Brains(halves + i) : Isa::Halves(halves + i));
-  for (; i < width; ++i) {
+  for (; i < array.width; ++i) {
     const uint32_t bits = static_cast<uint32_t>(halves[i]) << 16;
     if (brain) std::memcpy(out + i, &bits, 4);
     else out[i] = Isa::Half(halves[i]);
   }
-  return out;
 }
 
-// Vectors of floats of a tile, with zeros for the slots that no row sees, which are not read.
+// Vectors of a tile, as they are or in floats, with zeros for the slots that no row sees, which are not read.
 template <typename Isa>
 class FloatTiles {
  public:
   FloatTiles(const ChunkTask& task, const KvArray& array, int64_t padded)
-      : task_(task), array_(array), padded_(padded), zeros_(task.memory + kTile * padded) {
-    std::fill(task.memory, task.memory + (kTile + 1) * padded, 0.0f);  // also what decoding leaves beyond a width
+      : task_(task),
+        array_(array),
+        as_they_are_(AsTheyAre(array, task.rows())),
+        padded_(padded),
+        zeros_(task.memory + kTile * padded) {
+    // Also what decoding leaves beyond a width.
+    std::fill(as_they_are_ ? zeros_ : task.memory, zeros_ + padded, 0.0f);
   }
 
   void Read(int64_t slot, Mask mask) {
+    slot_ = slot;
     WithAhead<kTile>(task_, array_, slot, [&](const auto& ahead) {
       for (int64_t i = 0; i < kTile; ++i) {
-        ahead.Ask(i, i + 1);
-        vectors_[i] = mask >> i & 1 ? Decode<Isa>(array_, (slot + i) * task_.heads + task_.head,
-                                                  task_.memory + i * padded_)
-                                    : zeros_;
+        if (!as_they_are_) ahead.Ask(i, i + 1);
+        vectors_[i] = mask >> i & 1 ? Vector(slot + i, task_.memory + i * padded_) : zeros_;
       }
     });
   }
 
+  // Where vectors are read as they are, what comes next is asked for beside the products of the first row.
+  __attribute__((always_inline)) void Ask(int64_t row, int64_t begin, int64_t end) const {
+    if (row == 0 && as_they_are_)
+      WithAhead<kTile>(task_, array_, slot_,
+                       [&](const auto& ahead) __attribute__((always_inline)) { ahead.Ask(begin, end); });
+  }
+
   // A weight of zero does not hide NaN, so a slot that rows do not see is one of zeros to them.
-  void Select(Mask mask, const float** vectors) const {
+  void Select(Mask mask, const void** vectors) const {
     for (int64_t i = 0; i < kTile; ++i) vectors[i] = mask >> i & 1 ? vectors_[i] : zeros_;
   }
 
-  const float* const* vectors() const { return vectors_; }
+  const void* const* vectors() const { return vectors_; }
+
+  // Calls body(how values of a vector are read).
+  template <typename Body>
+  void WithReader(const Body& body) const {
+    if (as_they_are_ && array_.type->kind == KvKind::kF16) body(AsHalves<Isa>());
+    else if (as_they_are_ && array_.type->kind == KvKind::kBf16) body(AsBrains<Isa>());
+    else body(AsFloats<Isa>());
+  }
 
  private:
+  const void* Vector(int64_t slot, float* out) const {
+    const uint8_t* const in = array_.codes + (slot * task_.heads + task_.head) * array_.code_bytes;
+    if (as_they_are_) return in;
+    Decode<Isa>(array_, in, out);
+    return out;
+  }
+
   const ChunkTask& task_;
   const KvArray& array_;
+  const bool as_they_are_;
   const int64_t padded_;
-  const float* const zeros_;
-  const float* vectors_[kTile];
+  float* const zeros_;
+  int64_t slot_;
+  const void* vectors_[kTile];
 };
 
 // Scores of `rows` rows from row m on with the slots of a tile. Each is summed up in the same order, whichever way they
 // are grouped: as many at a time as there are lanes.
-template <typename Isa, int rows>
-inline void ScoreFloatRows(const ChunkTask& task, const float* const* keys, int64_t m, float* scores) {
+template <typename Isa, typename Reader, int rows>
+inline void ScoreFloatRows(const ChunkTask& task, const FloatTiles<Isa>& tiles, int64_t m, float* scores) {
   constexpr int L = Isa::kLanes, kSlots = L / rows;
   const float* q[rows];
   for (int r = 0; r < rows; ++r) q[r] = task.query(m + r);
+  const void* const* const keys = tiles.vectors();
   for (int64_t first = 0; first < kTile; first += kSlots) {
+    tiles.Ask(m, first, first + kSlots);
     typename Isa::Floats sums[L];
 #pragma GCC unroll 16
     for (int i = 0; i < L; ++i) sums[i] = Isa::Set(0.0f);
@@ -86,7 +140,7 @@ inline void ScoreFloatRows(const ChunkTask& task, const float* const* keys, int6
       for (int r = 0; r < rows; ++r) x[r] = Isa::Load(q[r] + n);
 #pragma GCC unroll 16
       for (int i = 0; i < kSlots; ++i) {
-        const auto key = Isa::Load(keys[first + i] + n);
+        const auto key = Reader::Read(keys[first + i], n);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) sums[r * kSlots + i] = Isa::Fma(key, x[r], sums[r * kSlots + i]);
       }
@@ -104,16 +158,23 @@ void ScoreFloats(const ChunkTask& task, float* scores) {
   ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     tiles.Read(slot, mask);
     float* const to = scores + (slot - task.begin);
-    int64_t m = 0;
-    for (; m + 4 <= task.rows(); m += 4) ScoreFloatRows<Isa, 4>(task, tiles.vectors(), m, to);
-    for (; m < task.rows(); ++m) ScoreFloatRows<Isa, 1>(task, tiles.vectors(), m, to);
+    tiles.WithReader([&](auto reader) {
+      using Reader = decltype(reader);
+      int64_t m = 0;
+      for (; m + 4 <= task.rows(); m += 4) ScoreFloatRows<Isa, Reader, 4>(task, tiles, m, to);
+      for (; m < task.rows(); ++m) ScoreFloatRows<Isa, Reader, 1>(task, tiles, m, to);
+    });
   });
 }
 
-template <typename Isa, int rows>
-inline void AddFloatRows(const float* const* values, const float* weights, int64_t width, float* sums) {
+template <typename Isa, typename Reader, int rows>
+inline void AddFloatRows(const FloatTiles<Isa>& tiles, int64_t m, const void* const* values, const float* weights,
+                         int64_t width, float* sums) {
   constexpr int L = Isa::kLanes, kVectors = Isa::kManyRegisters ? 4 : 2;
-  for (int64_t n = 0; n < width;) {
+  for (int64_t n = 0, asked = 0; n < width;) {
+    const int64_t ask = (n + kVectors * L) * kTile / width;
+    tiles.Ask(m, asked, std::min(ask, kTile));
+    asked = ask;
     const auto some = [&](auto count) __attribute__((always_inline)) {
       constexpr int kCount = decltype(count)::value;
       typename Isa::Floats acc[rows][kCount];
@@ -121,7 +182,7 @@ inline void AddFloatRows(const float* const* values, const float* weights, int64
         for (int j = 0; j < kCount; ++j) acc[r][j] = Isa::Load(sums + r * width + n + j * L);
       for (int64_t i = 0; i < kTile; ++i) {
         typename Isa::Floats v[kCount];
-        for (int j = 0; j < kCount; ++j) v[j] = Isa::Load(values[i] + n + j * L);
+        for (int j = 0; j < kCount; ++j) v[j] = Reader::Read(values[i], n + j * L);
         for (int r = 0; r < rows; ++r) {
           const auto w = Isa::Set(weights[r * kChunk + i]);
           for (int j = 0; j < kCount; ++j) acc[r][j] = Isa::Fma(v[j], w, acc[r][j]);
@@ -143,12 +204,19 @@ void AddFloats(const ChunkTask& task, const float* weights) {
   ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     tiles.Read(slot, mask);
     ForAlike<kTile>(task, slot, [&](Mask seen, int64_t m, int64_t rows) {
-      const float* values[kTile];
+      const void* values[kTile];
       tiles.Select(seen, values);
       const float* const w = weights + (slot - task.begin);
-      const int64_t end = m + rows, width = task.v_width;
-      for (; m + 4 <= end; m += 4) AddFloatRows<Isa, 4>(values, w + m * kChunk, width, task.sums + m * width);
-      for (; m < end; ++m) AddFloatRows<Isa, 1>(values, w + m * kChunk, width, task.sums + m * width);
+      tiles.WithReader([&](auto reader) {
+        using Reader = decltype(reader);
+        const int64_t end = m + rows, width = task.v_width;
+        const auto add = [&](auto block) {
+          AddFloatRows<Isa, Reader, block>(tiles, m, values, w + m * kChunk, width, task.sums + m * width);
+          m += block;
+        };
+        while (m + 4 <= end) add(std::integral_constant<int, 4>());
+        while (m < end) add(std::integral_constant<int, 1>());
+      });
     });
   });
 }

@@ -123,7 +123,7 @@ struct Avx2 {
     });
   }
 
-  // The sum of two products of bytes has 16 bits; those of codes of fewer than 7 bits are small enough for a few sums.
+  // A product of two pairs of bytes is less than 2^bits * 2 * 127 here, so 2^(7 - bits) of them fit 16 bits together.
   template <int R, int bits, int begin, int end, typename Values>
   static inline __attribute__((always_inline)) void DotOfBytes(const Values& values, const Narrow* x, Ints* sums) {
     constexpr int kTogether = std::min(end - begin, 1 << (7 - bits));
