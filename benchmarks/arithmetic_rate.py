@@ -18,7 +18,7 @@ from typing import NamedTuple
 SUMS, ROUNDS, REPETITIONS = 12, 2_000_000, 5
 
 
-class Instruction(NamedTuple):
+class Multiplication(NamedTuple):
     """What multiplies a register with itself and adds the products to a sum.
 
     Attributes:
@@ -34,15 +34,15 @@ class Instruction(NamedTuple):
     flags: tuple[str, ...]
 
 
-_BYTES = Instruction("vpdpbusd %2, %2, %0", "__m512i", 64, ("-mavx512f", "-mavx512vnni"))
-_FLOATS = Instruction("vfmadd231ps %2, %2, %0", "__m512", 16, ("-mavx512f",))
+_BYTES = Multiplication("vpdpbusd %2, %2, %0", "__m512i", 64, ("-mavx512f", "-mavx512vnni"))
+_FLOATS = Multiplication("vfmadd231ps %2, %2, %0", "__m512", 16, ("-mavx512f",))
 OF_BYTES = {
-    "avx2": Instruction("vpmaddubsw %2, %2, %1; vpaddw %1, %0, %0", "__m256i", 32, ("-mavx2",)),
+    "avx2": Multiplication("vpmaddubsw %2, %2, %1; vpaddw %1, %0, %0", "__m256i", 32, ("-mavx2",)),
     "avx512vnni": _BYTES,
     "amx": _BYTES,
 }
 OF_FLOATS = {
-    "avx2": Instruction("vfmadd231ps %2, %2, %0", "__m256", 8, ("-mavx2", "-mfma")),
+    "avx2": Multiplication("vfmadd231ps %2, %2, %0", "__m256", 8, ("-mavx2", "-mfma")),
     "avx512vnni": _FLOATS,
     "amx": _FLOATS,
 }
@@ -51,21 +51,21 @@ allow: tiles have no rate of their own, as they wait for the scales of each bloc
 
 
 class Arithmetic:
-    """A loop of one instruction. Needs a C compiler."""
+    """A loop of one multiplication. Needs a C compiler."""
 
-    def __init__(self, instruction: Instruction) -> None:
+    def __init__(self, multiplication: Multiplication) -> None:
         """
         Args:
-            instruction: one that this machine has.
+            multiplication: one that this machine has.
         """
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if compiler is None:
             raise SystemExit("the limit of arithmetic needs a C compiler: install gcc or clang, or name one in CC")
-        self.products = instruction.products
+        self.products = multiplication.products
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder, "loop.so")
-            flags = ("-O2", *instruction.flags, "-shared", "-fPIC", "-x", "c", "-")
-            subprocess.run([compiler, *flags, "-o", library], input=_source(instruction), text=True, check=True)
+            flags = ("-O2", *multiplication.flags, "-shared", "-fPIC", "-x", "c", "-")
+            subprocess.run([compiler, *flags, "-o", library], input=_source(multiplication), text=True, check=True)
             self.loop = ctypes.CDLL(str(library)).multiply
 
     def rate(self) -> float:
@@ -79,16 +79,16 @@ class Arithmetic:
         return cores * SUMS * ROUNDS * self.products / min(times)
 
 
-def _source(instruction: Instruction) -> str:
+def _source(multiplication: Multiplication) -> str:
     # One variable for each sum: compilers keep an array of them in memory.
     names = [f"sum{i}" for i in range(SUMS)]
     one_round = " ".join(
-        f'asm volatile("{instruction.code}" : "+v"({name}), "=&v"(scratch) : "v"(x));' for name in names
+        f'asm volatile("{multiplication.code}" : "+v"({name}), "=&v"(scratch) : "v"(x));' for name in names
     )
     return f"""
 #include <immintrin.h>
 void multiply(void) {{
-  {instruction.register} scratch, x = {{0}}, {", ".join(f"{name} = {{0}}" for name in names)};
+  {multiplication.register} scratch, x = {{0}}, {", ".join(f"{name} = {{0}}" for name in names)};
   for (long round = 0; round < {ROUNDS}; ++round) {{ {one_round} }}
 }}
 """

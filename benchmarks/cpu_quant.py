@@ -2,9 +2,10 @@
 
 A chain of matrices, larger together than the caches, is multiplied with some rows. Few rows are limited by how fast
 these bytes can be read, many by how fast bytes can be multiplied (known for AVX-512 VNNI and AVX2): activations of 8
-bits need one such product for each product, those of 16 bits two. Both limits are taken in the same run, in turns with
-the products, as the best rates at which sums over floats are formed and at which a loop of nothing but sums of byte
-products runs. The last columns give how many times longer the same chain takes with float32 weights in XLA.
+bits need one such product for each product, those of 16 bits two. (With AVX2 alone the kernels need two wherever codes
+have 8 bits.) Both limits are taken in the same run, in turns with the products, as the best rates at which sums over
+floats are formed and at which a loop of nothing but sums of byte products runs. The last columns give how many times
+longer the same chain takes with float32 weights in XLA.
 
     python benchmarks/cpu_quant.py
     python benchmarks/cpu_quant.py --isa avx512vnni amx

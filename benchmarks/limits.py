@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
-from arithmetic_rate import Arithmetic, Instruction
+from arithmetic_rate import Arithmetic, Multiplication
 from machine import read_rate
 
 from pallas_kernels import native
@@ -22,14 +22,14 @@ class Limit:
         reads, products: the rates.
     """
 
-    def __init__(self, instructions: Mapping[str, Instruction]) -> None:
+    def __init__(self, multiplications: Mapping[str, Multiplication]) -> None:
         """
         Args:
-            instructions: those that multiply, by the instruction set of the native kernels.
+            multiplications: those that the CPU may have, by the instruction set of the native kernels.
         """
         floats = jnp.ones((BYTES_READ // 4 // 4096, 4096), jnp.float32)
         self._pieces = jnp.array_split(floats, os.cpu_count() or 1)
-        known = native.available() and instructions.get(native.instruction_set())
+        known = native.available() and multiplications.get(native.instruction_set())
         self._arithmetic = Arithmetic(known) if known else None
         self.reads, self.products = 0.0, 0.0 if self._arithmetic else np.inf
 

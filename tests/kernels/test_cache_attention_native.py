@@ -93,10 +93,13 @@ def test_a_slot_of_nan_breaks_the_rows_that_see_it_alone(name: str, slots: int, 
     want = attend(q, *stores, positions[None])[0]
     sees = (positions - bad) % slots <= np.minimum(positions, (window or slots) - 1)
     assert 0 < sees.sum() < len(sees)
+    at = np.flatnonzero(np.diff(sees))[0]
+    few = slice(at, at + 2)  # of which one sees it
     for given in ((spoilt[0], stores[1]), (stores[0], spoilt[1])):
         got = attend(q, *given, positions[None])[0]
         np.testing.assert_array_equal(got[~sees], want[~sees])
         assert np.isnan(got[sees]).all()
+        np.testing.assert_array_equal(attend(q[:, few], *given, positions[None, few])[0], got[few])
 
 
 @pytest.mark.usefixtures("isa")
@@ -168,7 +171,7 @@ def test_groups_for_whose_sums_32_bits_are_not_made_are_refused() -> None:
         np.asarray(run(draw(1, 1, 1, 256), whole, whole, np.array([[7]])))
 
 
-@pytest.mark.parametrize("name", ["f32", "q8_0", "q4_0", "turbo3"])
+@pytest.mark.parametrize("name", ["f32", "f16", "q8_0", "q4_0", "turbo3"])
 @pytest.mark.parametrize(("rows", "length", "window"), [(40, 300, None), (40, 300, 24), (256, 4096, None)])
 def test_a_prompt_gives_the_bits_of_its_rows_alone(name: str, rows: int, length: int, window: int | None) -> None:
     """Rows are taken in blocks, and blocks, if their caches are long, in several turns."""

@@ -102,16 +102,18 @@ def test_zeros_denormals_huge_and_broken_values(name: str, act: str) -> None:
 @pytest.mark.parametrize("act", ["a8", "a16"])
 @pytest.mark.parametrize("name", [name for name in FORMATS if not name.startswith("TQ")])
 def test_sums_of_the_largest_codes_and_activations_do_not_overflow(name: str, act: str) -> None:
-    """All bits of codes are set, and activations differ in sign alone, so none of them is rounded."""
+    """Kernels multiply codes of which all bits are set, and activations differ in sign alone: none is rounded."""
     kind, x = FORMATS[name], np.ones((4, 512), np.float32)
-    data = np.full((16, 512 // kind.values, kind.num_bytes), 255, np.uint8)
+    data = np.full((16, 512 // kind.values, kind.num_bytes), 127 if name == "Q8_0" else 255, np.uint8)
     data[..., kind.first_half :][..., : 2 * kind.halves] = np.full(kind.halves, 0.25, np.float16).view(np.uint8)
     x[1:] = -x[1:]
     x[2, ::2], x[3, ::3] = 1, 1
     blocks = from_blocks(data.reshape(16, -1), name)
     exact = x.astype(np.float64) @ np.asarray(dequantize(blocks), np.float64).T
-    got = quant_matmul(x, prepare(blocks), act=act, impl="cpu_native")
-    np.testing.assert_allclose(got, exact, rtol=1e-6, atol=1e-6 * np.abs(exact).max())
+    product = jax.jit(lambda x, w: [quant_matmul(x[:m], w, act=act, impl="cpu_native") for m in (1, 2, 3, 4, 16)])
+    for got in product(np.tile(x, (4, 1)), prepare(blocks)):
+        expected = np.tile(exact, (4, 1))[: len(got)]
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("rows", [2, 14])  # the latter by tiles, where there are any

@@ -27,8 +27,8 @@ inline constexpr std::string_view kIsaNames[] = {"portable"};
 #if defined(__x86_64__)
 bool HasAmx();
 
-// Not every compiler's __builtin_cpu_supports knows it. It is asked once: in a virtual machine the instruction leaves the
-// machine, which takes microseconds.
+// Not every compiler's __builtin_cpu_supports knows it. The processor is asked once: in a virtual machine CPUID leaves
+// the machine, which takes microseconds.
 inline bool HasF16c() {
   static const bool has = [] {
     unsigned a, b, c, d;

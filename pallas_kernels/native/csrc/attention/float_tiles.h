@@ -32,7 +32,8 @@ struct AsBrains {
   }
 };
 
-constexpr int kFewRows = 4;  // for more rows than these, which are worked on at a time, values are converted just once
+// Rows that are multiplied at a time. Where there are more, values are converted once, and not for each block of rows.
+constexpr int kFewRows = 4;
 
 // Whether products read the vectors of a cache, and not copies in floats, which may be padded.
 inline bool AsTheyAre(const KvArray& array, int64_t rows) {
@@ -68,8 +69,9 @@ class FloatTiles {
         as_they_are_(AsTheyAre(array, task.rows())),
         padded_(padded),
         zeros_(task.memory + kTile * padded) {
-    // Also what decoding leaves beyond a width.
-    std::fill(as_they_are_ ? zeros_ : task.memory, zeros_ + padded, 0.0f);
+    // Copies have places beyond a width, too, which decoding does not write.
+    float* const first = as_they_are_ ? zeros_ : task.memory;
+    std::memset(first, 0, (zeros_ + padded - first) * sizeof(float));
   }
 
   void Read(int64_t slot, Mask mask) {
@@ -82,7 +84,8 @@ class FloatTiles {
     });
   }
 
-  // Where vectors are read as they are, what comes next is asked for beside the products of the first row.
+  // Where vectors are read as they are, what comes next is asked for beside the products of the first row. A tile that
+  // it does not see asks for nothing.
   __attribute__((always_inline)) void Ask(int64_t row, int64_t begin, int64_t end) const {
     if (row == 0 && as_they_are_)
       WithAhead<kTile>(task_, array_, slot_,

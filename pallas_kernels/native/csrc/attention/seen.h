@@ -111,7 +111,8 @@ struct NothingAhead {
 
 // Calls body(ahead) with what is asked for at a tile: ahead.Ask(begin, end) in shares of its slots.
 template <int64_t slots, typename Body>
-inline __attribute__((always_inline)) void WithAhead(const ChunkTask& task, const KvArray& array, int64_t slot, const Body& body) {
+inline __attribute__((always_inline)) void WithAhead(const ChunkTask& task, const KvArray& array, int64_t slot,
+                                                     const Body& body) {
   if (task.next_asked) body(NextChunk(task, array, slot));
   else body(NextTile<slots>(task, array, slot));
 }

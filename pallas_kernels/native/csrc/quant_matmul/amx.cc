@@ -227,7 +227,9 @@ class ByTiles {
 
 const QuantKernels& QuantKernels::ForAmx() {
   static constexpr QuantKernels kTiles = {
-      [](const Format&, bool wide, int64_t rows) { return wide ? Slab<true>::GroupBytes(rows) : Slab<false>::GroupBytes(rows); },
+      [](const Format&, bool wide, int64_t rows) {
+        return (wide ? Slab<true>::GroupBytes : Slab<false>::GroupBytes)(rows);
+      },
       [](const Format& format, bool wide, const float* x, int64_t width, int64_t rows, int64_t row, uint8_t* records) {
         (wide ? Slab<true>::Round : Slab<false>::Round)(format, x, width, rows, row, records);
       },

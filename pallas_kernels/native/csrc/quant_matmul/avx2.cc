@@ -1,5 +1,5 @@
-// x86-64 with AVX2, FMA and F16C. Activations of 16 bits are multiplied with codes of 16 bits, even and odd columns
-// apart, and those of 8 bits with bytes, which takes half as many instructions.
+// x86-64 with AVX2, FMA and F16C. Activations of 8 bits and codes of fewer than 7 bits are multiplied as bytes. All
+// others become integers of 16 bits, even and odd columns apart, which takes twice as many instructions.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct Avx2 {
   static __m256i Load32(const int32_t* in) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)); }
   static void Store32(void* out, __m256i in) { _mm256_storeu_si256(static_cast<__m256i*>(out), in); }
   static Rounded* Arrange(const int32_t* codes, bool wide, uint8_t* out) {
-    // Packing takes eight bytes by turns from its factors, so it comes before lanes of the two are put in order.
+    // Packing works in lanes of 128 bits: each gets its half of the first vector, and then that of the second.
     if (wide) {
       const auto eight = [=](int i) { return _mm256_shuffle_epi32(Load32(codes + i), _MM_SHUFFLE(3, 1, 2, 0)); };
       for (int i = 0; i < kGroup; i += 16) {
@@ -123,9 +123,11 @@ struct Avx2 {
     });
   }
 
-  // A product of two pairs of bytes is less than 2^bits * 2 * 127 here, so 2^(7 - bits) of them fit 16 bits together.
+  // An instruction adds two products of bytes. That is less than 2^bits * 2 * 127, so the sum of 2^(7 - bits) results
+  // fits 16 bits.
   template <int R, int bits, int begin, int end, typename Values>
   static inline __attribute__((always_inline)) void DotOfBytes(const Values& values, const Narrow* x, Ints* sums) {
+    static_assert(bits < 7);
     constexpr int kTogether = std::min(end - begin, 1 << (7 - bits));
     for (int r = 0; r < R; ++r) sums[r].half[0] = sums[r].half[1] = _mm256_set1_epi32(x[r].rounded.bias[begin > 0]);
     ForEach<0, (end - begin) / kTogether>([&](auto run) __attribute__((always_inline)) {

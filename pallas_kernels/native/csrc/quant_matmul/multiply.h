@@ -2,7 +2,8 @@
 //
 // An instruction set `Isa` offers Ints and Floats (one value for each of the 16 lanes), and
 //   Dot<R, wide, bits, begin, end>(values, x, sums): exact integer products of the quads [begin, end) of a group with R
-//   rows of activations, their bias included; values(quad) are the 64 bytes of a quad, of so many bits each.
+//   rows of activations, their bias included; values(quad) are the 64 bytes of a quad, of so many bits each. `wide`
+//   says whether activations are kept in two bytes, see TwoBytes.
 // What is computed for one row is the same, in the same order, whatever the other rows are and however many.
 #ifndef SPECJAX_QUANT_MATMUL_MULTIPLY_H_
 #define SPECJAX_QUANT_MATMUL_MULTIPLY_H_

@@ -41,7 +41,7 @@ inline void RoundGroup(const Format& format, bool wide, const float* in, const A
   alignas(64) float turned[kGroup];
   const float* x = in;
   if (format.scales == Scales::kHalves) {
-    std::copy(in, in + kGroup, turned);
+    std::memcpy(turned, in, sizeof turned);
     Rotate(turned);
     x = turned;
   }
