@@ -107,25 +107,25 @@ struct Avx2 : Avx2Floats {
 // 16 columns at a time, as bytes in which the two slots take turns: lookups are of bytes here.
 template <int bits>
 struct TableValues<Avx2, bits> {
-  static constexpr bool high = bits == 3;
-  static constexpr int kLow = high ? 2 : bits, kPlanes = 8 / kLow;
+  using Codes = Packing<bits>;
 
   static void Join(const KvArray& array, const uint8_t* first, const uint8_t* second, int32_t* out) {
-    const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
+    const int64_t bytes = Codes::PlaneBytes(array), group_bytes = Codes::GroupBytes(array);
     const Avx2::ByteTable table = Avx2::LoadByteTable(array.type->table);
-    const __m256i mask = _mm256_set1_epi8((1 << kLow) - 1);
+    const __m256i mask = _mm256_set1_epi8((1 << Codes::kLow) - 1);
     for (int64_t g = 0; g < array.groups; ++g, first += group_bytes, second += group_bytes) {
       for (int64_t i = 0; i < bytes; i += 16) {
         __m256i packed = InTurns(Avx2::Load16(first + i), Avx2::Load16(second + i));
 #pragma GCC unroll 4
-        for (int plane = 0; plane < kPlanes; ++plane, packed = _mm256_srli_epi16(packed, kLow)) {
+        for (int plane = 0; plane < Codes::kPlanes; ++plane) {
           const int64_t at = plane * bytes + i;
           __m256i codes = _mm256_and_si256(packed, mask);
-          if constexpr (high) codes = AddFours(codes, first + bytes + at / 8, second + bytes + at / 8);
+          if constexpr (Codes::kThird) codes = AddFours(codes, first + bytes + at / 8, second + bytes + at / 8);
           const __m256i lower = _mm256_shuffle_epi8(table.low, codes), upper = _mm256_shuffle_epi8(table.high, codes);
           int32_t* const to = out + PlaceOf(g * array.group + at);
           Avx2::StoreInts(to, _mm256_unpacklo_epi8(lower, upper));
           Avx2::StoreInts(to + Avx2::kLanes, _mm256_unpackhi_epi8(lower, upper));
+          packed = _mm256_srli_epi16(packed, Codes::kLow);
         }
       }
     }

@@ -163,9 +163,9 @@ void ScoreFloats(const ChunkTask& task, float* scores) {
     float* const to = scores + (slot - task.begin);
     tiles.WithReader([&](auto reader) {
       using Reader = decltype(reader);
-      int64_t m = 0;
-      for (; m + 4 <= task.rows(); m += 4) ScoreFloatRows<Isa, Reader, 4>(task, tiles, m, to);
-      for (; m < task.rows(); ++m) ScoreFloatRows<Isa, Reader, 1>(task, tiles, m, to);
+      ForBlocks<kFewRows>(task.rows(), [&](auto block, int64_t m) {
+        ScoreFloatRows<Isa, Reader, block>(task, tiles, m, to);
+      });
     });
   });
 }
@@ -206,19 +206,16 @@ void AddFloats(const ChunkTask& task, const float* weights) {
   FloatTiles<Isa> tiles(task, task.v, task.v_width);
   ForTiles<kTile>(task, [&](int64_t slot, Mask mask) {
     tiles.Read(slot, mask);
-    ForAlike<kTile>(task, slot, [&](Mask seen, int64_t m, int64_t rows) {
+    ForAlike<kTile>(task, slot, [&](Mask seen, int64_t begin, int64_t rows) {
       const void* values[kTile];
       tiles.Select(seen, values);
       const float* const w = weights + (slot - task.begin);
       tiles.WithReader([&](auto reader) {
         using Reader = decltype(reader);
-        const int64_t end = m + rows, width = task.v_width;
-        const auto add = [&](auto block) {
+        ForBlocks<kFewRows>(rows, [&](auto block, int64_t i) {
+          const int64_t m = begin + i, width = task.v_width;
           AddFloatRows<Isa, Reader, block>(tiles, m, values, w + m * kChunk, width, task.sums + m * width);
-          m += block;
-        };
-        while (m + 4 <= end) add(std::integral_constant<int, 4>());
-        while (m < end) add(std::integral_constant<int, 1>());
+        });
       });
     });
   });

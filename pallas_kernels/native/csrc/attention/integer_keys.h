@@ -19,20 +19,21 @@ namespace {
 // Of 3 bits the lower two are so, and then come the third bits, in the order of the values.
 template <typename Isa, int bits>
 inline void PairTable(const KvArray& array, const int32_t* fours, int32_t* out) {
-  constexpr bool high = bits == 3;
-  constexpr int L = Isa::kLanes, kLow = high ? 2 : bits, kPlanes = 8 / kLow;
-  const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
+  using Codes = Packing<bits>;
+  constexpr int L = Isa::kLanes;
+  const int64_t bytes = Codes::PlaneBytes(array), group_bytes = Codes::GroupBytes(array);
   const typename Isa::ByteTable table = Isa::LoadByteTable(array.type->table);
   for (int64_t g = 0; g < array.groups; ++g, fours += group_bytes / 4 * L, out += array.group / 2 * L) {
     for (int64_t j = 0; j < bytes / 4; ++j) {
       typename Isa::Ints packed = Isa::LoadInts(fours + j * L);
 #pragma GCC unroll 4
-      for (int plane = 0; plane < kPlanes; ++plane) {
+      for (int plane = 0; plane < Codes::kPlanes; ++plane) {
         const int64_t at = plane * bytes + 4 * j;
-        typename Isa::Ints codes = Isa::And(packed, 0x01010101 * ((1 << kLow) - 1));
-        if constexpr (high) codes = Isa::AddFours(codes, Isa::LoadInts(fours + (bytes / 4 + at / 32) * L), at % 32);
+        typename Isa::Ints codes = Isa::And(packed, 0x01010101 * ((1 << Codes::kLow) - 1));
+        if constexpr (Codes::kThird)
+          codes = Isa::AddFours(codes, Isa::LoadInts(fours + (bytes / 4 + at / 32) * L), at % 32);
         Isa::LookUpPairs(table, codes, out + at / 2 * L);
-        packed = Isa::ShiftRight(packed, kLow);
+        packed = Isa::ShiftRight(packed, Codes::kLow);
       }
     }
   }

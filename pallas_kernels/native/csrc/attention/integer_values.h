@@ -20,23 +20,22 @@ inline uint64_t PlaceOf(uint64_t column) { return column / kStep * (kSpan / 2 * 
 template <typename Isa, int bits>
 struct TableValues {
   static void Join(const KvArray& array, const uint8_t* first, const uint8_t* second, int32_t* out) {
-    constexpr bool high = bits == 3;
-    constexpr int kLow = high ? 2 : bits, kPlanes = 8 / kLow;
-    const int64_t bytes = array.group / kPlanes, group_bytes = bytes + (high ? array.group / 8 : 0);
+    using Codes = Packing<bits>;
+    const int64_t bytes = Codes::PlaneBytes(array), group_bytes = Codes::GroupBytes(array);
     const typename Isa::Table table = Isa::LoadTable(array.type->table);
     for (int64_t g = 0; g < array.groups; ++g, first += group_bytes, second += group_bytes) {
       for (int64_t i = 0; i < bytes; i += Isa::kLanes) {
         typename Isa::Ints packed[2] = {Isa::Bytes(first + i), Isa::Bytes(second + i)};
 #pragma GCC unroll 4
-        for (int plane = 0; plane < kPlanes; ++plane) {
+        for (int plane = 0; plane < Codes::kPlanes; ++plane) {
           const int64_t at = plane * bytes + i;
           typename Isa::Ints values[2];
 #pragma GCC unroll 2
           for (int slot = 0; slot < 2; ++slot) {
-            auto code = Isa::And(packed[slot], (1 << kLow) - 1);
-            if constexpr (high) code = Isa::AddBits(code, (slot ? second : first) + bytes + at / 8, at % 8, 4);
+            auto code = Isa::And(packed[slot], (1 << Codes::kLow) - 1);
+            if constexpr (Codes::kThird) code = Isa::AddBits(code, (slot ? second : first) + bytes + at / 8, at % 8, 4);
             values[slot] = Isa::LookUp(table, code);
-            packed[slot] = Isa::ShiftRight(packed[slot], kLow);
+            packed[slot] = Isa::ShiftRight(packed[slot], Codes::kLow);
           }
           Isa::StoreInts(out + PlaceOf(g * array.group + at), Isa::Join(values[0], values[1]));
         }

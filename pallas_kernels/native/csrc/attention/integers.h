@@ -47,15 +47,15 @@ inline float Inverse(float largest, int32_t levels) {
   return largest > 0 ? std::min(levels / largest, std::numeric_limits<float>::max()) : 0.0f;
 }
 
-// Calls body(count, first row) for blocks of rows, of which the counts are constants.
-template <int most, typename Body>
-inline void ForBlocks(int64_t rows, const Body& body) {
-  int64_t m = 0;
-  for (; m + most <= rows; m += most) body(std::integral_constant<int, most>(), m);
-  if constexpr (most > 4)
-    for (; m + 4 <= rows; m += 4) body(std::integral_constant<int, 4>(), m);
-  for (; m < rows; ++m) body(std::integral_constant<int, 1>(), m);
-}
+// How a group of codes of so many bits lies in bytes, see PairTable.
+template <int bits>
+struct Packing {
+  static constexpr bool kThird = bits == 3;  // whether third bits stand behind the others
+  static constexpr int kLow = kThird ? 2 : bits, kPlanes = 8 / kLow;
+
+  static int64_t PlaneBytes(const KvArray& array) { return array.group / kPlanes; }
+  static int64_t GroupBytes(const KvArray& array) { return PlaneBytes(array) + (kThird ? array.group / 8 : 0); }
+};
 
 // Calls body(bits) with the bits of a type's codes, which are looked up in a table, as a constant.
 template <typename Body>

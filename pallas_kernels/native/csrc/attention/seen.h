@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/kernels.h"
 
@@ -51,6 +52,16 @@ template <int64_t slots, typename Body>
 inline void ForTiles(const ChunkTask& task, const Body& body) {
   for (int64_t slot = task.begin; slot < task.end; slot += slots)
     if (const Mask mask = SeenOfTile<slots>(task, slot)) body(slot, mask);
+}
+
+// Calls body(count, first row) for blocks of rows, of which the counts are constants.
+template <int most, typename Body>
+inline void ForBlocks(int64_t rows, const Body& body) {
+  int64_t m = 0;
+  for (; m + most <= rows; m += most) body(std::integral_constant<int, most>(), m);
+  if constexpr (most > 4)
+    for (; m + 4 <= rows; m += 4) body(std::integral_constant<int, 4>(), m);
+  for (; m < rows; ++m) body(std::integral_constant<int, 1>(), m);
 }
 
 inline void ClearSums(const ChunkTask& task) { std::fill(task.sums, task.sums + task.rows() * task.v_width, 0.0f); }

@@ -85,7 +85,7 @@ constexpr Tables kTq4Tables = CentroidTables(kTq4Centroids, 16, kTq4Centroids[15
 template <int plane0, int plane1 = 0, Codebook book = Codebook::kNone>
 struct Coding {
   static constexpr int kBytes = kVector * (plane0 + plane1);  // of a group
-  static constexpr int kBits = book == Codebook::kNone ? plane0 + plane1 : 8;  // see Format::value_bits
+  static constexpr int kBits = ValueBits(plane0, plane1, book);
 
   template <int quad>
   static inline __attribute__((always_inline)) Bytes Codes(const uint8_t* group) {

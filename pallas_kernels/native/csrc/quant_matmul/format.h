@@ -38,6 +38,11 @@ struct Integers {
   Bits bits[kMostParts];
 };
 
+// Bits of each of the integers that are multiplied: codes, or bytes of the codebook.
+constexpr int ValueBits(int plane0, int plane1, Codebook codebook) {
+  return codebook == Codebook::kNone ? plane0 + plane1 : 8;
+}
+
 struct Format {
   std::string_view name;
   int values, bytes;     // of a block in a file
@@ -51,8 +56,7 @@ struct Format {
 
   constexpr int code_bytes() const { return kVector * (plane0 + plane1); }  // of a group
 
-  // Bits of each of the integers that are multiplied: codes, or bytes of the codebook.
-  constexpr int value_bits() const { return codebook == Codebook::kNone ? plane0 + plane1 : 8; }
+  constexpr int value_bits() const { return ValueBits(plane0, plane1, codebook); }
 
   constexpr bool super() const { return values == 256; }
 
