@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import Any
 
 import uvicorn
 
 from specjax.serving.app import Access, make_app
 from specjax.serving.service import Service
+
+IDLE_SECONDS = 75
+"""How long a connection without a request stays open. It must be longer than clients keep theirs (5 s by httpx, which
+OpenAI's client uses): where the server is the first to close, the next request may be on its way already, and fails."""
+
+
+def server_config(service: Service, access: Access, **more: Any) -> uvicorn.Config:
+    """What uvicorn needs to know; `more` are further arguments of `uvicorn.Config`, which have precedence."""
+    settings: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "lifespan": "on",
+        "timeout_keep_alive": IDLE_SECONDS,
+        "server_header": False,
+    }
+    return uvicorn.Config(make_app(service, access), **{**settings, **more})
 
 
 def run_server(service: Service, access: Access, host: str, port: int) -> None:
@@ -17,17 +34,8 @@ def run_server(service: Service, access: Access, host: str, port: int) -> None:
     Raises:
         OSError: the address cannot be had.
     """
-    seconds = service.settings.limits.drain_seconds
-    config = uvicorn.Config(
-        make_app(service, access),
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=max(1, round(seconds)),
-        server_header=False,
-    )
+    drain = max(1, round(service.settings.limits.drain_seconds))
+    config = server_config(service, access, host=host, port=port, timeout_graceful_shutdown=drain)
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal that it got once more at its end; to have drained is no failure.
         signal.signal(signal.SIGTERM, lambda *_: None)

@@ -15,7 +15,8 @@ import openai
 import uvicorn
 
 import specjax
-from specjax.serving.app import Access, make_app
+from specjax.serving.app import Access
+from specjax.serving.run import server_config
 from specjax.serving.service import Service, Settings
 
 KEY = "a key"
@@ -64,8 +65,7 @@ def serving(model: specjax.Model, settings: Settings, access: Access, *, warm: b
     service = Service(model, settings)
     for _ in service.warm() if warm else ():
         pass
-    config = uvicorn.Config(make_app(service, access), log_level="warning", access_log=False, lifespan="on")
-    server, listening = uvicorn.Server(config), listen()
+    server, listening = uvicorn.Server(server_config(service, access)), listen()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
-from running import listen
+from running import Running, listen
+
+from specjax.serving.app import Access
+from specjax.serving.run import server_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +48,14 @@ def wait_until_healthy(client: httpx.Client, running: subprocess.Popen[bytes]) -
         else:
             return
     raise AssertionError("the server did not start")
+
+
+@pytest.mark.parametrize("client", [httpx.Limits(), openai.DEFAULT_CONNECTION_LIMITS], ids=["httpx", "openai"])
+def test_clients_close_idle_connections_before_the_server_does(running: Running, client: httpx.Limits) -> None:
+    """Where the server did, a request could come just then, and fail."""
+    server = server_config(running.service, Access()).timeout_keep_alive
+    assert client.keepalive_expiry is not None
+    assert server >= 2 * client.keepalive_expiry
 
 
 @pytest.mark.slow

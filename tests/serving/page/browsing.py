@@ -24,7 +24,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from specjax.serving.app import Access, make_app
+from specjax.serving.app import Access
+from specjax.serving.run import server_config
 from specjax.serving.service import Service
 
 FLAGS = [
@@ -181,7 +182,7 @@ def fronting(service: Service, access: Access | None = None, port: int = 0) -> I
 
     The engine's thread is left alone.
     """
-    config = uvicorn.Config(make_app(service, access or Access()), log_level="error", access_log=False, lifespan="off")
+    config = server_config(service, access or Access(), log_level="error", lifespan="off")
     server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", port))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
