@@ -9,14 +9,44 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+import jaxtyping
 from jaxtyping import AbstractArray, AnnotationError
+
+
+def check_calls_of(package: str) -> None:
+    """Check all calls of the functions of a package. It must not have been imported yet.
+
+    jaxtyping's hook puts `jaxtyped` around every function, and that binds the arguments of each call, checked or not.
+    Most functions do not speak of arrays. They and classes are left as they are.
+    """
+    jaxtyped = jaxtyping.jaxtyped
+
+    def where_arrays_are(*, typechecker: Callable) -> Callable[[Any], Any]:
+        return lambda target: jaxtyped(target, typechecker=typechecker) if _has_arrays(target) else target
+
+    jaxtyping.jaxtyped = where_arrays_are  # type: ignore[assignment]
+    jaxtyping.install_import_hook(package, "annotated.checked")
+
+
+def _has_arrays(target: Any) -> bool:
+    if not isinstance(target, types.FunctionType):
+        return False
+    return any(_speaks_of_arrays(_evaluated(hint, target)) for hint in target.__annotations__.values())
+
+
+def _evaluated(hint: Any, function: types.FunctionType) -> Any:
+    """What an annotation says, where its names are known already. jaxtyping does not check others either."""
+    try:
+        return eval(hint, function.__globals__) if isinstance(hint, str) else hint
+    except Exception:
+        return Any
 
 
 def checked(function: Callable) -> Callable:
     """The function, which raises `TypeError` for an argument or a result that is not as annotated.
 
-    `jaxtyping.install_import_hook` puts it around every function of a package. What an axis letter stands for is one
-    number within a call. Dataclasses are left out: JAX makes them of whatever it maps over a tree.
+    What an axis letter stands for is one number within a call. Methods `__init__` are left out: JAX makes dataclasses
+    of whatever it maps over a tree.
     """
     if function.__name__ == "__init__":
         return function
@@ -58,13 +88,19 @@ def _check(value: Any, hint: Any, name: str) -> None:
         raise TypeError(f"{name} is {shape}, not {hint}")
 
 
+@functools.cache
+def _of_any_library(kind: Any, axes: str) -> Any:
+    """NumPy's arrays are as good as JAX's."""
+    return kind[Any, axes]
+
+
 def _fits(value: Any, hint: Any) -> bool:
     if _is_array(hint):
         try:
-            return isinstance(value, hint.dtype[Any, hint.dim_str])  # NumPy's arrays are as good as JAX's
+            return isinstance(value, _of_any_library(hint.dtype, hint.dim_str))
         except AnnotationError:  # of "B W-1", where no argument tells W, the rest
             axes = (axis if axis.isidentifier() else "_" for axis in hint.dim_str.split())
-            return isinstance(value, hint.dtype[Any, " ".join(axes)])
+            return isinstance(value, _of_any_library(hint.dtype, " ".join(axes)))
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return any(

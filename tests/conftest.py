@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxtyping import install_import_hook
+from annotated import check_calls_of
 
-install_import_hook("specjax", "annotated.checked")  # before anything imports it
+check_calls_of("specjax")
 
 # Most of the suite's time is making machine code of programs that then run once, on tiny arrays. So LLVM optimises
 # nothing, a program is one module for it and not one for each core, and XLA takes its older emitter, which needs a
