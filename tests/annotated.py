@@ -17,7 +17,8 @@ def check_calls_of(package: str) -> None:
     """Check all calls of the functions of a package. It must not have been imported yet.
 
     jaxtyping's hook puts `jaxtyped` around every function, and that binds the arguments of each call, checked or not.
-    Most functions do not speak of arrays. They and classes are left as they are.
+    Most functions do not speak of arrays, and are left as they are. So are dataclasses: JAX makes them of whatever it
+    maps over a tree.
     """
     jaxtyped = jaxtyping.jaxtyped
 
@@ -45,11 +46,8 @@ def _evaluated(hint: Any, function: types.FunctionType) -> Any:
 def checked(function: Callable) -> Callable:
     """The function, which raises `TypeError` for an argument or a result that is not as annotated.
 
-    What an axis letter stands for is one number within a call. Methods `__init__` are left out: JAX makes dataclasses
-    of whatever it maps over a tree.
+    An axis letter stands for one number within a call.
     """
-    if function.__name__ == "__init__":
-        return function
     signature = inspect.signature(function)
     hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     hints = {name: hint for name, hint in hints.items() if _speaks_of_arrays(hint)}
