@@ -109,11 +109,13 @@ test-neon: neon-python $(VENV)/.dev
 
 # The day with a device. Torch and flash-linear-attention are timed too where somebody has installed them there.
 DAY ?= device-day
-$(VENV)/.cuda $(VENV)/.tpu: $(VENV)/.%: $(VENV)/.run
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+EXTRAS_gpu := cuda,gpu-triton
+EXTRAS_tpu := tpu
+$(VENV)/.gpu $(VENV)/.tpu: $(VENV)/.%: $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS_$*)]'
 	@touch $@
 
-gpu: $(VENV)/.cuda
+gpu: $(VENV)/.gpu
 	$(BIN)/python benchmarks/device_day.py gpu --out $(DAY)
 
 tpu: $(VENV)/.tpu

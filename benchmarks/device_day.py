@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 LIMIT = 570
 """Seconds of a slice, where nothing else is said."""
+LAST_WORDS = 10
+"""Seconds in which a slice whose time is over can tidy up."""
 MODELS = {
     "gpu": (("27b", "Q4_K", 32), ("27b", "Q8_0", 32), ("27b", "BF16", 16), ("35b-a3b", "Q4_K", 20)),
     "tpu": (("27b", "Q4_K", 16), ("27b", "Q8_0", 16), ("27b", "BF16", 8), ("35b-a3b", "Q4_K", 16)),
@@ -85,7 +88,7 @@ class Outcome:
 
 
 def slices(platform: str, out: Path) -> Iterator[Slice]:
-    """All there is to do, in order of worth."""
+    """All there is to do, in order: what is chosen depends on what was tuned, and models on what was chosen."""
     python = sys.executable
     path = str(ROOT / "benchmarks")
     describe = f"import sys; sys.path.insert(0, {path!r}); {DESCRIBE}"
@@ -95,13 +98,13 @@ def slices(platform: str, out: Path) -> Iterator[Slice]:
         asked = [part for operation in operations for part in ("--operation", operation)]
         figures = ("--json", str(out / f"kernels-{name}.json"))
         yield Slice(f"kernels-{name}", (python, "benchmarks/kernels.py", *small, *asked, *figures))
-    yield Slice("choices", (python, "benchmarks/kernels.py", *small, "--prefer"))
-    for shape, kind, layers in MODELS[platform]:
-        yield _model(platform, out, shape, kind, layers)
     for name, operations in TUNED.items():
         asked = [part for operation in operations for part in ("--operation", operation)]
         quick = ("--dry-run",) if platform == "cpu" else ()
         yield Slice(f"tune-{name}", (python, "-m", "pallas_kernels.tune", *quick, *asked))
+    yield Slice("choices", (python, "benchmarks/kernels.py", *small, "--prefer"))
+    for shape, kind, layers in MODELS[platform]:
+        yield _model(platform, out, shape, kind, layers)
 
 
 def _model(platform: str, out: Path, shape: str, kind: str, layers: int) -> Slice:
@@ -139,10 +142,19 @@ def run(each: Slice, out: Path) -> Outcome:
             status = "out of time"
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _end(process)
     said = log.read_text(errors="replace").strip().splitlines()[-3:]
     return Outcome(status, round(time.monotonic() - begin, 1), "\n".join(said))
+
+
+def _end(process: subprocess.Popen) -> None:
+    """As Ctrl-C does, so that it can tidy up; what does not listen is killed."""
+    os.killpg(process.pid, signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(LAST_WORDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def figures_of(out: Path, name: str) -> Any:

@@ -22,7 +22,8 @@ torch and of flash-linear-attention are timed too, where they are installed (ker
 
 --prefer prints no table. It measures these calls as engines measure those of a model, see docs/kernels.md, and writes
 which implementations are the fastest into `pallas_kernels/tuned/`, or into the folder that SPECJAX_TUNED names: for all
-users of such a device.
+users of such a device. What is remembered in the user's cache folder is not measured again: so it can be interrupted,
+and goes on the next time.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pallas_kernels import tuning
+from pallas_kernels import memory, tuning
 from pallas_kernels.cases import Case, words
+from pallas_kernels.choices import key_of
 from pallas_kernels.measuring import measure as measure_choices
 from pallas_kernels.measuring import worth_measuring
 from pallas_kernels.measuring.agreement import largest_error, numbers
@@ -189,7 +191,9 @@ def _prefer(calls: list[Call]) -> None:
     device = tuning.device_kind()
     path = tuning.file_of(device)
     known = tuning.read(path, device)
-    work = worth_measuring(calls, anew=True)
+    kept = {key: memory.remembered()[key] for key in {key_of(*call) for call in calls} & memory.remembered().keys()}
+    tuning.write(path, known := replace(known, choices={**known.choices, **kept}))
+    work = worth_measuring(calls)
     for first in range(0, len(work), KEPT_TOGETHER):
         report = measure_choices(work[first : first + KEPT_TOGETHER], budget=math.inf, progress=_count)
         known = replace(known, choices={**known.choices, **report.choices})

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pallas_kernels import override, recording
+from pallas_kernels.capability import since_hopper
 from pallas_kernels.preference import Preference, preference
 from pallas_kernels.table import ANYWHERE, BY_NAME, TABLE, Dims, Platforms
 
@@ -87,6 +88,11 @@ def kernel(
     return {name: Form(run, unfit), f"{name}_interpret": interpreted}
 
 
+def mosaic_gpu_kernel(name: str, run: Callable[..., Any], unfit: Unfit) -> dict[str, Form]:
+    """The same for a kernel in Mosaic GPU, which knows no GPU before Hopper."""
+    return kernel(name, run, since_hopper(unfit), unfit)
+
+
 def triton_kernel(name: str, run: Callable[..., Any], unfit: Callable[..., str | None]) -> dict[str, Form]:
     """The same for a Triton kernel: `unfit` takes `interpreted` too, because its interpreter needs fewer packages."""
     return kernel(name, run, unfit, partial(unfit, interpreted=True))
@@ -102,7 +108,7 @@ def choose(operation: Operation, impl: str | None, dims: Dims, platform: str | N
     platform = override.current_platform() if platform is None else platform
     if impl is None:
         recording.note(operation.name, dims)
-        preferred = preference(operation.name, dims, platform)
+        preferred = _preferred(operation, dims, platform)
         for candidate in _in_order(operation, preferred):
             if _refusal(preferred, candidate, dims, platform) is None:
                 return candidate
@@ -135,7 +141,7 @@ def explain(operation: Operation, dims: Dims, platform: str | None = None) -> st
 
 def _explained(operation: Operation, dims: Dims, platform: str) -> str:
     lines = [f"{operation.name} on {platform}, {', '.join(f'{axis}={size}' for axis, size in dims.items())}:"]
-    preferred = preference(operation.name, dims, platform)
+    preferred = _preferred(operation, dims, platform)
     refusals = {each.name: _refusal(preferred, each, dims, platform) for each in _in_order(operation, preferred)}
     chosen = next((name for name, reason in refusals.items() if reason is None), None)
     for name in operation.names():
@@ -145,6 +151,14 @@ def _explained(operation: Operation, dims: Dims, platform: str) -> str:
         said = f" ({remark})" if remark and verdict in ("fits", "chosen") else ""
         lines.append(f"  {name:<{max(map(len, operation.names()))}}  {verdict}{said}")
     return "\n".join(lines)
+
+
+def _preferred(operation: Operation, dims: Dims, platform: str) -> Preference:
+    """What goes first. Where everything that fits was left out, the table decides: a model must be able to run."""
+    preferred = preference(operation.name, dims, platform)
+    if any(_refusal(preferred, each, dims, platform) is None for each in operation.implementations):
+        return preferred
+    return preference(operation.name, dims, platform, by_measurements=False)
 
 
 def _in_order(operation: Operation, preferred: Preference) -> list[Implementation]:

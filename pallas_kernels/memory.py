@@ -1,7 +1,7 @@
 """What was measured of implementations on this device, kept in the user's cache folder for the processes to come.
 
-There is one file for each kind of device, its driver, the version of jax and that of this package. Without a cache
-folder it is kept for this process alone.
+There is one file for each kind of device, its driver, the versions of jax, Triton and this package, and the block sizes
+that were tuned. Without a cache folder it is kept for this process alone.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ import json
 import os
 import platform
 import re
+import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 import jax
 
-from pallas_kernels import native
+from pallas_kernels import native, tuning
 from pallas_kernels.choices import Choice, as_data, from_data
 from pallas_kernels.files import cache_folder, replace_text
 
 _DRIVER = Path("/sys/module/nvidia/version")
+_BETWEEN = 0.2
+"""Seconds between two looks at a lock."""
 _known: dict[Path | None, dict[str, Choice]] = {}
 """By file, what this process has read or measured."""
 
@@ -50,8 +55,17 @@ def about() -> Mapping[str, str]:
         "machine": _processor() if device.platform == "cpu" else "",
         "driver": " ".join([driver, *client.split()]).strip(),
         "jax": f"{jax.__version__}, jaxlib {jax.lib.__version__}",
+        "triton": ", ".join(f"{name} {_version(name)}" for name in ("triton", "jax-triton")),
         "package": _package(),
+        "blocks": tuning.digest(),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _processor() -> str:
@@ -74,13 +88,9 @@ def _package() -> str:
 def remembered() -> Mapping[str, Choice]:
     """Choices for the default device by their keys, see `Choice.key`.
 
-    Processes that work on one program must choose alike, and have files of their own: then there are none.
-
     Warns:
         RuntimeWarning: a file is damaged or of something else. It is ignored, and replaced when something is measured.
     """
-    if jax.process_count() > 1:
-        return {}
     path = file()
     if path not in _known:
         _known[path] = _read(path)
@@ -107,12 +117,15 @@ def remember(choices: Mapping[str, Choice]) -> None:
 def noted(key: str, impl: str) -> Iterator[None]:
     """Note what this process is about to try: should it crash, `fatal` tells the next one."""
     path = _note()
-    if path is not None:
+    if path is None:
+        yield
+        return
+    with suppress(OSError):  # as in `remember`
         replace_text(path, json.dumps([key, impl]))
     try:
         yield
     finally:
-        if path is not None:
+        with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
@@ -152,6 +165,39 @@ def _parsed(text: str) -> dict[str, Choice]:
     if content["about"] != about():
         raise ValueError(f"it is of {content['about']!r}, and this is {dict(about())!r}")
     return from_data(content["choices"])
+
+
+@contextmanager
+def turn(wait: Callable[[], None], seconds: float = 300.0) -> Iterator[None]:
+    """No other program measures on such a device meanwhile; what it has remembered is known then.
+
+    Two that measure at the same time would time each other's work, and keep what they found.
+
+    Args:
+        wait: called once if another one measures.
+        seconds: to wait at most; whoever takes longer has stopped.
+    """
+    path = file()
+    with ExitStack() as held:
+        if path is not None:
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(path.with_suffix(".measuring").open("w"))
+                if not _taken(lock):
+                    wait()
+                    end = time.monotonic() + seconds
+                    while not _taken(lock) and time.monotonic() < end:
+                        time.sleep(_BETWEEN)
+            _known[path] = {**remembered(), **_read(path, quiet=True)}
+        yield
+
+
+def _taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,32 +10,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.table import Dims
-
 WARPGROUP = 128
 """Threads of a warpgroup, which is what a kernel's program runs on."""
 SHARED_MEMORY = 227 * 1024
 """Bytes that a program can have on a Hopper GPU."""
 MMA_ROWS = 64
 """Rows of the smallest product of a warpgroup on tensor cores (wgmma)."""
-
-
-def without_wgmma() -> str | None:
-    """Why kernels that multiply with wgmma cannot serve here: the GPU at hand is no Hopper. None where there is none.
-
-    Left to itself, the compiler would refuse such a kernel when a program that has it is loaded.
-    """
-    if jax.default_backend() != "gpu":
-        return None
-    device = jax.devices()[0]
-    if (capability := device.compute_capability) == "9.0":
-        return None
-    return f"multiplies with wgmma, which compute capability 9.0 alone has; {device.device_kind} is of {capability}"
-
-
-def on_hopper(unfit: Callable[[Dims], str | None]) -> Callable[[Dims], str | None]:
-    """`unfit` for a kernel that multiplies with wgmma."""
-    return lambda dims: unfit(dims) or without_wgmma()
 
 
 def load(ref: Any, layout: Any, *, interpreted: bool) -> Array:

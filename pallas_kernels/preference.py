@@ -40,8 +40,8 @@ def _nothing(impl: str) -> str:
     return ""
 
 
-def preference(operation: str, dims: Dims, platform: str) -> Preference:
-    """What goes first in a call of such sizes on a platform."""
+def preference(operation: str, dims: Dims, platform: str, *, by_measurements: bool = True) -> Preference:
+    """What goes first in a call of such sizes on a platform; of what was measured nothing counts if it is not to."""
     forced = override.current()
     if forced.forces(operation):
         return Preference(
@@ -50,7 +50,7 @@ def preference(operation: str, dims: Dims, platform: str) -> Preference:
             _nothing,
             partial(_passed_over, forced, operation),
         )
-    choice = measured(operation, dims, platform)
+    choice = measured(operation, dims, platform) if by_measurements else None
     if choice is None:
         return Preference((), _nothing, _nothing, lambda impl: None)
     device = tuning.device_kind()
@@ -68,8 +68,11 @@ def _passed_over(forced: override.Override, operation: str, impl: str) -> str | 
 
 
 def measured(operation: str, dims: Dims, platform: str) -> Choice | None:
-    """What was measured for such a call on the default device, unless that is not to count here."""
-    if platform != jax.default_backend() or not override.measurements_count():
+    """What was measured for such a call on the default device, unless that is not to count here.
+
+    Processes that work on one program must choose alike, and each has files of its own: they go by the table.
+    """
+    if platform != jax.default_backend() or not override.measurements_count() or jax.process_count() > 1:
         return None
     key = key_of(operation, dims)
     return memory.remembered().get(key) or tuning.choices().get(key)

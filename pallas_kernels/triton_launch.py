@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from pallas_kernels.capability import device_capability, older_than, times_ten
 
 OLDEST = 80
 """The compute capability, times ten, that programs are made for where no GPU tells its own. A program is machine code
@@ -33,19 +34,7 @@ def missing(*, interpreted: bool) -> str | None:
     for package in ("triton",) if interpreted else ("triton", "jax_triton"):
         if importlib.util.find_spec(package) is None:
             return f"needs the package {package} (pip install 'specjax[gpu-triton]')"
-    if not interpreted and (said := _device_capability()) is not None and (_times_ten(said) or 0) < OLDEST:
-        return f"made for NVIDIA GPUs of compute capability 8.0 and later; this one says {said}"
-    return None
-
-
-def _device_capability() -> str | None:
-    """What the default device says of itself, such as "8.6"; None if it is no GPU."""
-    return str(jax.devices()[0].compute_capability) if jax.default_backend() == "gpu" else None
-
-
-def _times_ten(capability: str) -> int | None:
-    """86 for "8.6"; None where it is not of that form, as for GPUs of AMD."""
-    return int(capability.replace(".", "")) if re.fullmatch(r"\d+\.\d", capability) else None
+    return None if interpreted else older_than(OLDEST)
 
 
 def ptx_version(capability: int) -> int:
@@ -106,7 +95,7 @@ def launch(
     constants = {name: x.item() if isinstance(x, np.generic) else x for name, x in constants.items()}
     if interpret:
         return _interpreted(kernel, inputs, changed, results, grid, constants)
-    capability = _times_ten(_device_capability() or "") or OLDEST
+    capability = times_ten(device_capability() or "") or OLDEST
     options = {"grid": grid, "num_warps": warps, "num_stages": stages, "compute_capability": capability, **constants}
     return _compiled(list(inputs), list(changed), kernel, tuple(results), tuple(options.items()))
 

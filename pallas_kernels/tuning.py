@@ -8,6 +8,7 @@ names and then in this package's. Files are read once in a process.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -123,6 +124,16 @@ def choices() -> Mapping[str, Choice]:
         ValueError: a file of measurements is broken.
     """
     return _measured(device_kind(), _folders())[1]
+
+
+def digest() -> str:
+    """A number of all block sizes that count on the default device: what was timed with others may have changed.
+
+    Raises:
+        ValueError: a file of measurements is broken.
+    """
+    configs, _ = _measured(device_kind(), _folders())
+    return hashlib.sha256(repr(sorted(configs.items())).encode()).hexdigest()[:12]
 
 
 def device_kind() -> str:

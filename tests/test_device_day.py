@@ -69,6 +69,13 @@ def test_slices_leave_what_they_found_and_the_next_time_does_what_did_not_pass(
     assert "endless                  out of time" in capsys.readouterr().out
 
 
+def test_a_slice_whose_time_is_over_can_tidy_up(day: ModuleType, tmp_path: Path) -> None:
+    """As after Ctrl-C. On a TPU a note of what was tried would else be taken for that of a crash."""
+    tidy = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('tidied up')"
+    outcome = day.run(day.Slice("endless", (sys.executable, "-c", tidy), limit=2), tmp_path)
+    assert (outcome.status, outcome.said) == ("out of time", "tidied up")
+
+
 def test_figures_of_kernels_and_models_become_tables(day: ModuleType) -> None:
     fast = {"operation": "hadamard", "sizes": "N=8", "impl": "xla_matmul", "seconds": 2e-6, "share_of_limit": 0.5}
     refused = {"operation": "hadamard", "sizes": "N=8", "impl": "pallas_gpu", "refused": "Error: no"}

@@ -141,11 +141,17 @@ def test_the_fastest_are_written_for_all_users_of_such_a_device(
 ) -> None:
     """Beside what is there; measured in a process of its own."""
     monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
     path, device = tuning.file_of(tuning.device_kind()), tuning.device_kind()
     other = Choice("hadamard", {"N": 8}, {"N": 8}, ("xla_matmul",), {"xla_matmul": 1.0}, {})
     tuning.write(path, tuning.Measurements(device, (), {other.key: other}))
-    kernels._prefer([("matmul.float", {"M": 2, "N": 64, "K": 64, "dtype": "float32"})])
+    calls = [("matmul.float", {"M": 2, "N": 64, "K": 64, "dtype": "float32"})]
+    kernels._prefer(calls)
     written = tuning.read(path, device).choices
     assert [choice.operation for choice in written.values()] == ["hadamard", "matmul.float"]
     assert set(written[list(written)[1]].order) == {"xla_few_rows", "xla_dot"}
     assert re.search(r"matmul.float M=2 N=64 .*: xla_\w+, measured on cpu: .* us against", capsys.readouterr().out)
+    tuning.write(path, tuning.Measurements(device))
+    kernels._prefer(calls)
+    assert "matmul.float" not in capsys.readouterr().out, "it goes on where it was interrupted"
+    assert [choice.operation for choice in tuning.read(path, device).choices.values()] == ["matmul.float"]

@@ -19,9 +19,9 @@ from pallas_kernels.cache_attention import (
     xla_floats,
     xla_tiles,
 )
-from pallas_kernels.dispatch import Form, kernel, operation, triton_kernel
+from pallas_kernels.capability import on_hopper
+from pallas_kernels.dispatch import Form, kernel, mosaic_gpu_kernel, operation, triton_kernel
 from pallas_kernels.kv_formats import format_named
-from pallas_kernels.mosaic_gpu import on_hopper
 from pallas_kernels.table import Dims
 
 
@@ -39,7 +39,7 @@ CACHE_ATTENTION = operation(
     xla_tiles=Form(xla_tiles.attend, reads_all=True),
     **kernel("pallas_tpu", pallas_tpu.attend, pallas_tpu.unfit),
     **kernel("pallas_tpu_prefill", pallas_tpu_prefill.attend, pallas_tpu_prefill.unfit),
-    **kernel("pallas_gpu", pallas_gpu.attend, pallas_gpu.unfit),
+    **mosaic_gpu_kernel("pallas_gpu", pallas_gpu.attend, pallas_gpu.unfit),
     **kernel(
         "pallas_gpu_splits", pallas_gpu_splits.attend, on_hopper(pallas_gpu_splits.unfit), pallas_gpu_splits.unfit
     ),

@@ -31,12 +31,18 @@ def _sizes(dims: Dims) -> tuple[int, ...]:
     return tuple(dims.get("B", 1) if axis == "B" else dims[axis] for axis in ("B", "T", "Hk", "Hv", "Dk", "Dv"))
 
 
+def _head_map(dims: Dims) -> dict[str, Any]:
+    return {"head_map": "grouped" if dims.get("grouped") else "tiled"}
+
+
 def prefill(dims: Dims) -> Case:
     """Many tokens, and the state after them."""
 
     def call(impl: str | None, given: Given) -> Outcome:
         (q, k, g, beta), n_valid = given.fixed
-        return Outcome(*gated_delta.prefill(q, k, given.x, g, beta, given.own, n_valid=n_valid, impl=impl))
+        return Outcome(
+            *gated_delta.prefill(q, k, given.x, g, beta, given.own, n_valid=n_valid, impl=impl, **_head_map(dims))
+        )
 
     by_reference = jax.jit(partial(call, "reference"))
 
@@ -60,7 +66,7 @@ def verify(dims: Dims) -> Case:
 
     def call(impl: str | None, given: Given) -> Outcome:
         ((q, k, g, beta), state), n_valid = given.fixed
-        out, records = gated_delta.verify(q, k, given.x, g, beta, state, n_valid=n_valid, impl=impl)
+        out, records = gated_delta.verify(q, k, given.x, g, beta, state, n_valid=n_valid, impl=impl, **_head_map(dims))
         return Outcome(out, records.u)
 
     def make(seed: int) -> Given:
@@ -86,7 +92,7 @@ def commit(dims: Dims) -> Case:
     """The state after recorded tokens."""
 
     def call(impl: str | None, given: Given) -> Outcome:
-        return Outcome((), gated_delta.commit(given.own, given.fixed, given.x, impl=impl))
+        return Outcome((), gated_delta.commit(given.own, given.fixed, given.x, impl=impl, **_head_map(dims)))
 
     def make(seed: int) -> Given:
         (_, k, g, _), u = tokens(dims, seed)
@@ -108,7 +114,9 @@ def verify_snapshots(dims: Dims) -> Case:
         (q, k, g, beta), n_valid = given.fixed
         slot = jnp.full((batch,), min(1, slots - 1), jnp.int32)
         return Outcome(
-            *gated_delta.verify_snapshots(q, k, given.x, g, beta, given.own, slot, n_valid=n_valid, impl=impl)
+            *gated_delta.verify_snapshots(
+                q, k, given.x, g, beta, given.own, slot, n_valid=n_valid, impl=impl, **_head_map(dims)
+            )
         )
 
     def states(dims: Dims, seed: int) -> Array:

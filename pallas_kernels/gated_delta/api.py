@@ -18,7 +18,14 @@ from jaxtyping import Float, Int
 
 from pallas_kernels import dispatch
 from pallas_kernels.arguments import expect_array, expect_number
-from pallas_kernels.gated_delta.arguments import check_records, check_sizes, check_tokens, expect_counts, expect_state
+from pallas_kernels.gated_delta.arguments import (
+    check_records,
+    check_sizes,
+    check_tokens,
+    expect_counts,
+    expect_state,
+    with_head_map,
+)
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.implementations import OPERATIONS
 from pallas_kernels.gated_delta.tokens import Records, Tokens
@@ -102,12 +109,12 @@ def verify_snapshots(
     return _run("verify_snapshots", Tokens(q, k, v, g, beta), slots, n_valid, head_map, scale, impl, slot)
 
 
-def explain(operation: str, *, platform: str | None = None, **dims: int) -> str:
+def explain(operation: str, *, platform: str | None = None, head_map: HeadMap = "tiled", **dims: int) -> str:
     """Which implementation "prefill", "verify", "commit" or "verify_snapshots" takes for T, Hk, Hv, Dk, Dv, and why."""
     if operation not in OPERATIONS:
         raise ValueError(f"gated_delta.explain: operation is {operation!r}; accepted: {', '.join(OPERATIONS)}")
-    check_sizes("gated_delta.explain", dims)
-    return dispatch.explain(OPERATIONS[operation], dims, platform)
+    check_sizes("gated_delta.explain", dims, head_map)
+    return dispatch.explain(OPERATIONS[operation], with_head_map(dims, head_map), platform)
 
 
 def _run(

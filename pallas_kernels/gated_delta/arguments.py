@@ -16,14 +16,13 @@ def check_tokens(operation: str, tokens: Tokens, n_valid: Array | None, head_map
     q, k, v, g, beta = tokens
     expect_array(operation, "q", q, "B T Hk Dk")
     expect_array(operation, "v", v, "B T Hv Dv")
-    (b, t, hk, dk), (hv, dv) = q.shape, v.shape[2:]
-    sizes = {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
+    sizes = _sizes(q, v, head_map)
     for name, x, axes in (("k", k, "B T Hk Dk"), ("v", v, "B T Hv Dv"), ("g", g, "B T Hv"), ("beta", beta, "B T Hv")):
         expect(operation, name, x, tuple(sizes[axis] for axis in axes.split()), axes)
         expect_dtype(operation, name, x)
-    check_head_map(operation, hk, hv, head_map)
+    check_head_map(operation, sizes["Hk"], sizes["Hv"], head_map)
     if n_valid is not None:
-        expect_counts(operation, "n_valid", n_valid, b)
+        expect_counts(operation, "n_valid", n_valid, sizes["B"])
     return sizes
 
 
@@ -32,18 +31,28 @@ def check_records(operation: str, records: Records, head_map: str) -> dict[str, 
     k, u, g = records
     expect_array(operation, "records.k", k, "B T Hk Dk")
     expect_array(operation, "records.u", u, "B T Hv Dv", ("float32",))
-    (b, t, hk, dk), (hv, dv) = k.shape, u.shape[2:]
-    expect(operation, "records.u", u, (b, t, hv, dv), "B T Hv Dv")
-    expect(operation, "records.g", g, (b, t, hv), "B T Hv")
+    sizes = _sizes(k, u, head_map)
+    for name, x, axes in (("u", u, "B T Hv Dv"), ("g", g, "B T Hv")):
+        expect(operation, f"records.{name}", x, tuple(sizes[axis] for axis in axes.split()), axes)
     expect_dtype(operation, "records.g", g, ("float32",))
-    check_head_map(operation, hk, hv, head_map)
-    return {"B": b, "T": t, "Hk": hk, "Hv": hv, "Dk": dk, "Dv": dv}
+    check_head_map(operation, sizes["Hk"], sizes["Hv"], head_map)
+    return sizes
 
 
-def check_sizes(operation: str, dims: Mapping[str, Any]) -> None:
+def _sizes(k: Array, values: Array, head_map: str) -> dict[str, int]:
+    sizes = dict(zip(("B", "T", "Hk", "Dk", "Hv", "Dv"), (*k.shape, *values.shape[2:]), strict=True))
+    return with_head_map(sizes, head_map)
+
+
+def with_head_map(sizes: Mapping[str, int], head_map: str) -> dict[str, int]:
+    """What tells calls apart: those of the map "grouped" say so, because kernels read other key heads there."""
+    return {**sizes, "grouped": True} if head_map == "grouped" else dict(sizes)
+
+
+def check_sizes(operation: str, dims: Mapping[str, Any], head_map: str) -> None:
     """ValueError unless these are the sizes of a call."""
     expect_sizes(operation, dims, ("T", "Hk", "Hv", "Dk", "Dv"), ("B", "M"))
-    check_head_map(operation, dims["Hk"], dims["Hv"], HEAD_MAPS[0])
+    check_head_map(operation, dims["Hk"], dims["Hv"], head_map)
 
 
 def check_head_map(operation: str, hk: int, hv: int, head_map: str) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from pallas_kernels.capability import on_hopper
 from pallas_kernels.choices import FEW
-from pallas_kernels.dispatch import Form, Operation, kernel, operation, triton_kernel
+from pallas_kernels.dispatch import Form, Operation, kernel, mosaic_gpu_kernel, operation, triton_kernel
 from pallas_kernels.gated_delta import (
     cpu_native,
     pallas_gpu_prefill,
@@ -24,7 +25,6 @@ from pallas_kernels.gated_delta import (
 )
 from pallas_kernels.gated_delta.config import tpu_unfit
 from pallas_kernels.gated_delta.padding import masked, zeroed
-from pallas_kernels.mosaic_gpu import on_hopper
 from pallas_kernels.table import Dims
 
 
@@ -56,7 +56,7 @@ OPERATIONS: dict[str, Operation] = {
         **kernel("pallas_tpu", zeroed(pallas_tpu_prefill.prefill), tpu_unfit),
         # Zeros for padding also keep XLA from handing over the values of a single token in place, as a slice of what
         # they are cut from: CUDA graphs do not take a kernel with such an argument.
-        **kernel("pallas_gpu", masked(pallas_gpu_tokens.prefill), _of_few(pallas_gpu_registers.unfit)),
+        **mosaic_gpu_kernel("pallas_gpu", masked(pallas_gpu_tokens.prefill), _of_few(pallas_gpu_registers.unfit)),
         **triton_kernel("triton", zeroed(triton_recurrence.prefill), _of_few(triton_recurrence.unfit)),
         **kernel(
             "pallas_gpu_prefill",
@@ -73,7 +73,7 @@ OPERATIONS: dict[str, Operation] = {
         xla_wy=Form(masked(xla_wy.verify)),
         xla_recurrent=Form(masked(xla_recurrent.verify)),
         **kernel("pallas_tpu", masked(pallas_tpu_verify.verify), pallas_tpu_verify.unfit),
-        **kernel("pallas_gpu", pallas_gpu_verify.verify, pallas_gpu_registers.unfit),
+        **mosaic_gpu_kernel("pallas_gpu", pallas_gpu_verify.verify, pallas_gpu_registers.unfit),
         **_in_triton(triton_recurrence.verify),
         reference=Form(zeroed(reference.verify)),
     ),
@@ -82,7 +82,7 @@ OPERATIONS: dict[str, Operation] = {
         cpu_native=_on_cpu(cpu_native.commit),
         xla_recurrent=Form(masked(xla_recurrent.commit)),
         **kernel("pallas_tpu", zeroed(pallas_tpu_verify.commit), pallas_tpu_verify.unfit),
-        **kernel("pallas_gpu", pallas_gpu_verify.commit, pallas_gpu_registers.unfit),
+        **mosaic_gpu_kernel("pallas_gpu", pallas_gpu_verify.commit, pallas_gpu_registers.unfit),
         **_in_triton(triton_recurrence.commit),
         reference=Form(zeroed(reference.commit)),
     ),
@@ -91,7 +91,7 @@ OPERATIONS: dict[str, Operation] = {
         cpu_native=_on_cpu(cpu_native.verify_snapshots),
         xla_recurrent=Form(zeroed(xla_recurrent.verify_snapshots)),
         **kernel("pallas_tpu", zeroed(pallas_tpu_snapshots.verify_snapshots), tpu_unfit),
-        **kernel("pallas_gpu", zeroed(pallas_gpu_snapshots.verify_snapshots), pallas_gpu_registers.unfit),
+        **mosaic_gpu_kernel("pallas_gpu", zeroed(pallas_gpu_snapshots.verify_snapshots), pallas_gpu_registers.unfit),
         **_in_triton(triton_recurrence.verify_snapshots),
         reference=Form(zeroed(reference.verify_snapshots)),
     ),

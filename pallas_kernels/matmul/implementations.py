@@ -6,6 +6,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.capability import on_hopper, since_hopper
 from pallas_kernels.derivatives import with_derivatives_of
 from pallas_kernels.dispatch import Form, kernel, operation, triton_kernel
 from pallas_kernels.matmul import (
@@ -21,7 +22,6 @@ from pallas_kernels.matmul import (
 )
 from pallas_kernels.matmul.operands import unfit_for_few_rows, wrong_layout
 from pallas_kernels.matmul.qtensor import Activations, QTensor
-from pallas_kernels.mosaic_gpu import on_hopper
 
 Product = Callable[[Array, QTensor, Activations, Array | None], Array]
 
@@ -85,7 +85,7 @@ QUANT_MATMUL = operation(
     xla_decoded=Form(_block_by_block(lambda x, weight, act: xla_decoded.quant_matmul(x, weight)), xla_decoded.unfit),
     xla_dequant=Form(_by_xla),
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
-    pallas_gpu=Form(_alone(_on_gpu), unfit_for_few_rows),
+    pallas_gpu=Form(_alone(_on_gpu), since_hopper(unfit_for_few_rows)),
     pallas_gpu_interpret=Form(_alone(_on_gpu_interpreted), unfit_for_few_rows),
     **kernel("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(wrong_layout), wrong_layout),
     **triton_kernel("triton", triton_planes.quant_matmul, triton_planes.unfit),

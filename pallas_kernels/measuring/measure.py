@@ -26,7 +26,7 @@ import jax
 from pallas_kernels import memory, tuning
 from pallas_kernels.cases.case import words
 from pallas_kernels.choices import COMPANY, Choice, group_of, key_of
-from pallas_kernels.measuring.process import Ended, Here, Hung, Worker, process
+from pallas_kernels.measuring.process import Ended, Here, Hung, Starved, Worker, process
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.trials import Trial, line_of
 from pallas_kernels.measuring.worker import Order
@@ -39,12 +39,16 @@ BUDGET = 30.0
 """Seconds after which no further call is tried; the next time goes on there."""
 PATIENCE = 40.0
 """Seconds in which an implementation must compile, and in which it must run."""
+JAX_TAKES, MEMORY_SHARE = 0.75, ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""The share of a GPU's memory that JAX takes, and the variables that say another."""
 STARTING = 120.0
 """Seconds in which a process must open the device."""
 EFFORT = Effort(copies=2, cache_bytes=1 << 27, seconds=0.05, runs=3)
 CASES = "pallas_kernels.cases"
 WORKERS = 8
 """Processes that share a GPU, at most. Each takes about two cores."""
+WORKER_BYTES = 2 << 30
+"""Memory of a GPU for each of them: a context, libraries, and what most calls are given."""
 
 Progress = Callable[[int, int], None]
 """Is told how many calls are done, of how many."""
@@ -143,7 +147,7 @@ def measure(
 
     def order(lane: _Lane, turns: str = "") -> Order:
         # After a crash what had been compiled is compiled again.
-        left = max(deadline - time.monotonic(), budget / 2 if lane.tried else 0)
+        left = deadline + (budget / 2 if lane.tried else 0) - time.monotonic()
         return Order(cases, lane.open_calls(), asdict(effort), left, turns)
 
     if here:
@@ -164,7 +168,15 @@ def _workers() -> int:
         return 1
     # Of a container or a job, where the system says it.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(WORKERS, max(1, cores // 2))
+    return max(1, min(WORKERS, cores // 2, _left_by_the_pool() // WORKER_BYTES))
+
+
+def _left_by_the_pool() -> int:
+    """Bytes of the GPU that this process has not taken for itself, which JAX does at its first use."""
+    pool = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    said = [os.environ.get(name) for name in MEMORY_SHARE]
+    share = float(next(filter(None, said), JAX_TAKES))
+    return int(pool / share) - pool if pool else WORKERS * WORKER_BYTES
 
 
 def _side_by_side(lanes: Sequence[_Lane], order: Callable[..., Order]) -> None:
@@ -247,7 +259,13 @@ class _Lane:
                     line = tried.next_line(self._patience if ready else STARTING)
                 if line is None:
                     return
+                if line.get("ready", tuning.device_kind()) != tuning.device_kind():
+                    self.give_up(list(self.work), f"a process of its own has another device, {line['ready']}")
+                    return
                 ready, trying = True, self._take(line)
+        except Starved as starved:
+            number = self._at if trying is None else trying[0]
+            self.give_up([number] if number in self.work else list(self.work), str(starved))
         except Hung:
             self._blame(ready, trying, f"did not end within {self._patience:g} seconds")
         except Ended as ended:

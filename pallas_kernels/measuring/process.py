@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -12,14 +13,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import IO, Any, Protocol
 
-from pallas_kernels.measuring.worker import GONE_WRONG, Order, lines
+from pallas_kernels.measuring.worker import GONE_WRONG, Order, lines, main
 from pallas_kernels.override import VARIABLE
 
 _END = ""
+_OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out.of.memory|bad_alloc|MemoryError", re.IGNORECASE)
 _LISTENING = 0.2
 """Seconds after which somebody who waits for a line looks whether it is still wanted."""
 
@@ -29,7 +31,11 @@ class Hung(Exception):
 
 
 class Ended(Exception):
-    """The worker has ended before it said all; the message says how."""
+    """The worker crashed or failed before it said all; the message says how."""
+
+
+class Starved(Exception):
+    """The worker had no memory left, or somebody killed it, as a system without memory does; the message says how."""
 
 
 class Worker(Protocol):
@@ -41,6 +47,7 @@ class Worker(Protocol):
         Raises:
             Hung: it said nothing for so many seconds.
             Ended: it crashed or failed.
+            Starved: it had no memory left, as far as one can see.
         """
 
 
@@ -86,14 +93,15 @@ class Process:
                 line = self._lines.get(timeout=_LISTENING)
             except queue.Empty:
                 if time.monotonic() > deadline:
-                    self._process.kill()
+                    _kill(self._process)
                     raise Hung from None
         if line is None:
             return None
         if line != _END:
             return dict(json.loads(line))
         if (status := self._process.wait()) not in (0, GONE_WRONG):
-            raise Ended(self._how_it_ended(status))
+            how = self._how_it_ended(status)
+            raise Starved(how) if status == -signal.SIGKILL or _OUT_OF_MEMORY.search(how) else Ended(how)
         return None
 
     def _how_it_ended(self, status: int) -> str:
@@ -108,7 +116,7 @@ def process(order: Order, stop: threading.Event) -> Iterator[Worker]:
     """A process for an order, which says nothing more after `stop`; it is gone when the block ends."""
     with tempfile.TemporaryFile() as errors:
         started = subprocess.Popen(
-            [sys.executable, "-m", "pallas_kernels.measuring.worker"],
+            [sys.executable, "-c", f"import sys; from {main.__module__} import main; sys.exit(main())"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -118,14 +126,23 @@ def process(order: Order, stop: threading.Event) -> Iterator[Worker]:
         )
         try:
             assert started.stdin is not None
+            # It stays open: when this process is gone, whatever ended it, the worker sees the end and ends too.
             started.stdin.write(json.dumps(asdict(order)) + "\n")
-            started.stdin.close()
+            started.stdin.flush()
             yield Process(started, errors, stop)
         finally:
-            started.kill()
+            _kill(started)
             started.wait()
-            assert started.stdout is not None
-            started.stdout.close()
+            for pipe in (started.stdin, started.stdout):
+                assert pipe is not None
+                with suppress(OSError):  # of an order that nobody read
+                    pipe.close()
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """With all that it has started, compilers for one."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""`python -m pallas_kernels.measuring.worker`: tries implementations, in a process that may crash.
+"""Tries implementations, in a process that may crash.
 
-It reads one line of JSON, the `Order`, and writes lines of JSON: what it is about to try, and what was found.
+Its `main` reads one line of JSON, the `Order`, and writes lines of JSON: what it is about to try, and what was found.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -108,17 +109,22 @@ def _said(number: int, trials: Iterable[Trial], at_the_end: str) -> Iterator[dic
         yield {at_the_end: number}
 
 
+def _end_with_the_input() -> None:
+    """End this process when nobody listens any more: a kernel that hangs would keep the device from all others."""
+    while os.read(0, 1):
+        pass
+    os._exit(GONE_WRONG)
+
+
 def main() -> int:
     """Do what the order on the standard input says; returns the exit status."""
+    order = Order(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_the_input, daemon=True).start()
     # What libraries print must not get between our lines.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    for line in lines(Order(**json.loads(sys.stdin.readline()))):
+    for line in lines(order):
         print(json.dumps(line), file=out, flush=True)
         if "gone_wrong" in line:
             return GONE_WRONG
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

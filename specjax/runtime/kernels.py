@@ -40,10 +40,22 @@ def measure_kernels(decoder: Decoder, params: Params, seats: int, slots: int, me
     if not forced.measure and (jax.default_backend() == "cpu" or cache_folder() is None):
         return
     calls = [call for call in calls_of(decoder, params, seats, slots) if not forced.forces(call[0])]
-    work = [call for call in worth_measuring(calls, anew=forced.measure) if key_of(*call) not in measured]
-    measured |= {key_of(*call) for call in work}
-    if not work:
+    say = listener.get()
+
+    def open_calls() -> list[Call]:
+        return [call for call in worth_measuring(calls, anew=forced.measure) if key_of(*call) not in measured]
+
+    if not open_calls():
         return
+    with memory.turn(lambda: say("another program measures kernels on such a device; this one waits for it")):
+        work = open_calls()
+        measured |= {key_of(*call) for call in work}
+        if work:
+            _measure(work)
+
+
+def _measure(work: list[Call]) -> None:
+    """Measure calls, and say so."""
     say, begin = listener.get(), time.perf_counter()
     say(f"measuring kernels for {len(work)} kinds of calls; this is done once for a model on a device")
     with bar("measuring kernels") as progress:

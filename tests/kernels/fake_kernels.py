@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 
@@ -39,6 +40,12 @@ def _abort(x: np.ndarray) -> np.ndarray:
 
 def _fail(x: np.ndarray) -> np.ndarray:
     raise RuntimeError("an illegal address")
+
+
+def _killed(x: np.ndarray) -> np.ndarray:
+    """As by a system that has no memory left."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return x
 
 
 def _sleep(x: np.ndarray) -> np.ndarray:
@@ -95,6 +102,7 @@ OPERATIONS = {
         _operation("good", Implementation("fast", _doubled)),
         _operation("hanging", Implementation("endless", on_host(_sleep)), Implementation("fast", _doubled)),
         _operation("alone"),
+        _operation("starving", Implementation("killed", on_host(_killed)), Implementation("fast", _doubled)),
         _operation("large", Implementation("fast", _doubled), Implementation("larger", _too_large)),
         _operation("lawless", Implementation("fast", _doubled), law=on_host(_abort)),
     )

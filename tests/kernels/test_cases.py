@@ -31,6 +31,7 @@ CALLS = [
     ("gated_delta.commit", {"B": 3, **DELTAS}),
     ("gated_delta.prefill", {"B": 3, **DELTAS, "T": 10}),
     ("gated_delta.verify", DELTAS),
+    ("gated_delta.verify", {**DELTAS, "grouped": True}),
     ("gated_delta.verify_snapshots", {"B": 3, **DELTAS}),
     ("hadamard", {"rows": 8, "N": 64}),
     ("matmul.experts", {"M": 4, "k": 2, "E": 4, "F": 64, "D": 32}),

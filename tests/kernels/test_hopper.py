@@ -11,6 +11,11 @@ from cache_attention_cases import Case
 from test_quant_pallas_gpu import activations, matrix
 
 from pallas_kernels import cache_attention, gated_delta, matmul, using
+from pallas_kernels.cache_attention.implementations import CACHE_ATTENTION
+from pallas_kernels.causal_conv1d.implementations import CAUSAL_CONV1D
+from pallas_kernels.gated_delta.implementations import OPERATIONS as DELTAS
+from pallas_kernels.hadamard.implementations import HADAMARD
+from pallas_kernels.matmul.implementations import QUANT_MATMUL
 from pallas_kernels.matmul.planes import pack
 
 
@@ -36,11 +41,15 @@ def prompt_in_chunks() -> jax.Array:
     )[0]
 
 
-@pytest.fixture
-def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = SimpleNamespace(device_kind="NVIDIA B200", compute_capability="10.0", platform="gpu")
+def gpu(monkeypatch: pytest.MonkeyPatch, kind: str, capability: str) -> None:
+    device = SimpleNamespace(device_kind=kind, compute_capability=capability, platform="gpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda *_: [device])
+
+
+@pytest.fixture
+def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, "NVIDIA B200", "10.0")
 
 
 @pytest.mark.usefixtures("blackwell")
@@ -58,3 +67,20 @@ def test_products_of_few_rows_are_for_later_gpus_too() -> None:
     assert re.search(r"pallas_gpu +chosen", few)
     assert re.search(r"pallas_gpu +passed over: M=17 is over 16", many)
     assert re.search(r"pallas_gpu_prefill +passed over: multiplies with wgmma", many)
+
+
+@pytest.mark.parametrize(("capability", "fits"), [("8.6", False), ("gfx942", False), ("9.0", True), ("12.0", True)])
+def test_mosaic_gpu_is_for_hopper_and_later(capability: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere each kernel would be compiled in vain, and its failure reported."""
+    gpu(monkeypatch, "a GPU", capability)
+    reason = f"made for NVIDIA GPUs of compute capability 9.0 and later; this one says {capability}"
+    sizes = {"T": 4, "S": 64, "N": 128, "G": 2, "M": 4, "C": 128, "W": 4, "Dk": 128, "Dv": 128, "layout": "planes"}
+    kernels = [
+        impl
+        for each in (*DELTAS.values(), QUANT_MATMUL, CACHE_ATTENTION, HADAMARD, CAUSAL_CONV1D)
+        for impl in each.implementations
+        if impl.name == "pallas_gpu"
+    ]
+    assert len(kernels) == len(DELTAS) + 4
+    for each in kernels:
+        assert each.unfit({**sizes, "k_type": "q8_0", "v_type": "q8_0"}) == (None if fits else reason)

@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,11 +21,12 @@ import numpy as np
 import pytest
 from fake_kernels import OPERATIONS, case_of, on_host
 
-from pallas_kernels import memory, using
+from pallas_kernels import memory, tuning, using
 from pallas_kernels.choices import Choice, key_of
 from pallas_kernels.dispatch import Implementation, Operation, choose, explain
 from pallas_kernels.measuring import measure, timing, worth_measuring
 from pallas_kernels.measuring.agreement import largest_error
+from pallas_kernels.measuring.measure import _workers
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.turns import Turns
 from pallas_kernels.table import ANYWHERE
@@ -93,6 +96,82 @@ def test_what_hangs_is_left_out_and_a_second_time_measures_nothing(folder: Path)
     assert len(worth_measuring(calls, anew=True)) == 3
 
 
+def test_what_hangs_takes_the_time_of_other_calls(folder: Path) -> None:
+    calls = [("hanging", {**DIMS, "N": width}) for width in (64, 128)]
+    with pytest.warns(RuntimeWarning, match="hanging endless is left out"):
+        report = measure(calls, cases="fake_kernels", effort=QUICK, patience=3, budget=1)
+    assert report.choices.keys() == {key_of(*calls[0])}
+    assert report.unfinished == ["hanging rows=64 N=128: no time was left"]
+
+
+def test_where_all_that_fits_was_left_out_the_table_decides(folder: Path) -> None:
+    """It may not have been their fault; and without any no model could run."""
+    dims = {"N": 5}
+    left_out = dict.fromkeys(OPERATIONS["good"].names(), "crashed: signal SIGABRT")
+    found = Choice("good", dims, dims, (), {}, left_out)
+    memory.remember({found.key: found})
+    assert choose(OPERATIONS["good"], None, dims).name == "usual"
+    assert re.search(r" usual +chosen\n", explain(OPERATIONS["good"], dims))
+
+
+def test_processes_of_one_program_choose_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.remember({choice(DIMS["N"]).key: choice(DIMS["N"])})
+    assert choose(OPERATIONS["good"], None, DIMS).name == "fast"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert choose(OPERATIONS["good"], None, DIMS).name == "usual"
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "share", "workers"), [(16, None, 2), (24, None, 3), (80, None, 8), (80, "0.9", 4), (80, "1.0", 1)]
+)
+def test_processes_share_what_is_left_of_a_gpus_memory(
+    gigabytes: int, share: str | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = int(gigabytes * 2**30 * float(share or 0.75))
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": pool})
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    if share is not None:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", share)
+    assert _workers() == workers
+
+
+def test_two_programs_do_not_measure_at_the_same_time(folder: Path) -> None:
+    """The second one waits, and knows then what the first has found."""
+    waited: list[str] = []
+    first = memory.turn(lambda: waited.append("first"))
+    first.__enter__()
+
+    def let_it_go() -> None:
+        waited.append("second")
+        memory.remember({choice(3).key: choice(3)})
+        memory._known.clear()
+        first.__exit__(None, None, None)
+
+    with memory.turn(let_it_go):
+        assert memory.remembered() == {choice(3).key: choice(3)}
+    assert waited == ["second"]
+    with memory.turn(lambda: None), memory.turn(lambda: waited.append("in vain"), seconds=0.1):
+        assert waited == ["second", "in vain"], "whoever has stopped is not waited for"
+
+
+def test_what_was_measured_with_other_block_sizes_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
+    device = tuning.device_kind()
+    before = tuning.digest()
+    chosen = Choice("hadamard", {"N": 8}, {"N": 8}, (), {}, {})
+    tuning.write(tuning.file_of(device), tuning.Measurements(device, (), {chosen.key: chosen}))
+    assert tuning.digest() == before
+    tunable = tuning.tunables()["hadamard", "triton"]
+    dims = tunable.shapes[0]
+    winner = tuning.Winner("hadamard", "triton", dims, tunable.heuristic(dims), 1.0, jax.__version__)
+    tuning.write(tuning.file_of(device), tuning.Measurements(device, (winner,), {}))
+    assert tuning.digest() != before
+
+
 def test_several_processes_measure_side_by_side_and_time_in_turns(folder: Path) -> None:
     good = [("good", {**DIMS, "N": n}) for n in (64, 128, 512)]
     calls = [("hanging", DIMS), *good, ("bad", DIMS)]  # the first two processes have two calls each
@@ -135,11 +214,12 @@ def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_law_that_goes_wrong_and_want_of_memory_cost_their_calls_alone(folder: Path, workers: int) -> None:
-    calls = [(name, DIMS) for name in ("good", "large", "lawless", "alone")]
+    calls = [(name, DIMS) for name in ("good", "large", "lawless", "alone", "starving")]
     calls.append(("good", {**DIMS, "N": 128}))  # behind the lawless one, whether that process has all calls or half
     report = measure(calls, cases="fake_kernels", effort=QUICK, workers=workers)
     assert report.choices.keys() == {key_of(*call) for call in calls if call[0] in ("good", "alone")}
-    want_of_memory, law = sorted(report.unfinished)
+    want_of_memory, law, killed = sorted(report.unfinished)
+    assert killed == "starving rows=64 N=256: signal SIGKILL"
     assert want_of_memory.startswith("large ")
     assert "RESOURCE_EXHAUSTED" in want_of_memory
     assert law.startswith("lawless ")
@@ -227,6 +307,8 @@ def test_a_folder_that_cannot_be_written_is_left_alone(folder: Path, monkeypatch
     (folder / "file").touch()
     memory.remember({choice(2).key: choice(2)})
     assert memory.remembered() == {choice(2).key: choice(2)}
+    with memory.noted("a call", "fast"), memory.turn(lambda: None):
+        assert memory.fatal() is None
 
 
 WRITER = """
@@ -259,17 +341,48 @@ measure(calls, cases="fake_kernels", effort=QUICK, progress=lambda *step: print(
 """
 
 
+def children_of(pid: int) -> list[str]:
+    """Numbers of the processes that one has started."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for thread in threads for child in thread.read_text().split()]
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What it gives as soon as it holds."""
+    end = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
 def test_ctrl_c_leaves_the_file_whole_and_no_process_behind(folder: Path) -> None:
     with process(MEASURER, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as measuring:
         assert measuring.stdout.readline() == "1 100\n"
-        threads = Path(f"/proc/{measuring.pid}/task").glob("*/children")
-        children = [child for thread in threads for child in thread.read_text().split()]
+        children = children_of(measuring.pid)
         measuring.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in measuring.communicate()[1]
     assert children
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert 1 <= len(memory.remembered()) < 100
     assert {path.suffix for path in (folder / "kernels").iterdir()} == {".json", ".lock"}
+
+
+HANGING = """
+from test_measuring import DIMS, QUICK, measure
+print("begins", flush=True)
+measure([("hanging", DIMS)], cases="fake_kernels", effort=QUICK)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
+def test_no_process_is_left_behind_by_one_that_was_killed(folder: Path) -> None:
+    """A kernel that hangs would keep the device from all others."""
+    with process(HANGING, stdout=subprocess.PIPE) as measuring:
+        assert measuring.stdout.readline() == "begins\n"
+        children = wait_for(lambda: children_of(measuring.pid))
+        measuring.kill()
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
 
 
 HERE = """

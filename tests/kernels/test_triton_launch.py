@@ -138,7 +138,7 @@ def test_every_cuda_that_jax_takes_reads_the_programs(capability, newest, monkey
     ("said", "fits"), [(None, True), ("7.5", False), ("8.0", True), ("9.0", True), ("12.0", True), ("gfx942", False)]
 )
 def test_gpus_without_what_the_kernels_need_are_refused(said, fits, monkeypatch):
-    monkeypatch.setattr(triton_launch, "_device_capability", lambda: said)
+    monkeypatch.setattr("pallas_kernels.capability.device_capability", lambda: said)
     refusal = missing(interpreted=False)
     assert (refusal is None) == fits
     assert fits or refusal == f"made for NVIDIA GPUs of compute capability 8.0 and later; this one says {said}"
