@@ -67,6 +67,23 @@ def test_what_is_broken_and_seen_reaches_the_result_and_nothing_else(broken: flo
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("at", "seen_to"), [(255, 255), (256, 256), (256, 299)])
+def test_a_score_of_minus_infinity_is_a_weight_of_zero_wherever_it_stands(at: int, seen_to: int) -> None:
+    """Also where it is the only score of 256 slots that are taken together."""
+    q, k, v = draw(1, 1, H, N), draw(1, S, G, N), draw(1, S, G, N)
+    k[0, at, 0] = -np.inf * np.sign(q[0, 0, 0])
+    q[0, 0, 1] = np.abs(q[0, 0, 1]) * np.sign(q[0, 0, 0])
+    given = (q, stored(k, "f32"), stored(v, "f32"), np.array([[seen_to]]))
+    got, want = np.asarray(run(*given)), np.asarray(reference(*given, scale=N**-0.5))
+    assert np.isfinite(want).all()
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    k[0, : seen_to + 1, 0] = k[0, at, 0]
+    got = np.asarray(run(q, stored(k, "f32"), *given[2:]))
+    assert np.isnan(got[0, 0, :2]).all(), "there is no largest score"
+    assert np.isfinite(got[0, 0, 2:]).all()
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_does_not_depend_on_the_others(name: str) -> None:
     """Bit for bit: speculation is lossless because verifying a token gives what decoding it alone gives."""
@@ -236,6 +253,19 @@ def test_rows_that_see_many_chunks_change_nothing_for_one_that_sees_few(name: st
         np.testing.assert_array_equal(attend(q[:, one], *stores, positions[:, one])[:, 0], whole[:, t])
     want = reference(q, *stores, positions, scale=N**-0.5)
     assert relative_rms(whole, want) < max(1e-6, integer_error(name))
+
+
+def test_rows_over_very_long_caches_are_taken_in_smaller_blocks() -> None:
+    """Of 16 tokens what waits to be merged would not fit: 256 chunks x 64 heads x 16 tokens x 130 floats."""
+    slots, heads = 1 << 16, 64
+    q, cache = draw(1, 16, heads, 128), draw(1, slots, 1, 128)
+    store, positions, attend = stored(cache, "q8_0"), np.arange(slots - 16, slots)[None], program()
+    whole = attend(q, store, store, positions)
+    half = attend(q[:, 8:], store, store, positions[:, 8:])
+    np.testing.assert_array_equal(whole[:, 8:], half)
+    weights = np.exp(q[0, -1] @ cache[0, :, 0].T * N**-0.5)
+    want = weights @ cache[0, :, 0] / weights.sum(axis=1, keepdims=True)
+    assert relative_rms(whole[0, -1], want) < 0.02
 
 
 TILED = [(name, 128, queries) for name in ("q8_0", "q4_0") for queries in (1, 3, 4, 6, 8)]

@@ -135,3 +135,21 @@ def test_programs_for_other_platforms_do_without_native_kernels() -> None:
 
     text = jax.export.export(jax.jit(step), platforms=["tpu"])(*inputs).mlir_module()
     assert "specjax_gated_delta" not in text
+
+
+@pytest.mark.parametrize("small", [0, 1])
+def test_results_of_other_sizes_are_refused(small: int) -> None:
+    """Not written beyond."""
+    inputs = draw("model").first(16)
+    shapes = [jax.ShapeDtypeStruct((1,) if small == n else inputs.tokens.v.shape, jnp.float32) for n in (0, 1)]
+    call = jax.ffi.ffi_call(native.target("specjax_gated_delta_verify"), shapes)
+    settings = {"scale": np.float32(1), "isa": native.instruction_set(), "tiled": True}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="gated_delta: arrays do not fit together"):
+        jax.block_until_ready(call(*inputs.tokens, inputs.state, counts(16, 16), **settings))
+    state = jax.ShapeDtypeStruct((1,), jnp.float32)
+    commit = jax.ffi.ffi_call(native.target("specjax_gated_delta_commit"), state)
+    records = (inputs.tokens.k, inputs.tokens.v, inputs.tokens.g)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="gated_delta: arrays do not fit together"):
+        jax.block_until_ready(
+            commit(inputs.state, *records, counts(16, 16), isa=native.instruction_set(), tiled=True)
+        )

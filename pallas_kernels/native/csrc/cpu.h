@@ -45,7 +45,7 @@ inline bool IsaSupported(std::string_view name) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
   if (name == "amx") return IsaSupported("avx512vnni") && HasAmx();
   if (name == "avx512vnni")
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    return IsaSupported("avx2") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
 #elif defined(__aarch64__)

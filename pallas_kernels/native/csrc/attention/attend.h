@@ -115,7 +115,8 @@ void MergeChunks(const RowOfChunks& row, float* out) {
   std::fill(out, out + row.width, 0.0f);
   for (int64_t i = 0; i < row.chunks; ++i) {
     const int64_t at = i * row.step;
-    if (row.total[at] == 0) continue;
+    // What is nowhere above -inf has no share, unless that holds for all chunks.
+    if (row.total[at] == 0 || (row.total[at] == kNothing && top > kNothing)) continue;
     const float factor = std::exp(row.highest[at] - top);
     weight += row.total[at] * factor;
     const auto factors = Isa::Set(factor);

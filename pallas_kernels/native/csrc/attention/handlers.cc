@@ -20,6 +20,7 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kTokens = 16;                    // of a block, which decodes a vector of a cache once for all of them
 constexpr int64_t kMostFloats = int64_t{1} << 22;  // that wait to be merged, unless one block has more
+constexpr int64_t kMostOfBlock = int64_t{1} << 25;  // beyond that a block has fewer tokens
 constexpr int64_t kMostAsked = int64_t{5} << 17;   // bytes of a chunk that wait in a core's cache of level 2
 constexpr int64_t kLeastPrepared = 8;              // chunks for which queries are prepared once, not by each
 
@@ -48,7 +49,7 @@ ffi::Error Describe(std::string_view name, ffi::AnyBuffer codes, ffi::AnyBuffer 
   array->width = array->code_bytes * 8 / info->bits;
   array->groups = info->scaled() ? scale_dims[3] : 0;
   array->group = array->groups ? array->width / array->groups : 0;
-  if (info->scaled() && (array->groups == 0 || array->group * array->groups != array->width ||
+  if (info->scaled() && (array->group == 0 || array->group * array->groups != array->width ||
                        array->group % (info->bits < 4 ? 64 : 32) || array->group > kMostOfGroup ||
                        scale_dims[0] != dims[0] || scale_dims[1] != dims[1] ||
                        scale_dims[2] != dims[2]))
@@ -83,15 +84,22 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
   const int64_t k_width = q_dims[3], v_width = out_dims[3], per_head = query_heads / heads;
   if (batch * rows == 0) return ffi::Error::Success();
 
-  const int64_t blocks = (rows + kTokens - 1) / kTokens;  // of a sequence
   std::vector<Seen> seen(batch * rows);
-  std::vector<int64_t> chunks_seen(batch * blocks, 1);
+  std::vector<int64_t> row_chunks(batch * rows);
   for (int64_t i = 0; i < batch * rows; ++i) {
     seen[i] = SeenFrom(positions.typed_data()[i], slots, window);
-    int64_t& chunks = chunks_seen[i / rows * blocks + i % rows / kTokens];
-    chunks = std::max(chunks, (std::max(seen[i].end[0], seen[i].end[1]) + kChunk - 1) / kChunk);
+    row_chunks[i] = (std::max(seen[i].end[0], seen[i].end[1]) + kChunk - 1) / kChunk;
   }
-  const int64_t group = std::min(rows, kTokens) * per_head;  // the most rows of a task
+  const int64_t most_chunks = *std::max_element(row_chunks.begin(), row_chunks.end());
+  int64_t tokens = kTokens;  // of a block
+  while (tokens > 1 && most_chunks * query_heads * tokens * (2 + v_width) > kMostOfBlock) tokens /= 2;
+  const int64_t blocks = (rows + tokens - 1) / tokens;  // of a sequence
+  std::vector<int64_t> chunks_seen(batch * blocks, 1);
+  for (int64_t i = 0; i < batch * rows; ++i) {
+    int64_t& chunks = chunks_seen[i / rows * blocks + i % rows / tokens];
+    chunks = std::max(chunks, row_chunks[i]);
+  }
+  const int64_t group = std::min(rows, tokens) * per_head;  // the most rows of a task
   const int64_t task_floats = group * (2 + v_width);
   const int64_t prepared_floats = kernels->prepared_floats(group, k_width);
   const int64_t chunk_bytes = kChunk * heads * (k.code_bytes + v.code_bytes);
@@ -114,7 +122,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
     float* const sums = total + tasks * group;
 
     const auto task_of = [&](int64_t block, int64_t head) {
-      const int64_t b = block / blocks, token = block % blocks * kTokens;
+      const int64_t b = block / blocks, token = block % blocks * tokens;
       ChunkTask task = {};
       task.k = k;
       task.v = v;
@@ -127,7 +135,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
       task.q = q.typed_data() + ((b * rows + token) * query_heads + head * per_head) * k_width;
       task.q_stride = query_heads * k_width;
       task.seen = seen.data() + b * rows + token;
-      task.tokens = std::min(kTokens, rows - token);
+      task.tokens = std::min(tokens, rows - token);
       task.per_token = per_head;
       task.k_width = k_width;
       task.v_width = v_width;
@@ -164,8 +172,8 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
 
     ParallelFor(pool, (last - first) * heads, [&](int64_t i) {
       const int64_t head = i % heads, block = first + i / heads;
-      const int64_t b = block / blocks, token = block % blocks * kTokens;
-      for (int64_t m = 0; m < std::min(kTokens, rows - token) * per_head; ++m) {
+      const int64_t b = block / blocks, token = block % blocks * tokens;
+      for (int64_t m = 0; m < std::min(tokens, rows - token) * per_head; ++m) {
         const int64_t at = (i / heads * chunks * heads + head) * group + m;
         float* const to = out->typed_data() + ((b * rows + token + m / per_head) * query_heads + head * per_head +
                                                m % per_head) * v_width;

@@ -81,14 +81,15 @@ int64_t Clipped(int32_t count, int64_t tokens) { return std::clamp<int64_t>(coun
 // Rows beyond n_valid have zeros. Without `slot`, states are read from slot 0. `u` may be null; and `next`, which is the
 // memory of `states`, is null where no state is wanted.
 ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Floats& v, const Floats& g,
-               const Floats& beta, const Floats& states, const Counts* slot, const Counts& n_valid, float* out,
-               float* u, float* next, std::string_view isa, float scale, bool tiled) {
+               const Floats& beta, const Floats& states, const Counts* slot, const Counts& n_valid, Result& out,
+               Result* u, float* next, std::string_view isa, float scale, bool tiled) {
   const GatedDeltaKernels* kernels = FindKernels<GatedDeltaKernels>(isa);
   if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
   Sizes sizes;
   if (ffi::Error error = Sizes::Of(k, v, g, states, n_valid, &sizes); error.failure()) return error;
   if (q.element_count() != k.element_count() || beta.element_count() != g.element_count() ||
-      (slot != nullptr && slot->element_count() != n_valid.element_count()))
+      (slot != nullptr && slot->element_count() != n_valid.element_count()) ||
+      out->element_count() != v.element_count() || (u != nullptr && (*u)->element_count() != v.element_count()))
     return Wrong("arrays do not fit together");
   sizes.ForHeads(pool, [&](int64_t b, int64_t head) {
     thread_local std::vector<float> decay, strength;
@@ -112,8 +113,8 @@ ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Fl
     task.next = next == nullptr ? nullptr : next + sizes.state_at(b, 0, head);
     task.slots = next == nullptr ? 0 : sizes.slots;
     task.slot_stride = sizes.slot_stride();
-    task.out = out + values;
-    task.u = u == nullptr ? nullptr : u + values;
+    task.out = out->typed_data() + values;
+    task.u = u == nullptr ? nullptr : (*u)->typed_data() + values;
     task.memory = ThreadMemory<Purpose::kChunk>(TileFloats(sizes.key_width, sizes.value_width));
     for (int64_t t = task.tokens; t < sizes.tokens; ++t) {
       for (float* rows : {task.out, task.u})
@@ -127,22 +128,19 @@ ffi::Error Run(ffi::ThreadPool& pool, const Floats& q, const Floats& k, const Fl
 ffi::Error Prefill(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats g, Floats beta, Floats state,
                    Counts n_valid, Result out, Result next, std::string_view isa, float scale, bool tiled) {
   if (next->typed_data() != state.typed_data()) return Wrong("the state is not updated in place");
-  return Run(pool, q, k, v, g, beta, state, nullptr, n_valid, out->typed_data(), nullptr, next->typed_data(), isa,
-             scale, tiled);
+  return Run(pool, q, k, v, g, beta, state, nullptr, n_valid, out, nullptr, next->typed_data(), isa, scale, tiled);
 }
 
 ffi::Error Verify(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats g, Floats beta, Floats state,
                   Counts n_valid, Result out, Result u, std::string_view isa, float scale, bool tiled) {
-  return Run(pool, q, k, v, g, beta, state, nullptr, n_valid, out->typed_data(), u->typed_data(), nullptr, isa, scale,
-             tiled);
+  return Run(pool, q, k, v, g, beta, state, nullptr, n_valid, out, &u, nullptr, isa, scale, tiled);
 }
 
 ffi::Error Snapshots(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats g, Floats beta, Floats slots,
                      Counts slot, Counts n_valid, Result out, Result next, std::string_view isa, float scale,
                      bool tiled) {
   if (next->typed_data() != slots.typed_data()) return Wrong("the slots are not updated in place");
-  return Run(pool, q, k, v, g, beta, slots, &slot, n_valid, out->typed_data(), nullptr, next->typed_data(), isa, scale,
-             tiled);
+  return Run(pool, q, k, v, g, beta, slots, &slot, n_valid, out, nullptr, next->typed_data(), isa, scale, tiled);
 }
 
 ffi::Error Commit(ffi::ThreadPool pool, Floats state, Floats k, Floats u, Floats g, Counts n, Result next,
@@ -151,6 +149,7 @@ ffi::Error Commit(ffi::ThreadPool pool, Floats state, Floats k, Floats u, Floats
   if (kernels == nullptr) return Wrong("this processor lacks " + std::string(isa));
   Sizes sizes;
   if (ffi::Error error = Sizes::Of(k, u, g, state, n, &sizes); error.failure()) return error;
+  if (next->element_count() != state.element_count()) return Wrong("arrays do not fit together");
   sizes.ForHeads(pool, [&](int64_t b, int64_t head) {
     thread_local std::vector<float> decay;
     const int64_t states = sizes.state_at(b, 0, head);
