@@ -28,11 +28,14 @@ BATCH = tuple(range(len(LENGTHS)))
 REVERSED = BATCH[::-1]
 
 
-def decoder(config: Qwen35Config, drafts: int, rollback: RollbackStrategy = "replay") -> Decoder:
+def decoder(
+    config: Qwen35Config, drafts: int, rollback: RollbackStrategy = "replay", sampler: SamplerConfig = WARM
+) -> Decoder:
+    """What decodes batches of which all rows have this sampler."""
     return Decoder(
         target=Qwen35Target(config),
         drafter=ScriptedMTP(config) if drafts else None,
-        rule="coupled",
+        rule="greedy" if sampler.greedy else "coupled",
         max_drafts=drafts,
         rollback=rollback,
         margins=True,
@@ -50,7 +53,8 @@ def plain(config: Qwen35Config, sampler: SamplerConfig, rows: tuple[int, ...] = 
     Tests hold part of the batch to the tokens of the whole: it is enough that the choices of the whole are clear.
     """
     chosen = [prompts(config)[row] for row in rows]
-    result = run(decoder(config, 0), make_params(config), chosen, MAX_TOKENS, sequence=rows, sampler=sampler)
+    own = decoder(config, 0, sampler=sampler)
+    result = run(own, make_params(config), chosen, MAX_TOKENS, sequence=rows, sampler=sampler)
     if rows == BATCH:
         assert_clear_choices(config, sampler, chosen, result.tokens, rows)
     return result
@@ -115,7 +119,8 @@ def speculate(
     chosen = [prompts(config)[row] for row in rows]
     truth = [plain(config, sampler).tokens[row] for row in rows]
     params = script(make_params(config), chosen, truth, correct_drafts(drafts, seed)[list(rows)])
-    return run(decoder(config, drafts, rollback), params, chosen, MAX_TOKENS, sequence=rows, sampler=sampler)
+    own = decoder(config, drafts, rollback, sampler)
+    return run(own, params, chosen, MAX_TOKENS, sequence=rows, sampler=sampler)
 
 
 def assert_accepted_as_scripted(result: Run, drafts: int, seed: int) -> None:

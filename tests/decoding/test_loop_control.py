@@ -28,7 +28,7 @@ PROMPTS = ragged_prompts(DENSE, (1, 3, 9, 20, 31, 40, 55, 64), seed=18)  # witho
 def make_decoder(drafts: int = DRAFTS, **changes: Any) -> Decoder:
     """With the rule and the batch of `ragged`, so that both have the same programs."""
     drafter = ScriptedMTP(DENSE) if drafts else None
-    settings: dict[str, Any] = {"rule": "coupled", "margins": True} | changes
+    settings: dict[str, Any] = {"rule": "greedy", "margins": True} | changes
     return Decoder(Qwen35Target(DENSE), drafter, max_drafts=drafts, **settings)
 
 

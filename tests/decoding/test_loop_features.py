@@ -83,7 +83,7 @@ def test_drafters_hear_of_every_committed_token_once_and_of_no_other() -> None:
     """Through prefill in pieces and rounds of ragged acceptance, each with the features that it asked for."""
     target, params = Qwen35Target(DENSE), make_params(DENSE)
     listeners = Listener(), Listener(FeatureRequest(layer_inputs=(0, 2)))
-    decoder = Decoder(target, FirstOf((listeners[0], Qwen35MTP(DENSE), listeners[1])), max_drafts=3, margins=True)
+    decoder = Decoder(target, FirstOf((listeners[0], Qwen35MTP(DENSE), listeners[1])), "greedy", 3, margins=True)
     got = run(decoder, params, prompts(DENSE), 24)
     want = plain(DENSE, GREEDY)
     assert got.tokens == want.tokens

@@ -97,7 +97,7 @@ def prompts(family: Callable[[], Pair]) -> list[list[int]]:
 
 def decode(family: Callable[[], Pair], types: KVTypes, drafts: int, params: Params) -> Run:
     target, drafter, _ = pair(family)
-    decoder = Decoder(target, drafter if drafts else None, max_drafts=drafts, kv_types=types, margins=True)
+    decoder = Decoder(target, drafter if drafts else None, "greedy", drafts, kv_types=types, margins=True)
     return run(decoder, params, prompts(family), MAX_TOKENS)
 
 

@@ -44,7 +44,7 @@ def prompts(rows: tuple[int, ...] = BATCH) -> list[list[int]]:
 def decoder(drafts: int) -> Decoder:
     config, _ = model()
     drafter = ScriptedHeads(config) if drafts else None
-    return Decoder(Step35Target(config), drafter, max_drafts=drafts, margins=True)
+    return Decoder(Step35Target(config), drafter, "greedy", drafts, margins=True)
 
 
 @cache

@@ -26,7 +26,7 @@ HEAD = Qwen35MTP(DENSE)
 
 
 def decoder(drafts: int, rollback: RollbackStrategy = "replay") -> Decoder:
-    return Decoder(Qwen35Target(DENSE), ScriptedMTP(DENSE), max_drafts=drafts, rollback=rollback, margins=True)
+    return Decoder(Qwen35Target(DENSE), ScriptedMTP(DENSE), "greedy", drafts, rollback, margins=True)
 
 
 @cache
