@@ -8,8 +8,6 @@ from scipy.special import softmax
 from wants import GREEDY, alike
 
 from specjax.decoding.acceptance import PADDING, RULES, accept, propose_token
-from specjax.decoding.acceptance.block import accept_block
-from specjax.decoding.acceptance.rejection import accept_rejection
 from specjax.decoding.random import Purpose, gumbel
 from specjax.decoding.sampling import sample, sample_tokens, warp
 from specjax.decoding.settings import SamplerConfig
@@ -168,13 +166,13 @@ def test_the_only_possible_token_is_accepted_and_drawn(rule, logits, logq):
         np.testing.assert_array_equal(verdict.next_token, 6)
 
 
-@pytest.mark.parametrize("accept_rule", [accept_rejection, accept_block])
-def test_an_empty_residual_falls_back_to_p(accept_rule, monkeypatch):
+@pytest.mark.parametrize("rule", CORRECTING)
+def test_an_empty_residual_falls_back_to_p(rule, monkeypatch):
     """A rejection where p and q agree to the last place can only come from rounding; it still gives a token of p."""
     monkeypatch.setattr("specjax.decoding.acceptance.correction.uniform", lambda *key: jnp.full((B, K), 1.5))
     certain = certainty(np.full((B, K + 1), 6))
     draws = {"settings": wants(SamplerConfig(1.0)), "sequence": SEQUENCE, "position": POSITION}
-    verdict = accept_rule(certain, np.full((B, K), 6), certain[:, :K], np.full(B, K), **draws)
+    verdict = accept(certain, np.full((B, K), 6), certain[:, :K], np.full(B, K), rule=rule, **draws)
     np.testing.assert_array_equal(verdict.n_accepted, 0)
     np.testing.assert_array_equal(verdict.next_token, 6)
 

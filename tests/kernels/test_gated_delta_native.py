@@ -150,6 +150,4 @@ def test_results_of_other_sizes_are_refused(small: int) -> None:
     commit = jax.ffi.ffi_call(native.target("specjax_gated_delta_commit"), state)
     records = (inputs.tokens.k, inputs.tokens.v, inputs.tokens.g)
     with pytest.raises(jax.errors.JaxRuntimeError, match="gated_delta: arrays do not fit together"):
-        jax.block_until_ready(
-            commit(inputs.state, *records, counts(16, 16), isa=native.instruction_set(), tiled=True)
-        )
+        jax.block_until_ready(commit(inputs.state, *records, counts(16, 16), isa=native.instruction_set(), tiled=True))

@@ -23,19 +23,18 @@ the round's start as well, see `of_round`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.acceptance.correction import (
     Correction,
-    accept_corrected,
     corrected,
+    decide_by,
     draft_probabilities,
     drafter_shares,
 )
-from specjax.decoding.acceptance.verdict import Verdict, row_at
+from specjax.decoding.acceptance.drawing import Decision, Drafted
+from specjax.decoding.acceptance.verdict import row_at
 from specjax.decoding.random import Purpose, of_round
 from specjax.decoding.sampling import Shortlist
 
@@ -66,13 +65,8 @@ def correction(
     return corrected(candidates, drafts, draft_logq, n_drafted, n_accepted, row_at(weight, n_accepted))
 
 
-def accept_block(
-    target_logits: Float[Array, "B R V"],
-    drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K Va"] | None,
-    n_drafted: Int[Array, "B"],
-    **of_rows: Any,
-) -> Verdict:
-    """Block verification, see `correction` and, for the arguments, `accept_corrected`."""
+def decide(candidates: Shortlist, given: Drafted) -> Decision:
+    """Block verification, see `correction`."""
+    drafts = given.tokens
     purpose = jnp.broadcast_to(of_round(Purpose.ACCEPT, jnp.arange(drafts.shape[1])), drafts.shape)
-    return accept_corrected(correction, target_logits, drafts, draft_logq, n_drafted, **of_rows, purpose=purpose)
+    return decide_by(correction, purpose, candidates, given)

@@ -13,13 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.acceptance.coupled import accept_coupled
-from specjax.decoding.acceptance.drawing import Decision, decided
-from specjax.decoding.acceptance.verdict import Verdict, first_difference, row_at
-from specjax.decoding.argmax import argmax
+from specjax.decoding.acceptance import coupled
+from specjax.decoding.acceptance.drawing import Decision, Drafted
+from specjax.decoding.acceptance.verdict import row_at
 from specjax.decoding.random import Purpose, Purposes, uniform
 from specjax.decoding.sampling import Shortlist, sample_shortlist
-from specjax.decoding.settings import RowSettings
 
 
 class Correction(NamedTuple):
@@ -106,40 +104,24 @@ def corrected(
     return Correction(n_accepted, rejected, following)
 
 
-def accept_corrected(
-    correct: Correct,
-    target_logits: Float[Array, "B R V"],
-    drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K Va"] | None,
-    n_drafted: Int[Array, "B"],
-    *,
-    settings: RowSettings,
-    sequence: Int[Array, "B"],
-    position: Int[Array, "B"],
-    purpose: Purposes,
-) -> Verdict:
-    """The verdict of a rule that corrects.
+def decide_by(correct: Correct, purpose: Purposes, candidates: Shortlist, given: Drafted) -> Decision:
+    """Decide by a rule that corrects; `purpose` is that of its draws.
 
-    `position` is that of row 0's token, and `purpose` that of the draws that decide. When all drafts stand, the next
-    token is drawn as plain sampling draws it: a row without drafts is plain sampling, draw for draw.
+    When all drafts stand, the next token is drawn as plain sampling draws it: a row without drafts is plain sampling,
+    draw for draw.
 
-    What decides `n_drafted` must not depend on the drawn tokens that it drops: see `DraftConfig`.
+    What decides how many drafts there are must not depend on the drawn tokens that it drops: see `DraftConfig`.
     """
-    n_drafts = drafts.shape[1]
-    if n_drafts == 0:
-        return accept_coupled(target_logits, drafts, n_drafted, settings=settings, sequence=sequence, position=position)
-    greedy = first_difference(argmax(target_logits), drafts, n_drafted)
-
-    def draw(candidates: Shortlist) -> Decision:
-        u = uniform(settings.seed, sequence, position[:, None] + jnp.arange(n_drafts), purpose)
-        n_accepted, rejected, following = correct(candidates, drafts, draft_logq, n_drafted, u)
-        token = sample_shortlist(
-            following,
-            seed=settings.seed,
-            sequence=sequence,
-            position=position + n_accepted,
-            purpose=jnp.where(rejected, Purpose.RESIDUAL, Purpose.TOKEN),
-        )
-        return n_accepted, token
-
-    return decided(target_logits, drafts, settings, draw, greedy)
+    if given.tokens.shape[1] == 0:
+        return coupled.decide(candidates, given)
+    seed, sequence = given.settings.seed, given.sequence
+    u = uniform(seed, sequence, given.positions[:, :-1], purpose)
+    n_accepted, rejected, following = correct(candidates, given.tokens, given.logq, given.n_drafted, u)
+    token = sample_shortlist(
+        following,
+        seed=seed,
+        sequence=sequence,
+        position=given.position + n_accepted,
+        purpose=jnp.where(rejected, Purpose.RESIDUAL, Purpose.TOKEN),
+    )
+    return n_accepted, token

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.acceptance.block import accept_block
-from specjax.decoding.acceptance.coupled import accept_coupled
-from specjax.decoding.acceptance.rejection import accept_rejection
+from specjax.decoding.acceptance import block, coupled, rejection
+from specjax.decoding.acceptance.drawing import Decide, Decision, Drafted, decided
 from specjax.decoding.acceptance.rule import RULES, Rule
 from specjax.decoding.acceptance.synthetic import Synthetic, accept_synthetic
 from specjax.decoding.acceptance.verdict import Verdict, first_difference
 from specjax.decoding.argmax import argmax
+from specjax.decoding.sampling import Shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.mesh.rows import anywhere
 
@@ -32,48 +31,32 @@ def accept(
     position: Int[Array, "B"],
 ) -> Verdict:
     """The verdict under `rule`, for drafts made by `propose_token` under the same rule and settings."""
-    of_rows: dict[str, Any] = {"settings": settings, "sequence": sequence, "position": position}
+    given = Drafted(drafts, draft_logq, n_drafted, settings, sequence, position)
     if isinstance(rule, Synthetic):
-        return accept_synthetic(target_logits, drafts, n_drafted, rule=rule, **of_rows)
+        return accept_synthetic(target_logits, given, rule)
+    greedy = first_difference(argmax(target_logits), drafts, n_drafted)
     if rule == "greedy":
-        return Verdict.of(drafts, *first_difference(argmax(target_logits), drafts, n_drafted))
-    if rule == "each":
-        return _accept_each(target_logits, drafts, draft_logq, n_drafted, **of_rows)
-    if rule == "coupled":
-        return accept_coupled(target_logits, drafts, n_drafted, **of_rows)
-    correcting = accept_block if rule == "block" else accept_rejection
-    return correcting(target_logits, drafts, draft_logq, n_drafted, **of_rows)
+        return Verdict.of(drafts, *greedy)
+    return decided(target_logits, given, _DECIDE[rule], greedy)
 
 
-def _accept_each(
-    target_logits: Float[Array, "B R V"],
-    drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K Va"] | None,
-    n_drafted: Int[Array, "B"],
-    *,
-    settings: RowSettings,
-    sequence: Int[Array, "B"],
-    position: Int[Array, "B"],
-) -> Verdict:
-    """The verdict on each row under its own rule. Rules that no row has cost nothing."""
-    verdict = Verdict.of(drafts, *first_difference(argmax(target_logits), drafts, n_drafted))
+def _decide_each(candidates: Shortlist, given: Drafted) -> Decision:
+    """Each row under its own rule. A rule that no row has costs nothing."""
+    decision = jnp.zeros_like(given.n_drafted), jnp.zeros_like(given.n_drafted)
     for number, rule in enumerate(RULES):
-        own = settings.draws & (settings.rule == number)
+        own = given.settings.draws & (given.settings.rule == number)
 
-        def judged(rule: Rule = rule, own: Array = own, others: Verdict = verdict) -> Verdict:
-            found = accept(
-                target_logits,
-                drafts,
-                draft_logq,
-                n_drafted,
-                rule=rule,
-                settings=settings.idle_unless(own),
-                sequence=sequence,
-                position=position,
-            )
-            return jax.tree.map(
-                lambda new, old: jnp.where(jnp.expand_dims(own, [*range(1, new.ndim)]), new, old), found, others
-            )
+        def judged(rule: str = rule, own: Array = own, others: Decision = decision) -> Decision:
+            n_accepted, token = _DECIDE[rule](candidates, given)
+            return jnp.where(own, n_accepted, others[0]), jnp.where(own, token, others[1])
 
-        verdict = lax.cond(anywhere(own), judged, lambda others=verdict: others)
-    return verdict
+        decision = lax.cond(anywhere(own), judged, lambda others=decision: others)
+    return decision
+
+
+_DECIDE: Mapping[str, Decide] = {
+    "coupled": coupled.decide,
+    "rejection": rejection.decide,
+    "block": block.decide,
+    "each": _decide_each,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +15,49 @@ from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.mesh.rows import anywhere
 
+
+class Drafted(NamedTuple):
+    """What a rule decides about, besides the target's distributions.
+
+    Attributes:
+        tokens: the drafts.
+        logq: the log-probabilities that they were drawn from; None if they are a function of the context.
+        n_drafted: how many drafts of each row there are.
+        settings: of each row.
+        sequence: the number of each row's text.
+        position: that of the token for which draft 0 is a guess.
+    """
+
+    tokens: Int[Array, "B K"]
+    logq: Float[Array, "B K Va"] | None
+    n_drafted: Int[Array, "B"]
+    settings: RowSettings
+    sequence: Int[Array, "B"]
+    position: Int[Array, "B"]
+
+    @property
+    def positions(self) -> Int[Array, "B R"]:
+        """Those of the drafts, and of the token after them."""
+        return self.position[:, None] + jnp.arange(self.tokens.shape[1] + 1)
+
+
 Decision = tuple[Int[Array, "B"], Int[Array, "B"]]
 """How many drafts stand in each row, and the token after them."""
 
+Decide = Callable[[Shortlist, Drafted], Decision]
+"""A rule: it decides by what the filters leave of the target's distributions, [B, R, M]."""
 
-def decided(
-    target_logits: Float[Array, "B R V"],
-    drafts: Int[Array, "B K"],
-    settings: RowSettings,
-    draw: Callable[[Shortlist], Decision],
-    greedy: Decision,
-) -> Verdict:
-    """The verdict: what `draw` makes of the distributions in rows that draw, and `greedy` in the others.
 
-    `draw` is traced twice, as `with_shortlist` says. The probabilities of a verdict that nobody reads are not computed:
-    the compiler leaves them out.
+def decided(target_logits: Float[Array, "B R V"], given: Drafted, decide: Decide, greedy: Decision) -> Verdict:
+    """The verdict: what `decide` makes of the distributions in rows that draw, and `greedy` in the others.
+
+    `decide` is traced twice, as `with_shortlist` says. The probabilities of a verdict that nobody reads are not
+    computed: the compiler leaves them out.
     """
+    drafts, settings = given.tokens, given.settings
 
     def judge(candidates: Shortlist) -> tuple[Array, ...]:
-        n_accepted, token = draw(candidates)
+        n_accepted, token = decide(candidates, given)
         at_places = jnp.pad(drafts, ((0, 0), (0, 1)))  # a token for each place; there is no draft at the last one
         p = candidates.probability_of(at_places)[:, :-1]
         following = candidates.probability_of(jnp.broadcast_to(token[:, None], at_places.shape))

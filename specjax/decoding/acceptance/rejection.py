@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.acceptance.correction import Correction, accept_corrected, corrected, draft_probabilities
-from specjax.decoding.acceptance.verdict import Verdict, leading
+from specjax.decoding.acceptance.correction import Correction, corrected, decide_by, draft_probabilities
+from specjax.decoding.acceptance.drawing import Decision, Drafted
+from specjax.decoding.acceptance.verdict import leading
 from specjax.decoding.random import Purpose
 from specjax.decoding.sampling import Shortlist
 
@@ -24,16 +23,10 @@ def correction(
     return corrected(candidates, drafts, draft_logq, n_drafted, leading(u * q < p, n_drafted))
 
 
-def accept_rejection(
-    target_logits: Float[Array, "B R V"],
-    drafts: Int[Array, "B K"],
-    draft_logq: Float[Array, "B K Va"] | None,
-    n_drafted: Int[Array, "B"],
-    **of_rows: Any,
-) -> Verdict:
-    """Speculative sampling, see `correction` and, for the arguments, `accept_corrected`.
+def decide(candidates: Shortlist, given: Drafted) -> Decision:
+    """Speculative sampling, see `correction`.
 
     A draft behind the first that fails leaves no trace in what is decided. So its position can be drafted again with
     the same noise.
     """
-    return accept_corrected(correction, target_logits, drafts, draft_logq, n_drafted, **of_rows, purpose=Purpose.ACCEPT)
+    return decide_by(correction, Purpose.ACCEPT, candidates, given)

@@ -7,14 +7,14 @@ from itertools import accumulate
 from operator import mul
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from specjax.decoding.acceptance.drawing import Decision, decided
+from specjax.decoding.acceptance import coupled
+from specjax.decoding.acceptance.drawing import Decision, Drafted, decided
 from specjax.decoding.acceptance.verdict import Verdict, leading, row_at
 from specjax.decoding.argmax import argmax
 from specjax.decoding.random import Purpose, uniform
-from specjax.decoding.sampling import Shortlist, sample_shortlist
-from specjax.decoding.settings import RowSettings
+from specjax.decoding.sampling import Shortlist
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,13 @@ class Synthetic:
         return 1 + sum(accumulate(self.probabilities[:n_drafts], mul))
 
 
-def accept_synthetic(
-    target_logits: Float[Array, "B R V"],
-    drafts: Int[Array, "B K"],
-    n_drafted: Int[Array, "B"],
-    *,
-    rule: Synthetic,
-    settings: RowSettings,
-    sequence: Int[Array, "B"],
-    position: Int[Array, "B"],
-) -> Verdict:
+def accept_synthetic(target_logits: Float[Array, "B R V"], given: Drafted, rule: Synthetic) -> Verdict:
     """Accept with the probabilities of the rule; the next token is the target's choice. Not lossless."""
-    rows = position[:, None] + jnp.arange(target_logits.shape[1])
-    u = uniform(settings.seed, sequence, rows[:, :-1], Purpose.ACCEPT)
-    n_accepted = leading(u < jnp.array(rule.probabilities[: drafts.shape[1]], jnp.float32), n_drafted)
+    u = uniform(given.settings.seed, given.sequence, given.positions[:, :-1], Purpose.ACCEPT)
+    chances = jnp.array(rule.probabilities[: given.tokens.shape[1]], jnp.float32)
+    n_accepted = leading(u < chances, given.n_drafted)
 
-    def draw(candidates: Shortlist) -> Decision:
-        choices = sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=rows)
-        return n_accepted, row_at(choices, n_accepted)
+    def decide(candidates: Shortlist, given: Drafted) -> Decision:
+        return n_accepted, row_at(coupled.choices(candidates, given), n_accepted)
 
-    return decided(target_logits, drafts, settings, draw, (n_accepted, row_at(argmax(target_logits), n_accepted)))
+    return decided(target_logits, given, decide, (n_accepted, row_at(argmax(target_logits), n_accepted)))
