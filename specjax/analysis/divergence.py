@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from pallas_kernels.matmul import Activations, QTensor
 from specjax.decoding.leaning import offset_after
-from specjax.decoding.random import Purpose, gumbel_at
+from specjax.decoding.random import Purpose, gumbel_at, key_at
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import RowSettings, SamplerConfig, Settings
 from specjax.runtime.model import Model
@@ -155,8 +155,8 @@ def _sampled_margin(
 ) -> tuple[float, bool]:
     """The margin of two tokens that the same noise should have decided between, and whether one is filtered out."""
     candidates = np.asarray(tokens)
-    stream = jnp.asarray([sequence]), jnp.asarray([position])
-    noise = gumbel_at(jnp.uint32(options.seed), *stream, Purpose.TOKEN, jnp.asarray(candidates[None]))
+    key = key_at(options.seed, jnp.asarray([sequence]), jnp.asarray([position]))
+    noise = gumbel_at(key, Purpose.TOKEN, jnp.asarray(candidates[None]))
     scores = logits[candidates] + options.temperature * np.asarray(noise[0])
     settings = RowSettings.of([Settings(options.sampler)])
     excluded = np.isneginf(warp(jnp.asarray(logits[None]), settings)[0, candidates])

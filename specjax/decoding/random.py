@@ -12,6 +12,7 @@ differ.
 """
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,29 +68,35 @@ def _threefry(key, counter):
     return x0, x1
 
 
-def _bits(seed, sequence, position, purpose, token):
+class Key(NamedTuple):
+    """What all draws at a position have in common: two words, with a last axis for tokens."""
+
+    first: UInt[Array, "B *T 1"]
+    second: UInt[Array, "B *T 1"]
+
+
+def key_at(seed: Seeds, sequence: Int[Array, "B"], position: Int[Array, "B *T"]) -> Key:
+    """The key of the draws at absolute positions: [B] or [B, T]."""
+    own, text = (_leading(each, position.ndim + 1) for each in (jnp.asarray(seed, jnp.uint32), sequence))
+    return Key(*_threefry((0, own), (text, position[..., None])))
+
+
+def _leading(x, ndim):
+    x = jnp.asarray(x)
+    return x.reshape(x.shape + (1,) * (ndim - x.ndim))
+
+
+def _bits(key: Key, purpose, token):
     """A 32-bit word for each token [B, *T, M] or, where `token` is a number, for each position [B, *T, 1]."""
-
-    def leading(x):
-        x = jnp.asarray(x)
-        return x.reshape(x.shape + (1,) * (position.ndim + 1 - x.ndim))
-
-    key = _threefry((0, leading(jnp.asarray(seed, jnp.uint32))), (leading(sequence), position[..., None]))
-    return _threefry(key, (leading(purpose), token))[0]
+    return _threefry(key, (_leading(purpose, key.first.ndim), token))[0]
 
 
-def gumbel_at(
-    seed: Seeds,
-    sequence: Int[Array, "B"],
-    position: Int[Array, "B *T"],
-    purpose: Purposes,
-    tokens: Int[Array, "B *T M"],
-) -> Float[Array, "B *T M"]:
+def gumbel_at(key: Key, purpose: Purposes, tokens: Int[Array, "B *T M"]) -> Float[Array, "B *T M"]:
     """Standard Gumbel noise of the given token ids (float32): what `gumbel` gives at those ids, without the rest.
 
     `purpose` is one for all, or one per sequence.
     """
-    bits = _bits(seed, sequence, position, purpose, tokens)
+    bits = _bits(key, purpose, tokens)
     # The large values decide who wins the argmax. They come from u near 0, where float32 is finest, and not from u near
     # 1, where its steps would make ties among rare tokens. At u = 1 the noise would be -inf and could exclude a token.
     u = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
@@ -105,15 +112,10 @@ def gumbel(
 ) -> Float[Array, "B *T V"]:
     """Standard Gumbel noise for every token of the vocabulary (float32). `position` is absolute: [B] or [B, T]."""
     tokens = jnp.broadcast_to(jnp.arange(vocab_size), (*position.shape, vocab_size))
-    return gumbel_at(seed, sequence, position, purpose, tokens)
+    return gumbel_at(key_at(seed, sequence, position), purpose, tokens)
 
 
-def uniform(
-    seed: Seeds,
-    sequence: Int[Array, "B"],
-    position: Int[Array, "B *T"],
-    purpose: Purposes,
-) -> Float[Array, "B *T"]:
-    """Uniform draws in [0, 1), multiples of 2^-24 (float32). `position` is absolute: [B] or [B, T]."""
-    bits = _bits(seed, sequence, position, purpose, 0)[..., 0]
+def uniform(key: Key, purpose: Purposes) -> Float[Array, "B *T"]:
+    """Uniform draws in [0, 1), multiples of 2^-24 (float32)."""
+    bits = _bits(key, purpose, 0)[..., 0]
     return (bits >> 8).astype(jnp.float32) * 2.0**-24

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.argmax import argmax
-from specjax.decoding.random import Purpose, Purposes, gumbel_at
+from specjax.decoding.random import Key, Purpose, Purposes, gumbel_at, key_at
 from specjax.decoding.settings import RowSettings
 from specjax.decoding.vocabulary import maximum, own_tokens, sum_of_exp, vocabulary_size, whole_row
 from specjax.mesh.columns import top_k, values_at
@@ -252,16 +252,9 @@ def sample(logp: Float[Array, "*T V"], noise: Float[Array, "*T V"]) -> Int[Array
     return jnp.min(index, axis=-1)
 
 
-def sample_shortlist(
-    candidates: Shortlist,
-    *,
-    seed: UInt[Array, "B"],
-    sequence: Int[Array, "B"],
-    position: Int[Array, "B *T"],
-    purpose: Purposes = Purpose.TOKEN,
-) -> Int[Array, "B *T"]:
-    """A token of each shortlist, with the noise of (seed, sequence, position, purpose) of its tokens."""
-    choice = sample(candidates.scores, gumbel_at(seed, sequence, position, purpose, candidates.tokens))
+def sample_shortlist(candidates: Shortlist, key: Key, purpose: Purposes = Purpose.TOKEN) -> Int[Array, "B *T"]:
+    """A token of each shortlist, with the noise of its tokens by the key of its place and the purpose."""
+    choice = sample(candidates.scores, gumbel_at(key, purpose, candidates.tokens))
     return jnp.take_along_axis(candidates.tokens, choice[..., None], axis=-1)[..., 0].astype(jnp.int32)
 
 
@@ -276,11 +269,10 @@ def sample_tokens(
     """Plain sampling: the token at each absolute position, a function of the logits and (seed, sequence, position)."""
     best = argmax(logits)
 
-    def draw(candidates: Shortlist) -> Int[Array, "B *T"]:
-        return sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=position)
-
     def drawn() -> Int[Array, "B *T"]:
-        return jnp.where(settings.along(best).draws, with_shortlist(logits, settings, draw), best)
+        key = key_at(settings.seed, sequence, position)
+        token = with_shortlist(logits, settings, lambda candidates: sample_shortlist(candidates, key))
+        return jnp.where(settings.along(best).draws, token, best)
 
     return lax.cond(anywhere(settings.draws), drawn, lambda: best)
 

@@ -20,8 +20,8 @@ from specjax.decoding.sampling import sample, sample_tokens, warp
 from specjax.decoding.settings import SamplerConfig
 
 gumbel = jax.jit(random.gumbel, static_argnames="vocab_size")
-gumbel_at = jax.jit(random.gumbel_at)
-uniform = jax.jit(random.uniform)
+gumbel_at = jax.jit(lambda *place, purpose, tokens: random.gumbel_at(random.key_at(*place), purpose, tokens))
+uniform = jax.jit(lambda *place, purpose: random.uniform(random.key_at(*place), purpose))
 
 SEED = np.uint32(7)
 SEQUENCE = np.array([3, 0, 11])
@@ -45,7 +45,7 @@ def test_draws_do_not_depend_on_batch_composition():
 def test_draws_do_not_depend_on_which_tokens_are_asked_for():
     whole = gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, 37)
     tokens = np.random.default_rng(0).integers(0, 37, (3, 4, 5), np.int32)
-    some = gumbel_at(SEED, SEQUENCE, POSITION, Purpose.DRAFT, tokens)
+    some = gumbel_at(SEED, SEQUENCE, POSITION, purpose=Purpose.DRAFT, tokens=tokens)
     np.testing.assert_array_equal(some, np.take_along_axis(np.asarray(whole), tokens, axis=-1))
     np.testing.assert_array_equal(gumbel(SEED, SEQUENCE, POSITION, Purpose.DRAFT, 64)[..., :37], whole)
 
@@ -60,7 +60,7 @@ def test_purpose_may_differ_by_sequence():
 
 def test_every_part_of_the_key_changes_the_draw():
     def draw(seed=1, sequence=2, position=3, purpose=Purpose.TOKEN):
-        return float(uniform(np.uint32(seed), np.array([sequence]), np.array([position]), purpose)[0])
+        return float(uniform(np.uint32(seed), np.array([sequence]), np.array([position]), purpose=purpose)[0])
 
     draws = [draw(), draw(seed=2), draw(sequence=3), draw(position=2), draw(sequence=3, position=2)]
     draws += [draw(purpose=purpose) for purpose in Purpose if purpose != Purpose.TOKEN]
@@ -75,7 +75,7 @@ def test_bits_are_those_of_threefry():
 
 
 def test_a_seed_means_the_same_draws_for_ever():
-    got = uniform(np.uint32(0), np.array([0, 1]), np.array([0, 4095]), Purpose.ACCEPT)
+    got = uniform(np.uint32(0), np.array([0, 1]), np.array([0, 4095]), purpose=Purpose.ACCEPT)
     np.testing.assert_array_equal(np.asarray(got) * 2**24, [7401501, 16432656])
     got = gumbel(np.uint32(2**32 - 1), np.array([0]), np.array([17]), Purpose.TOKEN, 3)
     np.testing.assert_allclose(got[0], [-0.3263962, -1.0477569, 1.0062878], rtol=1e-5)
@@ -84,7 +84,7 @@ def test_a_seed_means_the_same_draws_for_ever():
 def test_draws_are_uniform_and_gumbel_and_independent():
     position = np.arange(4000)
     sequence = np.zeros(4000, int)
-    u = np.asarray(uniform(SEED, sequence, position, Purpose.ACCEPT))
+    u = np.asarray(uniform(SEED, sequence, position, purpose=Purpose.ACCEPT))
     assert u.min() >= 0
     assert u.max() < 1
     assert stats.kstest(u, "uniform").pvalue > 1e-3

@@ -35,7 +35,7 @@ from specjax.decoding.acceptance.correction import (
 )
 from specjax.decoding.acceptance.drawing import Decision, Drafted
 from specjax.decoding.acceptance.verdict import row_at
-from specjax.decoding.random import Purpose, of_round
+from specjax.decoding.random import Key, Purpose, of_round
 from specjax.decoding.sampling import Shortlist
 
 
@@ -65,8 +65,8 @@ def correction(
     return corrected(candidates, drafts, draft_logq, n_drafted, n_accepted, row_at(weight, n_accepted))
 
 
-def decide(candidates: Shortlist, given: Drafted) -> Decision:
+def decide(candidates: Shortlist, given: Drafted, key: Key) -> Decision:
     """Block verification, see `correction`."""
     drafts = given.tokens
     purpose = jnp.broadcast_to(of_round(Purpose.ACCEPT, jnp.arange(drafts.shape[1])), drafts.shape)
-    return decide_by(correction, purpose, candidates, given)
+    return decide_by(correction, purpose, candidates, given, key)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.acceptance.rule import RULES, Rule, draws_drafts
 from specjax.decoding.acceptance.synthetic import Synthetic
 from specjax.decoding.argmax import argmax
-from specjax.decoding.random import Purpose, Purposes, of_round
+from specjax.decoding.random import Purpose, Purposes, key_at, of_round
 from specjax.decoding.sampling import Shortlist, sample_shortlist, sample_tokens, spread, with_shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.decoding.vocabulary import maximum, sum_of_exp, vocabulary_size
@@ -76,18 +76,19 @@ def propose_token(
         flat = column.reshape(column.shape[0], -1)
         return column if scored is None else jnp.take_along_axis(scored, flat, axis=1).reshape(column.shape)
 
-    def draw(candidates: Shortlist) -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
-        if scored is not None:
-            candidates = replace(candidates, tokens=named(candidates.tokens), in_order=False)
-        token = sample_shortlist(candidates, seed=settings.seed, sequence=sequence, position=position, purpose=purpose)
-        return token, spread(candidates, size) if states else None
-
     best = named(argmax(logits))
     confidence = 1 / sum_of_exp(logits.astype(jnp.float32) - maximum(logits))[..., 0]
     if rule == "greedy":
         return Choice(best, None, confidence)
 
     def drawn() -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
+        key = key_at(settings.seed, sequence, position)
+
+        def draw(candidates: Shortlist) -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
+            if scored is not None:
+                candidates = replace(candidates, tokens=named(candidates.tokens), in_order=False)
+            return sample_shortlist(candidates, key, purpose), spread(candidates, size) if states else None
+
         token, logq = with_shortlist(logits, settings, draw)
         return jnp.where(settings.draws, token, best), logq
 

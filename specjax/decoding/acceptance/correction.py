@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.decoding.acceptance import coupled
 from specjax.decoding.acceptance.drawing import Decision, Drafted
 from specjax.decoding.acceptance.verdict import row_at
-from specjax.decoding.random import Purpose, Purposes, uniform
+from specjax.decoding.random import Key, Purpose, Purposes, uniform
 from specjax.decoding.sampling import Shortlist, sample_shortlist
 
 
@@ -104,7 +104,7 @@ def corrected(
     return Correction(n_accepted, rejected, following)
 
 
-def decide_by(correct: Correct, purpose: Purposes, candidates: Shortlist, given: Drafted) -> Decision:
+def decide_by(correct: Correct, purpose: Purposes, candidates: Shortlist, given: Drafted, key: Key) -> Decision:
     """Decide by a rule that corrects; `purpose` is that of its draws.
 
     When all drafts stand, the next token is drawn as plain sampling draws it: a row without drafts is plain sampling,
@@ -113,15 +113,8 @@ def decide_by(correct: Correct, purpose: Purposes, candidates: Shortlist, given:
     What decides how many drafts there are must not depend on the drawn tokens that it drops: see `DraftConfig`.
     """
     if given.tokens.shape[1] == 0:
-        return coupled.decide(candidates, given)
-    seed, sequence = given.settings.seed, given.sequence
-    u = uniform(seed, sequence, given.positions[:, :-1], purpose)
+        return coupled.decide(candidates, given, key)
+    u = uniform(Key(*(words[:, :-1] for words in key)), purpose)
     n_accepted, rejected, following = correct(candidates, given.tokens, given.logq, given.n_drafted, u)
-    token = sample_shortlist(
-        following,
-        seed=seed,
-        sequence=sequence,
-        position=given.position + n_accepted,
-        purpose=jnp.where(rejected, Purpose.RESIDUAL, Purpose.TOKEN),
-    )
-    return n_accepted, token
+    after = Key(*(row_at(words, n_accepted) for words in key))
+    return n_accepted, sample_shortlist(following, after, jnp.where(rejected, Purpose.RESIDUAL, Purpose.TOKEN))

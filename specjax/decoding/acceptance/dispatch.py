@@ -14,6 +14,7 @@ from specjax.decoding.acceptance.rule import RULES, Rule
 from specjax.decoding.acceptance.synthetic import Synthetic, accept_synthetic
 from specjax.decoding.acceptance.verdict import Verdict, first_difference
 from specjax.decoding.argmax import argmax
+from specjax.decoding.random import Key
 from specjax.decoding.sampling import Shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.mesh.rows import anywhere
@@ -40,14 +41,14 @@ def accept(
     return decided(target_logits, given, _DECIDE[rule], greedy)
 
 
-def _decide_each(candidates: Shortlist, given: Drafted) -> Decision:
+def _decide_each(candidates: Shortlist, given: Drafted, key: Key) -> Decision:
     """Each row under its own rule. A rule that no row has costs nothing."""
     decision = jnp.zeros_like(given.n_drafted), jnp.zeros_like(given.n_drafted)
     for number, rule in enumerate(RULES):
         own = given.settings.draws & (given.settings.rule == number)
 
         def judged(rule: str = rule, own: Array = own, others: Decision = decision) -> Decision:
-            n_accepted, token = _DECIDE[rule](candidates, given)
+            n_accepted, token = _DECIDE[rule](candidates, given, key)
             return jnp.where(own, n_accepted, others[0]), jnp.where(own, token, others[1])
 
         decision = lax.cond(anywhere(own), judged, lambda others=decision: others)

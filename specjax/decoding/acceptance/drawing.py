@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.acceptance.verdict import Verdict, row_at
+from specjax.decoding.random import Key, key_at
 from specjax.decoding.sampling import Shortlist, with_shortlist
 from specjax.decoding.settings import RowSettings
 from specjax.mesh.rows import anywhere
@@ -44,8 +46,9 @@ class Drafted(NamedTuple):
 Decision = tuple[Int[Array, "B"], Int[Array, "B"]]
 """How many drafts stand in each row, and the token after them."""
 
-Decide = Callable[[Shortlist, Drafted], Decision]
-"""A rule: it decides by what the filters leave of the target's distributions, [B, R, M]."""
+Decide = Callable[[Shortlist, Drafted, Key], Decision]
+"""A rule: it decides by what the filters leave of the target's distributions, [B, R, M], and draws with the keys of
+these places."""
 
 
 def decided(target_logits: Float[Array, "B R V"], given: Drafted, decide: Decide, greedy: Decision) -> Verdict:
@@ -56,8 +59,8 @@ def decided(target_logits: Float[Array, "B R V"], given: Drafted, decide: Decide
     """
     drafts, settings = given.tokens, given.settings
 
-    def judge(candidates: Shortlist) -> tuple[Array, ...]:
-        n_accepted, token = decide(candidates, given)
+    def judge(key: Key, candidates: Shortlist) -> tuple[Array, ...]:
+        n_accepted, token = decide(candidates, given, key)
         at_places = jnp.pad(drafts, ((0, 0), (0, 1)))  # a token for each place; there is no draft at the last one
         p = candidates.probability_of(at_places)[:, :-1]
         following = candidates.probability_of(jnp.broadcast_to(token[:, None], at_places.shape))
@@ -68,7 +71,8 @@ def decided(target_logits: Float[Array, "B R V"], given: Drafted, decide: Decide
         return (*greedy, *unknown)
 
     def drawn() -> tuple[Array, ...]:
-        found = with_shortlist(target_logits, settings, judge)
+        key = key_at(settings.seed, given.sequence, given.positions)
+        found = with_shortlist(target_logits, settings, partial(judge, key))
         return jax.tree.map(lambda own, other: jnp.where(settings.along(own).draws, own, other), found, sure())
 
     return Verdict.of(drafts, *lax.cond(anywhere(settings.draws), drawn, sure))

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.acceptance.correction import Correction, corrected, decide_by, draft_probabilities
 from specjax.decoding.acceptance.drawing import Decision, Drafted
 from specjax.decoding.acceptance.verdict import leading
-from specjax.decoding.random import Purpose
+from specjax.decoding.random import Key, Purpose
 from specjax.decoding.sampling import Shortlist
 
 
@@ -23,10 +23,10 @@ def correction(
     return corrected(candidates, drafts, draft_logq, n_drafted, leading(u * q < p, n_drafted))
 
 
-def decide(candidates: Shortlist, given: Drafted) -> Decision:
+def decide(candidates: Shortlist, given: Drafted, key: Key) -> Decision:
     """Speculative sampling, see `correction`.
 
     A draft behind the first that fails leaves no trace in what is decided. So its position can be drafted again with
     the same noise.
     """
-    return decide_by(correction, Purpose.ACCEPT, candidates, given)
+    return decide_by(correction, Purpose.ACCEPT, candidates, given, key)

@@ -9,12 +9,11 @@ from operator import mul
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from specjax.decoding.acceptance import coupled
 from specjax.decoding.acceptance.drawing import Decision, Drafted, decided
 from specjax.decoding.acceptance.verdict import Verdict, leading, row_at
 from specjax.decoding.argmax import argmax
-from specjax.decoding.random import Purpose, uniform
-from specjax.decoding.sampling import Shortlist
+from specjax.decoding.random import Key, Purpose, key_at, uniform
+from specjax.decoding.sampling import Shortlist, sample_shortlist
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Synthetic:
 
 def accept_synthetic(target_logits: Float[Array, "B R V"], given: Drafted, rule: Synthetic) -> Verdict:
     """Accept with the probabilities of the rule; the next token is the target's choice. Not lossless."""
-    u = uniform(given.settings.seed, given.sequence, given.positions[:, :-1], Purpose.ACCEPT)
+    u = uniform(key_at(given.settings.seed, given.sequence, given.positions[:, :-1]), Purpose.ACCEPT)
     chances = jnp.array(rule.probabilities[: given.tokens.shape[1]], jnp.float32)
     n_accepted = leading(u < chances, given.n_drafted)
 
-    def decide(candidates: Shortlist, given: Drafted) -> Decision:
-        return n_accepted, row_at(coupled.choices(candidates, given), n_accepted)
+    def decide(candidates: Shortlist, given: Drafted, key: Key) -> Decision:
+        return n_accepted, row_at(sample_shortlist(candidates, key), n_accepted)
 
     return decided(target_logits, given, decide, (n_accepted, row_at(argmax(target_logits), n_accepted)))
