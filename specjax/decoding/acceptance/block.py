@@ -66,7 +66,7 @@ def correction(
 
 
 def decide(candidates: Shortlist, given: Drafted, key: Key) -> Decision:
-    """Block verification, see `correction`."""
+    """Judge the drafts of a round together, see `correction`."""
     drafts = given.tokens
     purpose = jnp.broadcast_to(of_round(Purpose.ACCEPT, jnp.arange(drafts.shape[1])), drafts.shape)
     return decide_by(correction, purpose, candidates, given, key)
