@@ -126,8 +126,8 @@ def measure(
 
     Args:
         calls: see `worth_measuring`.
-        budget: seconds after which no further call is begun; each process does one at least. Those that work side by
-            side time what they have begun after that.
+        budget: seconds after which no further call is begun, or half as many more where a process crashed or hung; each
+            process does one at least. Those that work side by side time what they have begun after that.
         patience: seconds in which an implementation must compile, run and be timed.
         effort: how much to measure.
         cases: the module whose `CASES` has the operations.
@@ -146,7 +146,7 @@ def measure(
     deadline = time.monotonic() + budget
 
     def order(lane: _Lane, turns: str = "") -> Order:
-        # After a crash what had been compiled is compiled again.
+        # After a crash what had been compiled is compiled again: for that there is half as much time more, once.
         left = deadline + (budget / 2 if lane.tried else 0) - time.monotonic()
         return Order(cases, lane.open_calls(), asdict(effort), left, turns)
 
