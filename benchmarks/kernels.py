@@ -36,6 +36,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 
 import jax
@@ -190,9 +191,10 @@ def _count(done: int, total: int) -> None:
 def _prefer(calls: list[Call]) -> None:
     device = tuning.device_kind()
     path = tuning.file_of(device)
-    known = tuning.read(path, device)
-    kept = {key: memory.remembered()[key] for key in {key_of(*call) for call in calls} & memory.remembered().keys()}
-    tuning.write(path, known := replace(known, choices={**known.choices, **kept}))
+    known, remembered = tuning.read(path, device), memory.remembered()
+    kept = {key: remembered[key] for key in starmap(key_of, calls) if key in remembered}
+    known = replace(known, choices={**known.choices, **kept})
+    tuning.write(path, known)
     work = worth_measuring(calls)
     for first in range(0, len(work), KEPT_TOGETHER):
         report = measure_choices(work[first : first + KEPT_TOGETHER], budget=math.inf, progress=_count)
