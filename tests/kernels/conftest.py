@@ -62,3 +62,10 @@ def triton_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...
         return code
 
     return make
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test's own."""
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
+    return tmp_path

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -255,12 +257,21 @@ def test_rows_that_see_many_chunks_change_nothing_for_one_that_sees_few(name: st
     assert relative_rms(whole, want) < max(1e-6, integer_error(name))
 
 
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from Linux's /proc")
 def test_rows_over_very_long_caches_are_taken_in_smaller_blocks() -> None:
     """Of 16 tokens what waits to be merged would not fit: 256 chunks x 64 heads x 16 tokens x 130 floats."""
     slots, heads = 1 << 16, 64
     q, cache = draw(1, 16, heads, 128), draw(1, slots, 1, 128)
     store, positions, attend = stored(cache, "q8_0"), np.arange(slots - 16, slots)[None], program()
+    attend(q, store, store, positions % 256)
+    before = resident()
     whole = attend(q, store, store, positions)
+    assert resident() - before < 110 << 20, "half of 136 MB"
     half = attend(q[:, 8:], store, store, positions[:, 8:])
     np.testing.assert_array_equal(whole[:, 8:], half)
     weights = np.exp(q[0, -1] @ cache[0, :, 0].T * N**-0.5)

@@ -59,6 +59,10 @@ def test_explain_has_a_verdict_for_every_implementation():
 def test_gated_delta_explains_its_choice():
     text = gated_delta.explain("verify", platform="cpu", T=4, Hk=16, Hv=48, Dk=128, Dv=128)
     assert re.search(r"gated_delta.verify on cpu, T=4.*\n(.*\n)*  \w+ +chosen", text)
+    assert "grouped" not in text
+    sizes = {"T": 4, "Hk": 16, "Hv": 48, "Dk": 128, "Dv": 128}
+    grouped = gated_delta.explain("verify", platform="cpu", head_map="grouped", **sizes)
+    assert "Dv=128, grouped=True:" in grouped, "other key heads are read there: it is another kind of call"
     with pytest.raises(ValueError, match=r"operation is 'undo'; accepted: .*verify"):
         gated_delta.explain("undo", T=4, Hk=1, Hv=1, Dk=8, Dv=8)
     with pytest.raises(ValueError, match="sizes missing: Hk, Dv"):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import count
@@ -16,12 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_kernels import OPERATIONS, case_of, on_host
+from measured import DIMS, choice, process
 
-from pallas_kernels import memory, tuning, using
+from pallas_kernels import memory, using
 from pallas_kernels.choices import Choice, key_of
 from pallas_kernels.dispatch import Implementation, Operation, choose, explain
 from pallas_kernels.measuring import measure, timing, worth_measuring
@@ -32,19 +30,6 @@ from pallas_kernels.measuring.turns import Turns
 from pallas_kernels.table import ANYWHERE
 
 QUICK = Effort(copies=1, cache_bytes=1, seconds=0.01, runs=3)
-DIMS = {"rows": 64, "N": 256}
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of this test's own."""
-    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
-    return tmp_path
-
-
-def choice(number: int) -> Choice:
-    dims = {"N": number}
-    return Choice("good", dims, dims, ("fast", "usual"), {"fast": 1.0, "usual": 2.0}, {})
 
 
 def test_what_is_slow_wrong_or_goes_under_is_passed_over_with_the_right_word(folder: Path) -> None:
@@ -104,6 +89,13 @@ def test_what_hangs_takes_the_time_of_other_calls(folder: Path) -> None:
     assert report.unfinished == ["hanging rows=64 N=128: no time was left"]
 
 
+def test_a_process_that_opens_another_device_measures_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels.tuning.device_kind", lambda: "NVIDIA B200")
+    report = measure([("good", DIMS)], cases="fake_kernels", effort=QUICK)
+    assert not report.choices
+    assert report.unfinished == ["good rows=64 N=256: a process of its own has another device, cpu"]
+
+
 def test_where_all_that_fits_was_left_out_the_table_decides(folder: Path) -> None:
     """It may not have been their fault; and without any no model could run."""
     dims = {"N": 5}
@@ -112,13 +104,6 @@ def test_where_all_that_fits_was_left_out_the_table_decides(folder: Path) -> Non
     memory.remember({found.key: found})
     assert choose(OPERATIONS["good"], None, dims).name == "usual"
     assert re.search(r" usual +chosen\n", explain(OPERATIONS["good"], dims))
-
-
-def test_processes_of_one_program_choose_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.remember({choice(DIMS["N"]).key: choice(DIMS["N"])})
-    assert choose(OPERATIONS["good"], None, DIMS).name == "fast"
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert choose(OPERATIONS["good"], None, DIMS).name == "usual"
 
 
 @pytest.mark.parametrize(
@@ -135,41 +120,6 @@ def test_processes_share_what_is_left_of_a_gpus_memory(
     if share is not None:
         monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", share)
     assert _workers() == workers
-
-
-def test_two_programs_do_not_measure_at_the_same_time(folder: Path) -> None:
-    """The second one waits, and knows then what the first has found."""
-    waited: list[str] = []
-    first = memory.turn(lambda: waited.append("first"))
-    first.__enter__()
-
-    def let_it_go() -> None:
-        waited.append("second")
-        memory.remember({choice(3).key: choice(3)})
-        memory._known.clear()
-        first.__exit__(None, None, None)
-
-    with memory.turn(let_it_go):
-        assert memory.remembered() == {choice(3).key: choice(3)}
-    assert waited == ["second"]
-    with memory.turn(lambda: None), memory.turn(lambda: waited.append("in vain"), seconds=0.1):
-        assert waited == ["second", "in vain"], "whoever has stopped is not waited for"
-
-
-def test_what_was_measured_with_other_block_sizes_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
-    device = tuning.device_kind()
-    before = tuning.digest()
-    chosen = Choice("hadamard", {"N": 8}, {"N": 8}, (), {}, {})
-    tuning.write(tuning.file_of(device), tuning.Measurements(device, (), {chosen.key: chosen}))
-    assert tuning.digest() == before
-    tunable = tuning.tunables()["hadamard", "triton"]
-    dims = tunable.shapes[0]
-    winner = tuning.Winner("hadamard", "triton", dims, tunable.heuristic(dims), 1.0, jax.__version__)
-    tuning.write(tuning.file_of(device), tuning.Measurements(device, (winner,), {}))
-    assert tuning.digest() != before
 
 
 def test_several_processes_measure_side_by_side_and_time_in_turns(folder: Path) -> None:
@@ -271,67 +221,6 @@ def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
     assert worth_measuring([("good", DIMS), ("bad", DIMS)]) == [("bad", DIMS)], "the next time goes on there"
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('{"about": {', "Expecting"),
-        ("[]", "no object with about and choices"),
-        ('{"about": {"device": "TPU v5 lite"}, "choices": []}', "it is of .*TPU v5 lite.*, and this is .*cpu"),
-        ("broken choices", r"choices\[0\] has 7; accepted: an object"),
-    ],
-)
-def test_a_damaged_or_foreign_file_is_ignored_with_a_word_and_replaced(folder: Path, text: str, why: str) -> None:
-    if text == "broken choices":
-        text = json.dumps({"about": memory.about(), "choices": [7]})
-    path = memory.file()
-    path.parent.mkdir()
-    path.write_text(text)
-    with pytest.warns(
-        RuntimeWarning, match=rf"{path}: .* cannot be used: .*{why}.*It is ignored, and will be replaced"
-    ):
-        assert not memory.remembered()
-    memory.remember({choice(1).key: choice(1)})
-    memory._known.clear()
-    assert memory.remembered() == {choice(1).key: choice(1)}
-
-
-def test_without_a_cache_folder_a_process_keeps_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECJAX_CACHE", "")
-    monkeypatch.setattr(memory, "_known", {})
-    memory.remember({choice(2).key: choice(2)})
-    assert memory.remembered() == {choice(2).key: choice(2)}
-
-
-def test_a_folder_that_cannot_be_written_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECJAX_CACHE", str(folder / "file"))
-    (folder / "file").touch()
-    memory.remember({choice(2).key: choice(2)})
-    assert memory.remembered() == {choice(2).key: choice(2)}
-    with memory.noted("a call", "fast"), memory.turn(lambda: None):
-        assert memory.fatal() is None
-
-
-WRITER = """
-import sys
-from test_measuring import choice, memory
-for number in range(int(sys.argv[1]), int(sys.argv[1]) + 40):
-    memory.remember({choice(number).key: choice(number)})
-"""
-
-
-def process(code: str, *arguments: str, **settings: object) -> subprocess.Popen:
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, text=True, **settings)
-
-
-def test_two_processes_do_not_destroy_each_others_choices(folder: Path) -> None:
-    both = [process(WRITER, first) for first in ("0", "40")]
-    assert [each.wait() for each in both] == [0, 0]
-    assert memory.remembered() == {choice(number).key: choice(number) for number in range(80)}
-    assert sorted(path.suffix for path in (folder / "kernels").iterdir()) == [".json", ".lock"]
-
-
 MEASURER = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it starts in the background
@@ -420,20 +309,3 @@ def test_numbers_agree_by_their_rms_and_at_their_peak() -> None:
     assert largest_error([special], [special]) == 0
     assert largest_error([np.array([np.nan, 0, 1, 2])], [special]) == np.inf
     assert largest_error([np.ones(3)], [np.zeros(3)]) == np.inf
-
-
-def test_a_choice_is_part_of_what_a_program_is_traced_by(folder: Path) -> None:
-    """Programs inside `using(measured=False)` are others, and say what they are traced by."""
-    found = choice(DIMS["N"])
-    memory.remember({key_of("good", DIMS): found})
-    names: list[str] = []
-
-    @jax.jit
-    def program(x: jax.Array) -> jax.Array:
-        names.append(choose(OPERATIONS["good"], None, DIMS).name)
-        return x
-
-    program(jnp.zeros(1))
-    with using(measured=False):
-        program(jnp.zeros(1))
-    assert names == ["fast", "usual"]
