@@ -21,6 +21,7 @@ from specjax.mesh.shards import MODEL
 from specjax.models import registry
 from specjax.models.drafters.trimmed import trimmed
 from specjax.models.protocol import Drafter, ModelConfig, Target
+from specjax.runtime.alike import check_alike
 from specjax.runtime.compilation_cache import use_compilation_cache
 from specjax.runtime.draft_vocabulary import DraftVocabularySource, draft_tokens
 from specjax.runtime.drafters import Candidate, DrafterSources, LoadSettings, as_it_is, check_head, open_drafters
@@ -86,7 +87,8 @@ def load(
     Raises:
         checkpoints.CheckpointError: what is wrong with the file, and how to mend it.
         SpecjaxError: the drafter does not fit the model; `draft_vocab` cannot be read, or does not fit one of the two;
-            or a rule of `place` is wrong or matches nothing; or there is no such mesh, or the model cannot be split so.
+            or a rule of `place` is wrong or matches nothing; or there is no such mesh, or the model cannot be split so;
+            or processes that share a mesh are not alike.
 
     Warns:
         checkpoints.MissingMTPWarning: the MTP head is declared but absent; the model decodes plainly.
@@ -110,7 +112,10 @@ def load(
         plan = plan_of(devices, models, packed=packed is not None)
         put, put_besides = plan.put, plan.put_besides
     settings = LoadSettings(dtype, packed, progress, put)
-    exchange = of_all if isinstance(devices, Mesh) and shared(devices) else None
+    exchange = None
+    if isinstance(devices, Mesh) and shared(devices):
+        check_alike()
+        exchange = of_all
     checkpoint = opened.load(
         dtype,
         need_tokenizer=need_tokenizer,

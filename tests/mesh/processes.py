@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,10 +21,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], *, slurm: bool = False) -> Iterator[list[subprocess.Popen[bytes]]]:
+def running(
+    command: Sequence[str], *, slurm: bool = False, last: Mapping[str, str] | None = None
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The same command of Python in each process; what is left of them at the end is killed.
 
-    How to meet the others is said by options at the command's end, or as SLURM says it.
+    How to meet the others is said by options at the command's end, or as SLURM says it. The last process has further
+    variables in its environment.
     """
     port = free_port()
     environment = os.environ | {
@@ -41,7 +44,7 @@ def running(command: Sequence[str], *, slurm: bool = False) -> Iterator[list[sub
             told = {f"SLURM_{name}": value for name, value in step.items()} | {"JAX_COORDINATOR_PORT": str(port)}
             process = subprocess.Popen(
                 [sys.executable, *command, *(["--coordinator", "auto"] if slurm else options)],
-                env=environment | (told if slurm else {}),
+                env=environment | (told if slurm else {}) | ((last or {}) if index == PROCESSES - 1 else {}),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )

@@ -47,6 +47,15 @@ def test_an_evaluation_in_two_processes_writes_the_results_of_one_device(tmp_pat
     assert results == {index: each.tokens for index, each in enumerate(wanted)}
 
 
+def test_processes_that_would_choose_other_kernels_are_refused(tmp_path: Path) -> None:
+    model = write(tmp_path, "hybrid", "F32")
+    command = ["-m", "specjax", "generate", "--model", str(model), "--mesh", "1x4", "--tokens", "7,8,9"]
+    with running(command, last={"SPECJAX_KERNELS": "xla"}) as started:
+        ended = [(process.communicate(timeout=300)[1].decode(), process.returncode) for process in started]
+    wanted = "process 0 has the choice of kernels 'SPECJAX_KERNELS=auto', and process 1 has 'SPECJAX_KERNELS=xla'"
+    assert [(wanted in said, code) for said, code in ended] == [(True, 2)] * 2, ended
+
+
 @pytest.mark.slow
 def test_a_job_of_slurm_is_found(tmp_path: Path) -> None:
     command = ["-m", "specjax", "generate", "--mesh", "2x2", "--max-tokens", "8", "--tokens", "7,8,9", "--json"]
