@@ -111,32 +111,38 @@ def remember(choices: Mapping[str, Choice]) -> None:
         known |= _read(path, quiet=True)
         replace_text(path, json.dumps({"about": dict(about()), "choices": as_data(known | dict(choices))}, indent=1))
     _known[path] = known | dict(choices)
+    _note_down([pair for pair in fatal() if pair[0] not in choices])
 
 
 @contextmanager
 def noted(key: str, impl: str) -> Iterator[None]:
-    """Note what this process is about to try: should it crash, `fatal` tells the next one."""
-    path = _note()
-    if path is None:
-        yield
-        return
-    with suppress(OSError):  # as in `remember`
-        replace_text(path, json.dumps([key, impl]))
+    """Note what this process is about to try: should it crash, `fatal` tells the next ones, until they remember it."""
+    before = fatal()
+    _note_down([*before, (key, impl)])
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+        _note_down(before)
 
 
-def fatal() -> tuple[str, str] | None:
-    """The key of a choice and the implementation that a process before tried when it crashed, if there was one."""
+def fatal() -> list[tuple[str, str]]:
+    """The keys of choices and the implementations that processes before tried when they crashed."""
     path = _note()
     try:
-        key, impl = json.loads(path.read_text()) if path is not None else (None, None)
+        return [(str(key), str(impl)) for key, impl in json.loads(path.read_text())] if path is not None else []
     except (OSError, ValueError):
-        return None
-    return None if key is None else (str(key), str(impl))
+        return []
+
+
+def _note_down(pairs: list[tuple[str, str]]) -> None:
+    path = _note()
+    if path is None:
+        return
+    with suppress(OSError):  # as in `remember`
+        if pairs:
+            replace_text(path, json.dumps(pairs))
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _note() -> Path | None:

@@ -61,9 +61,9 @@ def attention(dims: Dims) -> Case:
         out, idle = outcome.results[:, compared], given.fixed[2][:, compared, None, None] < 0
         return jnp.where(idle & jnp.isfinite(out), 0, out)
 
-    def law(given: Given) -> Array:
-        k, v, positions, sinks = given.fixed
-        few = Call(given.x[:, compared], k, v, positions[:, compared], scale, window, soft_cap, sinks)
+    def law(given: Given, finite: Given) -> Array:
+        k, v, positions, sinks = finite.fixed
+        few = Call(finite.x[:, compared], k, v, positions[:, compared], scale, window, soft_cap, sinks)
         return by_reference(few)
 
     def in_use(given: Given) -> Given:

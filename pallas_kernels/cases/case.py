@@ -65,7 +65,8 @@ class Case:
         cruel: from arguments to two others of the same shapes: with NaN where it must leave no trace, and the same with
             finite numbers there. Both have one outcome by the law. None where there is nothing cruel.
         judged: what of an outcome is to be compared, of a call with such arguments.
-        law: what must be `judged` of a call with finite arguments, where the reference would take too long for all.
+        law: what must be `judged` of a call with arguments, from them and the finite ones that stand for them. None
+            for what the reference gives; it can be too slow, or take too much memory.
         in_use: arguments as they are on average while texts grow, to choose by time; by default those of `make`.
     """
 
@@ -75,12 +76,12 @@ class Case:
     call: Call
     cruel: Callable[[Given], tuple[Given, Given]] | None = None
     judged: Callable[[Given, Outcome], Any] = _all
-    law: Callable[[Given], Any] | None = None
+    law: Callable[[Given, Given], Any] | None = None
     in_use: Callable[[Given], Given] = _as_made
 
     def wanted(self, given: Given, finite: Given) -> Any:
         """What must be `judged` of a call with arguments, by the law for the finite ones that stand for them."""
-        return self._by_reference(given, finite) if self.law is None else self.law(finite)
+        return (self.law or self._by_reference)(given, finite)
 
     @cached_property
     def _by_reference(self) -> Callable[[Given, Given], Any]:
@@ -116,7 +117,7 @@ def nbytes(*trees: Any) -> int:
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> Array:
     """Random numbers. By numpy: jax would compile a program for each shape."""
     drawn = np.random.default_rng(seed).standard_normal(min(math.prod(shape), _PERIOD), np.float32)
-    return jnp.asarray(np.resize(drawn, shape), dtype)
+    return jnp.asarray(np.resize(drawn.astype(dtype), shape))
 
 
 def _after(x: Array, outcome: Outcome) -> Array:

@@ -46,12 +46,12 @@ def prefill(dims: Dims) -> Case:
 
     by_reference = jax.jit(partial(call, "reference"))
 
-    def law(given: Given) -> Outcome:
+    def law(given: Given, finite: Given) -> Outcome:
         """The reference would be a program of all tokens, one after the other: that of a piece, on each piece."""
-        inputs, n_valid = given.fixed
-        outs, state = [], given.own
+        inputs, n_valid = finite.fixed
+        outs, state = [], finite.own
         for start in range(0, dims["T"], _PIECE):
-            piece = jax.tree.map(lambda x: x[:, start : start + _PIECE], (given.x, inputs))  # noqa: B023
+            piece = jax.tree.map(lambda x: x[:, start : start + _PIECE], (finite.x, inputs))  # noqa: B023
             count = piece[0].shape[1]
             out, state = by_reference(Given(piece[0], state, (piece[1], jnp.clip(n_valid - start, 0, count))))
             outs.append(out)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float, Int
 
 from pallas_kernels import matmul
-from pallas_kernels.cases.case import Case, Given, Outcome, normal
+from pallas_kernels.cases.case import Call, Case, Given, Outcome, normal
 from pallas_kernels.matmul.experts import EXPERTS
 from pallas_kernels.matmul.floats import FLOAT_MATMUL
 from pallas_kernels.matmul.implementations import QUANT_MATMUL
@@ -19,6 +22,8 @@ from pallas_kernels.matmul.qtensor import BLOCKS
 from pallas_kernels.table import Dims
 
 _HUGE = 1e4
+_VALUES_OF_THE_LAW = 1 << 24
+"""Values of a matrix that the reference decodes at a time: of the heads of large models all would be gigabytes."""
 
 
 def random_blocks(
@@ -48,7 +53,7 @@ def packed(dims: Dims) -> Case:
         weight, index = given.fixed
         return Outcome(matmul.quant_matmul(given.x, weight, index=index, impl=impl))
 
-    return Case(QUANT_MATMUL, dims, make, call, _cruel, _judged)
+    return Case(QUANT_MATMUL, dims, make, call, _cruel, _judged, _law(dims, call))
 
 
 def floats(dims: Dims) -> Case:
@@ -64,7 +69,7 @@ def floats(dims: Dims) -> Case:
         weight, index = given.fixed
         return Outcome(matmul.float_matmul(given.x, weight, index=index, impl=impl))
 
-    return Case(FLOAT_MATMUL, dims, make, call, _cruel, _judged)
+    return Case(FLOAT_MATMUL, dims, make, call, _cruel, _judged, _law(dims, call))
 
 
 def experts(dims: Dims) -> Case:
@@ -123,3 +128,26 @@ def _judged(given: Given, outcome: Outcome) -> Any:
     """
     size = jnp.sqrt(jnp.mean(jnp.square(given.x), axis=-1, keepdims=True))
     return jnp.where(jnp.isnan(size), 0, outcome.results / jnp.where(size > 0, size, 1))
+
+
+def _law(dims: Dims, call: Call) -> Callable[[Given, Given], Any]:
+    """What the reference gives for some of the matrix's rows after the other; of a stack, few are given anyway."""
+    tile = min(max(_VALUES_OF_THE_LAW // dims["K"], 1), dims["N"])
+    by_reference = jax.jit(partial(call, "reference"))
+    of_rows = jax.jit(partial(product_with_rows, call, tile))
+
+    def law(given: Given, finite: Given) -> Any:
+        if finite.fixed[1] is not None:
+            return _judged(given, by_reference(finite))
+        # A loop of the host. In a loop of XLA all of the matrix could become float32 ahead of it.
+        parts = [of_rows(finite, start) for start in range(0, dims["N"], tile)]
+        return _judged(given, Outcome(jnp.concatenate(parts, axis=-1)[..., : dims["N"]]))
+
+    return law
+
+
+def product_with_rows(call: Call, count: int, given: Given, start: Int[Array, ""]) -> Float[Array, "M count"]:
+    """What the reference gives for so many of the matrix's rows; numbers out of range are clipped."""
+    weight, index = given.fixed
+    rows = matmul.submatrix(weight, start + jnp.arange(count))
+    return call("reference", given._replace(fixed=(rows, index))).results

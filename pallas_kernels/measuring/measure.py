@@ -152,8 +152,8 @@ def measure(
 
     if here:
         only = lane(calls)
-        if (fatal := memory.fatal()) is not None:
-            only.leave_out(*fatal, "crashed the process that tried it")
+        for key, impl in memory.fatal():
+            only.leave_out(key, impl, "crashed the process that tried it")
         while only.work:
             only.follow(Here(order(only)), noted=memory.noted)
     elif calls:

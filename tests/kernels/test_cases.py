@@ -10,7 +10,7 @@ import pytest
 from compiled import dequantize
 
 from pallas_kernels import native
-from pallas_kernels.cases import CASES, random_blocks, words
+from pallas_kernels.cases import CASES, products, random_blocks, words
 from pallas_kernels.matmul import FORMATS, from_blocks
 from pallas_kernels.measuring.timing import Effort, Timing
 from pallas_kernels.measuring.trials import candidates, prepared, timed
@@ -106,6 +106,37 @@ def test_a_quantized_cache_is_decoded_whole_if_that_takes_no_more_than_a_gibibyt
     assert eight == names
     assert nine[0] == "xla_tiles"
     assert "xla_decoded" not in nine
+
+
+@pytest.mark.parametrize(
+    ("operation", "dims"), [call for call in CALLS if call[0] in ("matmul.float", "matmul.packed")]
+)
+def test_the_law_of_a_product_is_the_reference_part_by_part(
+    operation: str, dims: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = CASES[operation](dims)
+    monkeypatch.setattr(products, "_VALUES_OF_THE_LAW", 20 * dims["K"])  # 20 rows: no number of rows is a multiple
+    case = CASES[operation](dims)
+    given = case.make(0)
+    poisoned, finite = case.cruel(given)
+    wanted = whole.judged(poisoned, whole.call("reference", finite))
+    np.testing.assert_allclose(case.wanted(poisoned, finite), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "Q6_K"])
+def test_the_law_of_a_large_head_takes_little_memory(kind: str) -> None:
+    """Decoded, such a head is five gigabytes."""
+    operation, own = (
+        ("matmul.packed", {"format": kind, "layout": "blocks"})
+        if kind in FORMATS
+        else ("matmul.float", {"dtype": kind})
+    )
+    case = CASES[operation]({"M": 4, "N": 8, "K": 5120, **own})
+    given = jax.eval_shape(lambda: case.make(0))
+    weight = jax.tree.map(lambda part: jax.ShapeDtypeStruct((248_320, *part.shape[1:]), part.dtype), given.fixed[0])
+    part = jax.jit(partial(products.product_with_rows, case.call, 3276))
+    compiled = part.lower(given._replace(fixed=(weight, None)), 0).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**28
 
 
 @pytest.mark.parametrize("name", FORMATS)

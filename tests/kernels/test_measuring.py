@@ -287,7 +287,11 @@ def test_what_crashes_this_process_is_not_tried_again(folder: Path) -> None:
     with process(HERE, stderr=subprocess.PIPE) as first:
         first.communicate()
     assert first.returncode == -signal.SIGABRT
-    assert memory.fatal() == (key_of("bad", DIMS), "crashing")
+    crashed = [(key_of("bad", DIMS), "crashing")]
+    assert memory.fatal() == crashed
+    with memory.noted("a call of another model", "fast"):
+        assert memory.fatal() == [*crashed, ("a call of another model", "fast")]
+    assert memory.fatal() == crashed
     with process(HERE, stdout=subprocess.PIPE) as second:
         assert second.communicate()[0] == "crashed the process that tried it None\n"
     assert second.returncode == 0
@@ -295,6 +299,7 @@ def test_what_crashes_this_process_is_not_tried_again(folder: Path) -> None:
     found = memory.remembered()[key_of("bad", DIMS)]
     assert found.order[0] in ("fast", "reads_all")
     assert re.match("failed when it ran", found.left_out["failing"])
+    assert memory.fatal() == []
 
 
 def test_numbers_agree_by_their_rms_and_at_their_peak() -> None:
