@@ -138,6 +138,16 @@ def test_a_full_session_says_so(dense: specjax.Model) -> None:
     assert len(reply.tokens) == 6
 
 
+def test_a_turn_cannot_change_what_the_state_was_made_for(hybrid: specjax.Model) -> None:
+    session = hybrid.session(draft=1, kv_type_k="q8_0", rollback="replay")
+    with pytest.raises(ValueError, match="draft is 2, but the state of this session was made for 1 drafts"):
+        session.generate([1, 2, 3], draft=2)
+    with pytest.raises(ValueError, match="kv_type_k is 'f32', but the state of this session was made for 'q8_0'"):
+        session.generate([1, 2, 3], kv_type_k="f32")
+    with pytest.raises(ValueError, match="rollback is 'snapshot', but the state"):
+        session.generate([1, 2, 3], rollback="snapshot")
+
+
 def test_more_slots_than_context_and_a_debt_of_bytes_are_refused(dense: specjax.Model) -> None:
     with pytest.raises(ValueError, match="point_bytes is -1"):
         dense.session(point_bytes=-1)

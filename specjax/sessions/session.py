@@ -116,8 +116,8 @@ class Session:
             prompt: the whole conversation, as text or token ids, including the tokens that were dropped. They are left
                 out again if the prompt starts with `conversation`.
             observe: called with tokens as they become known, about every 30 ms.
-            changes: other options for this turn: `chat.generate(prompt, max_tokens=20, seed=2)`. What the state was
-                made for stays: the caches' types, and the most drafts of a round.
+            changes: other options for this turn: `chat.generate(prompt, max_tokens=20, seed=2)`. The types of the
+                caches and `rollback` cannot change, and `draft` is at most that of the session.
 
         Returns:
             The generation, and the session after it. Unless something was dropped, its tokens are those of a generation
@@ -129,6 +129,7 @@ class Session:
         Raises:
             PromptError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the session; or it
                 ends in a reply that the grammar does not allow.
+            ValueError: the state of the session cannot go on with these options.
         """
         options = self._turn_options(changes)
         given = tuple(self.model.encode(prompt))
@@ -142,7 +143,8 @@ class Session:
             prefilled=lambda state: points.append(ReturnPoint.of(state, len(ids))),
         )
         when_full = self.cut_when_full
-        engine = self.model.engine([options, self._state_options(options)], seats=1, slots=self.slots)
+        most_drafts = replace(options, draft=self.options.draft)
+        engine = self.model.engine([options, most_drafts], seats=1, slots=self.slots)
         begun = self._begun_reply(given)
         job = engine.submit(self.model.request(ids, options, start=start, when_full=when_full, begun=begun))
         for update in engine.run(live=observe is not None):
@@ -329,17 +331,13 @@ class Session:
                 f"draft is {options.draft!r}, but the state of this session was made for"
                 f" {self.decoder.max_drafts} drafts a round; ask for at most so many, or open another session"
             )
+        for name in ("rollback", "kv_type_k", "kv_type_v"):
+            if (wanted := getattr(options, name)) != (own := getattr(self.options, name)):
+                raise ValueError(
+                    f"{name} is {wanted!r}, but the state of this session was made for {own!r}; leave it out, or open"
+                    " another session"
+                )
         return options
-
-    def _state_options(self, turn: GenerateOptions) -> GenerateOptions:
-        """Those of a turn that are no part of the state, with those of the session that are."""
-        return replace(
-            turn,
-            draft=self.options.draft,
-            rollback=self.options.rollback,
-            kv_type_k=self.options.kv_type_k,
-            kv_type_v=self.options.kv_type_v,
-        )
 
     @property
     def cut_when_full(self) -> Cut | None:
