@@ -33,6 +33,7 @@ from pallas_kernels.cache_attention.heads import by_kv_head, by_token
 from pallas_kernels.cache_attention.lanes import lanes_of
 from pallas_kernels.cache_attention.pallas_gpu_registers import LANES, WARPS, Registers, Tile
 from pallas_kernels.cache_attention.softmax import capped, merged
+from pallas_kernels.cache_attention.temporary import too_many_sums
 from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.turbo import GROUP
@@ -61,6 +62,9 @@ SUMS_PER_LANE = 64
 
 SPLIT_SLOTS = 256
 """The fewest slots of a split: with fewer, combining the splits costs more than it brings."""
+
+MOST_BYTES = 2**31
+"""The most memory that the sums of all splits may take until they are combined."""
 
 WARPGROUPS = 132
 """How many warpgroups a call should have: one on each multiprocessor of an H100, if a sequence has one block of
@@ -99,7 +103,7 @@ def unfit(dims: Dims) -> str | None:
         splits.append(tile.split[0])
     if splits[0] != splits[1]:
         return f"N={dims['N']}: types of keys and values may only differ where it is a multiple of {GROUP}"
-    return None
+    return too_many_sums(dims, heuristic(dims).splits * WARPS, MOST_BYTES)
 
 
 def _body(

@@ -12,6 +12,7 @@ from pallas_kernels.block_sizes import BlockSizes, one_of
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.pallas_gpu_tensor_cores import REGISTERS, Steps, attention, misfit, no_16_bits
+from pallas_kernels.cache_attention.temporary import OF_PROMPTS, too_much_to_decode
 from pallas_kernels.mosaic_gpu import SHARED_MEMORY
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
@@ -58,7 +59,7 @@ def heuristic(dims: Dims) -> Config:
 
 def unfit(dims: Dims) -> str | None:
     """Why these sizes cannot be served, or None."""
-    if (reason := no_16_bits(dims)) is not None:
+    if (reason := no_16_bits(dims) or too_much_to_decode(dims, OF_PROMPTS)) is not None:
         return reason
     if not candidates(dims):
         return f"N={dims['N']}: queries, keys and values do not fit into {SHARED_MEMORY // 1024} KiB of shared memory"

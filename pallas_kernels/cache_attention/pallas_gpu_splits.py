@@ -19,7 +19,7 @@ from pallas_kernels.cache_attention.arguments import too_many_rows
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.pallas_gpu_tensor_cores import Steps, attention, misfit, no_16_bits
-from pallas_kernels.cache_attention.xla_decoded import too_much_to_decode
+from pallas_kernels.cache_attention.temporary import OF_ROUNDS, too_many_sums, too_much_to_decode
 from pallas_kernels.mosaic_gpu import MMA_ROWS, SHARED_MEMORY
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
@@ -79,15 +79,11 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims) -> str | None:
     """Why these sizes cannot be served, or None."""
-    if (reason := too_many_rows(dims) or no_16_bits(dims) or too_much_to_decode(dims)) is not None:
+    if (reason := too_many_rows(dims) or no_16_bits(dims) or too_much_to_decode(dims, OF_ROUNDS)) is not None:
         return reason
     if not _tiles(dims):
         return f"N={dims['N']}: queries, keys and values do not fit into {SHARED_MEMORY // 1024} KiB of shared memory"
-    queries = dims["T"] * dims["H"] // dims["G"]
-    padded = dims["G"] * MMA_ROWS * -(-queries // MMA_ROWS)
-    if (num_bytes := 4 * dims.get("B", 1) * heuristic(dims).splits * padded * dims["N"]) > MOST_BYTES:
-        return f"what the splits have would take {num_bytes / 2**20:.0f} MiB, which is over {MOST_BYTES >> 20}"
-    return None
+    return too_many_sums(dims, heuristic(dims).splits, MOST_BYTES, multiple=MMA_ROWS)
 
 
 @partial(jax.jit, static_argnames=("config", "interpret"))

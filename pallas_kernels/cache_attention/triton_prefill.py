@@ -13,6 +13,7 @@ from jax import Array
 
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
+from pallas_kernels.cache_attention.temporary import OF_PROMPTS, too_much_to_decode
 from pallas_kernels.cache_attention.triton_splits import Config, over_splits, too_wide
 from pallas_kernels.cache_attention.xla_decoded import decoded
 from pallas_kernels.table import Dims
@@ -45,7 +46,7 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why these sizes cannot be served, or None."""
-    return too_wide(dims) or missing(interpreted=interpreted)
+    return too_wide(dims) or too_much_to_decode(dims, OF_PROMPTS) or missing(interpreted=interpreted)
 
 
 def attend(call: Call, *, config: Config | None = None, interpret: bool = False) -> Array:

@@ -24,6 +24,7 @@ from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.examples import full_cache, model_shapes
 from pallas_kernels.cache_attention.heads import by_kv_head, by_token
 from pallas_kernels.cache_attention.softmax import merged
+from pallas_kernels.cache_attention.temporary import too_many_sums
 from pallas_kernels.cache_attention.visibility import spans
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.table import Dims
@@ -35,6 +36,8 @@ DEPTH = 64
 """Entries of keys that are multiplied at a time, or those that share a scale."""
 SPLIT_SLOTS = 256
 """The fewest slots of a split: with fewer, combining the splits costs more than it brings."""
+MOST_BYTES = 2**31
+"""The most memory that the sums of all splits may take until they are combined."""
 PROGRAMS = 216
 """How many programs a call should have: two on each multiprocessor of an A100."""
 
@@ -76,7 +79,8 @@ def candidates(dims: Dims) -> list[Config]:
 
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why these sizes cannot be served, or None."""
-    return too_many_rows(dims) or too_wide(dims) or missing(interpreted=interpreted)
+    too_large = too_wide(dims) or too_many_sums(dims, heuristic(dims).splits, MOST_BYTES)
+    return too_many_rows(dims) or too_large or missing(interpreted=interpreted)
 
 
 def too_wide(dims: Dims) -> str | None:

@@ -13,29 +13,16 @@ from jax import Array
 from pallas_kernels.cache_attention import xla_floats
 from pallas_kernels.cache_attention.arguments import too_many_rows
 from pallas_kernels.cache_attention.call import Call
-from pallas_kernels.kv_formats import KVStore, format_named
+from pallas_kernels.cache_attention.temporary import OF_ROUNDS, quantized_stores, too_much_to_decode
+from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.table import Dims
-
-MOST_BYTES = 2**30
-"""The most memory that the decoded cache of a layer may take, in bfloat16."""
 
 
 def unfit(dims: Dims) -> str | None:
     """Why the form cannot serve a call."""
-    if not _to_decode(dims):
+    if not quantized_stores(dims):
         return "nothing is to be decoded"
-    return too_much_to_decode(dims) or too_many_rows(dims)
-
-
-def _to_decode(dims: Dims) -> int:
-    return sum(format_named(dims[name]).quantized for name in ("k_type", "v_type"))
-
-
-def too_much_to_decode(dims: Dims) -> str | None:
-    """Why a cache cannot be decoded whole, or None."""
-    if (num_bytes := 2 * _to_decode(dims) * dims.get("B", 1) * dims["S"] * dims["G"] * dims["N"]) > MOST_BYTES:
-        return f"the decoded cache would take {num_bytes / 2**30:.1f} GiB, which is over {MOST_BYTES / 2**30:g}"
-    return None
+    return too_much_to_decode(dims, OF_ROUNDS) or too_many_rows(dims)
 
 
 def attend(call: Call) -> Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
-from pallas_kernels.kv_formats.format import KVFormat, Parts, to_half
+from pallas_kernels.kv_formats.format import KVFormat, Parts, to_finite
 from pallas_kernels.kv_formats.packing import pack, unpack
 
 BLOCK = 32
@@ -46,7 +46,7 @@ class Q8(BlockFormat):
         scale = jnp.where(broken, jnp.nan, largest) / 127
         scaled = blocks * _inverse(scale)[..., None]
         codes = jnp.sign(scaled) * jnp.floor(jnp.abs(scaled) + 0.5)  # halves away from zero
-        return {"codes": codes.astype(jnp.int8).reshape(*x.shape[:-1], -1), "scales": to_half(scale)}
+        return {"codes": codes.astype(jnp.int8).reshape(*x.shape[:-1], -1), "scales": to_finite(scale, jnp.float16)}
 
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
         return parts["codes"].astype(jnp.float32) * jnp.repeat(parts["scales"].astype(jnp.float32), BLOCK, axis=-1)
@@ -68,7 +68,7 @@ class Q4(BlockFormat):
         scale = jnp.take_along_axis(blocks, at, axis=-1)[..., 0] / -8
         codes = jnp.clip(jnp.floor(blocks * _inverse(scale)[..., None] + 8.5), 0, 15).astype(jnp.uint8)
         packed = pack(codes ^ 8, 4)
-        return {"codes": packed.reshape(*x.shape[:-1], -1), "scales": to_half(scale)}
+        return {"codes": packed.reshape(*x.shape[:-1], -1), "scales": to_finite(scale, jnp.float16)}
 
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
         packed = parts["codes"].reshape(*parts["codes"].shape[:-1], -1, BLOCK // 2)

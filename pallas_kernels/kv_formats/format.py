@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
-from jaxtyping import Float, Float16
+from jaxtyping import Float
 
 from pallas_kernels.elementwise import float_of_half
 
@@ -88,10 +88,10 @@ def pad(x: Float[Array, "... N"], width: int) -> Float[Array, "... width"]:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]) if width > x.shape[-1] else x
 
 
-def to_half(scale: Float[Array, "..."]) -> Float16[Array, "..."]:
-    """Round to the nearest finite float16; larger values become the largest one."""
-    limit = jnp.float32(jnp.finfo(jnp.float16).max)
-    return jnp.clip(scale, -limit, limit).astype(jnp.float16)
+def to_finite(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
+    """Round to the nearest finite number of a type; larger values become the largest one, and NaN stays."""
+    limit = jnp.float32(jnp.finfo(dtype).max)
+    return jnp.clip(x, -limit, limit).astype(dtype)
 
 
 def _seen_as(x: Array, dtype: DTypeLike) -> Array:
@@ -113,8 +113,9 @@ class FloatFormat(KVFormat):
     storage: DTypeLike
 
     def encode(self, x: Float[Array, "... N"]) -> Parts:
-        """Round the values to the format's floating-point type."""
-        return {"codes": _seen_as(x.astype(self.dtype), self.storage)}
+        """Round the values to the format's type. An infinite value of a draft would make NaN of rows before it, in
+        which its weight is zero."""
+        return {"codes": _seen_as(to_finite(x, self.dtype), self.storage)}
 
     def floats(self, parts: Parts) -> Float[Array, "... N"]:
         """The values in their type."""

@@ -27,7 +27,7 @@ from jaxtyping import Float, UInt8
 from pallas_kernels.centroids import LLOYD_MAX, symmetric
 from pallas_kernels.elementwise import look_up
 from pallas_kernels.hadamard import walsh_hadamard
-from pallas_kernels.kv_formats.format import KVFormat, Parts, pad, to_half
+from pallas_kernels.kv_formats.format import KVFormat, Parts, pad, to_finite
 from pallas_kernels.kv_formats.packing import pack, pack_bits, unpack, unpack_bits
 
 GROUP, SMALL_GROUP = 128, 64
@@ -86,7 +86,7 @@ class Turbo(KVFormat):
         codes = jnp.sum(unit[..., None] > (table[1:] + table[:-1]) / 2, axis=-1, dtype=jnp.uint8)
         corrected = norm / jnp.sqrt(jnp.sum(jnp.take(table, codes) ** 2, axis=-1))
         packed = self._pack(jnp.where(norm[..., None] == 0, 0, codes).astype(jnp.uint8))
-        return {"codes": packed.reshape(*x.shape[:-1], -1), "scales": to_half(corrected)}
+        return {"codes": packed.reshape(*x.shape[:-1], -1), "scales": to_finite(corrected, jnp.float16)}
 
     def decode(self, parts: Parts) -> Float[Array, "... stored"]:
         """Decode to values that are still rotated; see `KVFormat.decode`."""

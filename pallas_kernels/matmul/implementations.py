@@ -20,7 +20,7 @@ from pallas_kernels.matmul import (
     xla_decoded,
     xla_dequant,
 )
-from pallas_kernels.matmul.operands import unfit_for_few_rows, wrong_layout
+from pallas_kernels.matmul.operands import unfit_for_few_rows, unfit_for_many_rows
 from pallas_kernels.matmul.qtensor import Activations, QTensor
 
 Product = Callable[[Array, QTensor, Activations, Array | None], Array]
@@ -87,7 +87,9 @@ QUANT_MATMUL = operation(
     **kernel("pallas_tpu", pallas_tpu.quant_matmul, pallas_tpu.unfit),
     pallas_gpu=Form(_alone(_on_gpu), since_hopper(unfit_for_few_rows)),
     pallas_gpu_interpret=Form(_alone(_on_gpu_interpreted), unfit_for_few_rows),
-    **kernel("pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(wrong_layout), wrong_layout),
+    **kernel(
+        "pallas_gpu_prefill", pallas_gpu_prefill.quant_matmul, on_hopper(unfit_for_many_rows), unfit_for_many_rows
+    ),
     **triton_kernel("triton", triton_planes.quant_matmul, triton_planes.unfit),
     **triton_kernel("triton_prefill", triton_prefill.quant_matmul, triton_prefill.unfit),
     reference=Form(_block_by_block(reference.quant_matmul)),

@@ -26,6 +26,15 @@ def wrong_layout(dims: Dims) -> str | None:
     return None if dims["layout"] == PLANES else f"reads the layout {PLANES!r}, see `prepare`"
 
 
+MOST_BLOCKS = 2**16 - 1
+"""The largest third axis of a grid of CUDA."""
+
+
+def unfit_for_many_rows(dims: Dims) -> str | None:
+    """Why kernels of prompts for GPUs cannot serve a call. Blocks of rows are the third axis of their grid."""
+    return wrong_layout(dims) or (f"B={dims['B']} is over {MOST_BLOCKS}" if dims.get("B", 1) > MOST_BLOCKS else None)
+
+
 def unfit_for_few_rows(dims: Dims) -> str | None:
     """Why kernels of few rows, on planes, cannot serve a call."""
     return wrong_layout(dims) or (f"M={dims['M']} is over {FEW_ROWS}" if dims["M"] > FEW_ROWS else None)

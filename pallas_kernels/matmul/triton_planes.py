@@ -72,7 +72,7 @@ def candidates(dims: Dims) -> list[Config]:
         if chunks % splits == 0
         for warps in (2, 4, 8)
         if columns // 32 <= warps <= columns // 16
-        for stages in (2, 3)
+        for stages in ((2, 3) if columns < 128 else (2,))  # of float32 rows three are too large for GPUs of consumers
     ]
 
 

@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels.block_sizes import BlockSizes, one_of
-from pallas_kernels.matmul.operands import Operands, example, model_shapes, wrong_layout
+from pallas_kernels.matmul.operands import Operands, example, model_shapes, unfit_for_many_rows
 from pallas_kernels.matmul.qtensor import Activations, QTensor
 from pallas_kernels.matmul.triton_planes import matrix_parts, meaning
 from pallas_kernels.table import Dims
@@ -71,7 +71,7 @@ def heuristic(dims: Dims) -> Config:
 
 def unfit(dims: Dims, *, interpreted: bool = False) -> str | None:
     """Why the kernel cannot serve a call, or None."""
-    return wrong_layout(dims) or missing(interpreted=interpreted)
+    return unfit_for_many_rows(dims) or missing(interpreted=interpreted)
 
 
 def quant_matmul(

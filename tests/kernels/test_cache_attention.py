@@ -78,6 +78,20 @@ def test_every_implementation_follows_the_law(name: str, impl: str) -> None:
         assert not got[~sees].any(), "rows that see nothing"
 
 
+@pytest.mark.parametrize("impl", here([name for name in CACHE_ATTENTION.names() if name != "xla_decoded"]))
+def test_a_value_too_large_for_its_type_leaves_the_rows_before_it_alone(impl: str) -> None:
+    """A draft that will be rejected must change nothing, and zero times infinity would be NaN."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape, np.float32) for shape in ((1, 2, 2, 64), (1, 64, 1, 64), (1, 64, 1, 64)))
+    outs = []
+    for scale in (1, 1e6):
+        stores = KVStore.of(jnp.asarray(k), "f16"), KVStore.of(jnp.asarray(v).at[:, 40].multiply(scale), "f16")
+        outs.append(np.asarray(cache_attention.attend(q, *stores, np.array([[39, 40]]), scale=SCALE, impl=impl))[0])
+    np.testing.assert_allclose(outs[1][0], outs[0][0], rtol=1e-5, atol=1e-5)
+    assert np.isfinite(outs[1]).all()
+    assert np.abs(outs[1][1]).max() > 100
+
+
 @pytest.mark.parametrize("impl", here(["xla_tiles", "xla_floats", "cpu_native"]))
 @pytest.mark.parametrize("name", LONG)
 def test_forms_for_cpus_follow_the_law_in_long_caches(name: str, impl: str) -> None:

@@ -14,7 +14,13 @@ from test_cache_attention import EXACT, ROUNDED
 from tiny_models import relative_rms
 
 from pallas_kernels import mosaic_gpu
-from pallas_kernels.cache_attention import pallas_gpu, pallas_gpu_splits
+from pallas_kernels.cache_attention import (
+    pallas_gpu,
+    pallas_gpu_prefill,
+    pallas_gpu_splits,
+    triton_prefill,
+    triton_splits,
+)
 from pallas_kernels.cache_attention.blocks import Blocks
 
 RING = Case("bf16", "bf16", ((3, 4, 5), (96, 97, -1)), 41, heads=3, kv_heads=1, width=32, window=30)
@@ -95,6 +101,14 @@ def test_what_does_not_fit_is_refused() -> None:
     assert pallas_gpu_splits.unfit(huge) == "the decoded cache would take 2.0 GiB, which is over 1"
     many = {**sizes, "B": 64, "S": 32768}
     assert pallas_gpu_splits.unfit(many) == "what the splits have would take 528 MiB, which is over 256"
+    assert pallas_gpu.unfit({**many, "T": 16}) == "what the splits have would take 3168 MiB, which is over 2048"
+    assert triton_splits.unfit({**many, "B": 128, "T": 16}) == (
+        "what the splits have would take 2592 MiB, which is over 2048"
+    )
+    prompts = {**sizes, "B": 32, "T": 512, "S": 131072, "v_type": "q8_0"}
+    for prefill in (pallas_gpu_prefill, triton_prefill):
+        assert prefill.unfit(prompts) == "the decoded cache would take 8.0 GiB, which is over 4"
+    assert pallas_gpu_prefill.unfit({**prompts, "B": 16}) is None
     wide = Case("bf16", "bf16", ((3,),), 300, heads=1, kv_heads=1, width=256).call()
     with pytest.raises(ValueError, match=r"config is Config\(tile=128, splits=2\); accepted: Config\(tile=64, splits"):
         pallas_gpu_splits.attend(wide, config=pallas_gpu_splits.Config(tile=128, splits=2))

@@ -17,6 +17,7 @@ from pallas_kernels import mosaic_gpu, using
 from pallas_kernels.matmul import FORMATS, explain, from_blocks, quant_matmul
 from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import tq_rotation, turned
+from pallas_kernels.matmul.implementations import QUANT_MATMUL
 from pallas_kernels.matmul.pallas_gpu_prefill import Config, candidates, heuristic
 from pallas_kernels.matmul.pallas_gpu_prefill import quant_matmul as kernel
 
@@ -96,6 +97,10 @@ def test_what_does_not_fit_is_an_error() -> None:
     with using("matmul.packed=pallas_gpu+pallas_gpu_prefill"):
         said = explain(x, pack(blocks), platform="gpu")
     assert re.search(r"pallas_gpu_prefill +chosen \(using", said)
+    stack = {"M": 64, "N": 512, "K": 512, "format": "Q8_0", "layout": "planes", "E": 8}
+    for implementation in QUANT_MATMUL.implementations:
+        if implementation.name in ("pallas_gpu_prefill_interpret", "triton_prefill"):
+            assert implementation.unfit({**stack, "B": 65536}) == "B=65536 is over 65535"
 
 
 def test_tiles_are_tall_where_that_leaves_work_for_the_whole_gpu() -> None:
