@@ -41,7 +41,8 @@ EPILOG = """\
 columns:
   K           drafts in a round; 0 is plain decoding, auto what was found while decoding
   tok/s       emitted tokens over the seconds of all rounds
-  tau         tokens per round; 1 + p1 + p1 p2 + ... is expected of lots
+  tau         tokens per round
+  expected    the tau that the acceptance of single drafts predicts: 1 + p1 + p1 p2 + ...
   round       milliseconds of a round, whole
   draft, verify
               milliseconds of its halves, timed apart: K drafts, and the pass over K + 1 tokens with its commit

@@ -74,8 +74,8 @@ environment:
   SPECJAX_KERNELS  which kernels compute, as --kernels has it
   SPECJAX_DEBUG    if set, errors come with a traceback
 
-exit status: 0 success, 1 a check failed (generate --compare, inspect, check, diverge) or a model does not fit
-(plan-memory), 2 bad input, 3 another process of the job was lost (--coordinator), 130 interrupted
+exit status: 0 success, 1 a check failed (generate --compare, inspect, verify, check, diverge, convert --verify), a
+model does not fit (plan-memory) or a prompt had an error (eval --keep-going, merge-results), 2 bad input, 3 another process of the job was lost (--coordinator), 130 interrupted
 """
 
 

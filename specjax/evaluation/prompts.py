@@ -32,8 +32,8 @@ class PromptLine:
     """One line of a prompt file.
 
     Attributes:
-        index: its number among the prompts, which names its random stream.
-        id: its name, unique in the file; the index unless the line names one.
+        index: its number among the prompts.
+        id: its name, unique in the file; the index unless the line names one. It names its random stream.
         prompt: text, or token ids.
         options: fields of `GenerateOptions` that are its own; the run's options hold for the others.
         place: "file:line", for messages.
