@@ -17,8 +17,12 @@ chained inside one program, each over memory of its own, and the best of several
               rounds quantized caches to bfloat16
 
 Sizes are those of a layer of Qwen3.6-27B, or smaller ones (--small, the default on CPUs). Interpreters and references
-are left out. What does not compile, or does not take the sizes, is listed with the reason. On an NVIDIA GPU kernels of
-torch and of flash-linear-attention are timed too, where they are installed (kernels_peers.py).
+are left out. What does not compile, does not take the sizes, or gives other results is listed with the reason; the exit
+status is 1 if results differ. On an NVIDIA GPU kernels of torch and of flash-linear-attention are timed too, where they
+are installed (kernels_peers.py).
+
+--json keeps the figures after each call. The same command goes on with the calls that are not in the file. It leaves
+out what crashed, hung or failed on the device before; after such a failure the exit status is 3.
 
 --prefer prints no table. It measures these calls as engines measure those of a model, see docs/kernels.md, and writes
 which implementations are the fastest into `pallas_kernels/tuned/`, or into the folder that SPECJAX_TUNED names: for all
@@ -29,12 +33,12 @@ and goes on the next time.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -44,6 +48,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from kernel_cases import cases
+from kernel_figures import Figures, Result
 from kernels_peers import peers
 from machine import description, read_rate
 from rich.console import Console
@@ -55,7 +60,7 @@ from pallas_kernels.cases import Case, words
 from pallas_kernels.choices import key_of
 from pallas_kernels.measuring import measure as measure_choices
 from pallas_kernels.measuring import worth_measuring
-from pallas_kernels.measuring.agreement import largest_error, numbers
+from pallas_kernels.measuring.agreement import AGREES, largest_error, numbers
 from pallas_kernels.measuring.timing import Effort, Timing, best_seconds, timing
 from pallas_kernels.measuring.trials import line_of, material_of, tried
 from pallas_kernels.recording import Call
@@ -65,22 +70,10 @@ KEPT_TOGETHER = 16
 """Calls whose choices are written together: what interrupts it costs no more."""
 COMPILERS = 8
 """Threads that compile, at most."""
+WRONG = "results differ"
+GO_ON = 3
+"""The exit status after an implementation that failed on the device."""
 SMALL, FULL = Effort(2, 1 << 26, 0.15, 3), Effort(6, 1 << 28, 0.5, 5)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What was measured of an implementation, or why nothing was; `seconds` are those of a call."""
-
-    operation: str
-    sizes: str
-    impl: str
-    num_bytes: int
-    seconds: float | None = None
-    share_of_limit: float | None = None
-    times_as_fast_as_xla: float | None = None
-    error: float | None = None
-    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,36 +119,57 @@ def compiled(case: Case, effort: Effort) -> list[Ready]:
     return some
 
 
-def measure(case: Case, ready: list[Ready], rate: float, effort: Effort) -> Iterator[Result]:
-    """What is ready to run, and then what others have for the same call."""
-    material = material_of(case, effort)
+class Gone(Exception):
+    """An implementation failed on the device, which may be unusable now: the rest needs another process."""
+
+
+def measure(case: Case, ready: list[Ready], figures: Figures, effort: Effort) -> Iterator[Result]:
+    """What is ready to run, and then what others have for the same call.
+
+    Raises:
+        Gone: an implementation failed when it ran.
+    """
+    rate = figures.about["bytes_per_second"]
+    try:
+        material = material_of(case, effort)
+    except Exception as error:  # no memory, say
+        yield from (Result(*_about(case, each.impl), refused=line_of(error)) for each in ready)
+        return
     xla: tuple[float, list[np.ndarray]] | None = None
     for each in ready:
-        about = (case.operation.name, case.sizes, each.impl, case.num_bytes)
-        if each.program is None or each.run is None:
-            yield Result(*about, refused=each.refused)
+        about = _about(case, each.impl)
+        why = each.refused or figures.why_not(case, each.impl)
+        if why is not None or each.program is None or each.run is None:
+            yield Result(*about, refused=why)
             continue
+        figures.trying(case, each.impl)
         try:
             outputs = numbers(each.program(material[0]))
             seconds = each.run(material)
-        except Exception as error:  # what a device refuses, too
-            yield Result(*about, refused=line_of(error))
-            continue
+        except Exception as error:
+            figures.went_wrong(case, each.impl, line_of(error))
+            raise Gone(f"{case.operation.name} {each.impl}, {case.sizes}: {line_of(error)}") from error
+        figures.went_well(case, each.impl)
         xla = xla or ((seconds, outputs) if each.impl.startswith("xla_") else None)
         share = case.num_bytes / seconds / rate
         if xla is None:
             yield Result(*about, seconds, share)
+        elif (error := largest_error(outputs, xla[1])) <= AGREES:
+            yield Result(*about, seconds, share, xla[0] / seconds, error)
         else:
-            yield Result(*about, seconds, share, xla[0] / seconds, largest_error(outputs, xla[1]))
+            yield Result(*about, refused=f"{WRONG} by {error:.0e}, where {AGREES:.0e} is accepted")
     for name, time_call in peers(case.operation.name, material[0]):
-        about = (case.operation.name, case.sizes, name, case.num_bytes)
         try:
             seconds = time_call(len(material))
-        except Exception as error:  # as above
-            yield Result(*about, refused=line_of(error))
+        except Exception as error:  # what others have may refuse the call
+            yield Result(*_about(case, name), refused=line_of(error))
             continue
         ratio = None if xla is None else xla[0] / seconds
-        yield Result(*about, seconds, case.num_bytes / seconds / rate, ratio)
+        yield Result(*_about(case, name), seconds, case.num_bytes / seconds / rate, ratio)
+
+
+def _about(case: Case, impl: str) -> tuple[str, str, str, int]:
+    return case.operation.name, case.sizes, impl, case.num_bytes
 
 
 def print_table(results: list[Result], rate: float) -> None:
@@ -208,8 +222,8 @@ def _prefer(calls: list[Call]) -> None:
     print(f"written to {path}")
 
 
-def main() -> None:
-    """Print the table, and write JSON and preferences if asked to."""
+def main() -> int:
+    """Print the table, and write JSON and preferences if asked to; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = tuple(TABLE)
     parser.add_argument("--operation", action="append", choices=known, help="only this one; can be repeated")
@@ -224,21 +238,27 @@ def main() -> None:
     chosen = [case for case in cases(small=args.small) if case.operation.name in (args.operation or known)]
     if args.prefer:
         _prefer([(case.operation.name, case.dims) for case in chosen])
-        return
+        return 0
     rate = memory_rate(args.small)
-    results: list[Result] = []
+    about = {"machine": description(), "bytes_per_second": rate, "small": args.small}
+    figures = Figures.at(args.json, about)
+    work = [case for case in chosen if not figures.has(case)]
+    if len(work) < len(chosen):
+        print(f"{len(chosen) - len(work)} of {len(chosen)} calls are in {args.json}; the others are measured")
     console = Console(stderr=True)
     with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as threads:
-        made = threads.map(partial(compiled, effort=effort), chosen)
-        ready = list(track(made, "compiling", console=console, total=len(chosen)))
-    for case, own in track(list(zip(chosen, ready, strict=True)), "timing", console=console):
-        results += measure(case, own, rate, effort)
-    print_table(results, rate)
-    if args.json:
-        figures = [{name: value for name, value in asdict(each).items() if value is not None} for each in results]
-        document = {"machine": description(), "bytes_per_second": rate, "small": args.small, "results": figures}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        made = threads.map(partial(compiled, effort=effort), work)
+        ready = list(track(made, "compiling", console=console, total=len(work)))
+    try:
+        for case, own in track(list(zip(work, ready, strict=True)), "timing", console=console):
+            figures.add(list(measure(case, own, figures, effort)))
+    except Gone as gone:
+        print(f"{gone}. The same command goes on with the others" if args.json else gone)
+        return GO_ON
+    figures.write()
+    print_table(figures.results, rate)
+    return int(any(each.refused and each.refused.startswith(WRONG) for each in figures.results))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

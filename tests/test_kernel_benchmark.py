@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import jax
 import pytest
 
 from pallas_kernels import native, tuning
@@ -30,13 +32,17 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import kernels
 
     yield kernels
-    for name in ("kernels", "kernel_cases", "kernels_peers", "random_model", "machine"):
+    for name in ("kernels", "kernel_cases", "kernel_figures", "kernels_peers", "random_model", "machine"):
         sys.modules.pop(name, None)
 
 
 @pytest.fixture
 def effort() -> object:
     return Effort(copies=2, cache_bytes=1 << 30, seconds=0, runs=1)
+
+
+def figures(kernels: ModuleType, file: Path | None = None) -> Any:
+    return kernels.Figures.at(file, {"machine": "m", "bytes_per_second": RATE, "small": True})
 
 
 def test_every_operation_has_a_case(kernels: ModuleType) -> None:
@@ -75,7 +81,10 @@ def test_implementations_agree_and_are_timed(
     kernels: ModuleType, effort: object, operation: str, dims: dict, refused: dict[str, str]
 ) -> None:
     case = CASES[operation](dims)
-    results = {result.impl: result for result in kernels.measure(case, kernels.compiled(case, effort), RATE, effort)}
+    results = {
+        result.impl: result
+        for result in kernels.measure(case, kernels.compiled(case, effort), figures(kernels), effort)
+    }
     here = {impl for impl in TABLE[operation] if impl.startswith(("xla_", "cpu_"))}
     assert set(results) == here
     for impl, result in results.items():
@@ -103,12 +112,67 @@ def test_wrong_results_and_failures_are_shown(
         return right.call(impl, given)
 
     case = replace(right, call=call)
-    results = list(kernels.measure(case, kernels.compiled(case, effort), RATE, effort))
+    results = list(kernels.measure(case, kernels.compiled(case, effort), figures(kernels), effort))
     refused = {each.impl: each.refused for each in results}
     assert refused["xla_dequant"] is None
     assert refused["cpu_native"] == "RuntimeError: ptxas fatal: too many registers"
     kernels.print_table(results, RATE)
     assert "refused: matmul.packed cpu_native, M=2" in capsys.readouterr().out
+
+
+def test_figures_are_kept_after_each_call_and_the_next_run_goes_on_after_a_failure(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "kernels.json"
+    given, broken = CASES["hadamard"]({"rows": 4, "N": 8}), CASES["rms_norm"]({"rows": 4, "D": 8})
+
+    def fail(x: Any) -> Any:
+        raise RuntimeError("an illegal address")
+
+    def call(impl: str, given: Any) -> Any:
+        outcome = broken.call("xla_reduce", given)
+        if impl == "xla_reduce":
+            return outcome
+        shape = jax.ShapeDtypeStruct(outcome.results.shape, outcome.results.dtype)
+        return outcome._replace(results=jax.pure_callback(fail, shape, outcome.results))
+
+    some = [given, replace(broken, call=call)]
+    monkeypatch.setattr(kernels, "cases", lambda *, small: some)
+    monkeypatch.setattr(kernels, "SMALL", Effort(1, 1, 0, 1))
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--small", "--json", str(out)])
+    assert kernels.main() == kernels.GO_ON
+    assert [each["operation"] for each in json.loads(out.read_text())["results"]] == ["hadamard"]
+    assert kernels.main() == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 calls are in" in said
+    refused = next(each for each in json.loads(out.read_text())["results"] if each["impl"] == "cpu_native")
+    assert "CpuCallback error" in refused["refused"]
+
+
+def test_what_ended_the_process_is_left_out_the_next_time(kernels: ModuleType, effort: object, tmp_path: Path) -> None:
+    case, out = CASES["matmul.float"]({"M": 2, "N": 64, "K": 96, "dtype": "float32"}), tmp_path / "kernels.json"
+    figures(kernels, out).trying(case, "xla_dot")  # and nothing more is heard
+    found = figures(kernels, out)
+    results = {each.impl: each for each in kernels.measure(case, kernels.compiled(case, effort), found, effort)}
+    assert results["xla_dot"].refused == "ended the process that ran it"
+    assert results["xla_few_rows"].seconds > 0
+    assert not figures(kernels, tmp_path / "another.json").fatal
+
+
+def test_wrong_results_are_no_figures(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    right = CASES["matmul.float"]({"M": 2, "N": 64, "K": 96, "dtype": "float32"})
+
+    def call(impl: str, given: Any) -> Any:
+        outcome = right.call(impl, given)
+        return outcome._replace(results=outcome.results * (float("nan") if impl == "xla_dot" else 1))
+
+    monkeypatch.setattr(kernels, "cases", lambda *, small: [replace(right, call=call)])
+    monkeypatch.setattr(kernels, "SMALL", Effort(1, 1, 0, 1))
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--small", "--json", str(tmp_path / "kernels.json")])
+    assert kernels.main() == 1
+    assert re.search(r"refused: matmul.float xla_dot, .* results differ by inf, where 1e-02", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

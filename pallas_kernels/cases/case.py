@@ -68,6 +68,7 @@ class Case:
         law: what must be `judged` of a call with arguments, from them and the finite ones that stand for them. None
             for what the reference gives; it can be too slow, or take too much memory.
         in_use: arguments as they are on average while texts grow, to choose by time; by default those of `make`.
+        unread: bytes of the arguments that a call does not read.
     """
 
     operation: Operation
@@ -78,6 +79,7 @@ class Case:
     judged: Callable[[Given, Outcome], Any] = _all
     law: Callable[[Given, Given], Any] | None = None
     in_use: Callable[[Given], Given] = _as_made
+    unread: int = 0
 
     def wanted(self, given: Given, finite: Given) -> Any:
         """What must be `judged` of a call with arguments, by the law for the finite ones that stand for them."""
@@ -94,9 +96,9 @@ class Case:
 
     @cached_property
     def num_bytes(self) -> int:
-        """What a call reads and writes at least, if everything given is read once."""
+        """What a call reads and writes at least, if everything but what is `unread` is read once."""
         given = jax.eval_shape(lambda: self.make(0))
-        return nbytes(given, jax.eval_shape(lambda given: self.call(None, given), given))
+        return nbytes(given, jax.eval_shape(lambda given: self.call(None, given), given)) - self.unread
 
     def step(self, impl: str | None, given: Given) -> Given:
         """Arguments of the next call, which needs the outcome of this one. Nothing of the outcome can be left out."""

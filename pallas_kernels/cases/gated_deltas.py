@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import gated_delta
-from pallas_kernels.cases.case import Case, Given, Outcome, normal
+from pallas_kernels.cases.case import Case, Given, Outcome, nbytes, normal
 from pallas_kernels.gated_delta.implementations import OPERATIONS
 from pallas_kernels.table import Dims
 
@@ -123,7 +123,9 @@ def verify_snapshots(dims: Dims) -> Case:
         _, _, _, hv, dk, dv = _sizes(dims)
         return normal(seed + 5, batch, slots, hv, dk, dv)
 
-    return Case(OPERATIONS["verify_snapshots"], dims, partial(_make, dims, states), call, partial(_cruel, dims))
+    make = partial(_make, dims, states)
+    unread = nbytes(jax.eval_shape(lambda: states(dims, 0))) * (slots - 1) // slots
+    return Case(OPERATIONS["verify_snapshots"], dims, make, call, partial(_cruel, dims), unread=unread)
 
 
 def _make(dims: Dims, states: Any, seed: int) -> Given:

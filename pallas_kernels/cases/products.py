@@ -86,7 +86,8 @@ def experts(dims: Dims) -> Case:
         expert, weight, stacks = given.fixed
         return Outcome(matmul.experts(given.x, expert, weight, *stacks, impl=impl))
 
-    return Case(EXPERTS, dims, make, call)
+    of_an_expert = 4 * sum(math.prod(shape[1:]) for shape in shapes)
+    return Case(EXPERTS, dims, make, call, unread=(number - min(number, rows * top_k)) * of_an_expert)
 
 
 def _used(dims: Dims) -> int:
