@@ -24,7 +24,7 @@ help:
 	@echo "make test-beam  run an evaluation in a pipeline of Apache Beam on two workers"
 	@echo "make test-page  run the server's page in Chromium; needs chromium and chromedriver"
 	@echo "make test-neon  run the NEON kernels in qemu; needs qemu-user-static and g++-aarch64-linux-gnu (Debian on x86-64)"
-	@echo "make gpu        measure kernels and models on this machine's GPU: about an hour, in slices that can be resumed"
+	@echo "make gpu        measure kernels and models on this machine's GPU: two hours and more, in slices that can be resumed"
 	@echo "make tpu        the same on this machine's TPU; DAY=FOLDER is where results go (default: device-day)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into site/, strictly: a broken link is an error"
