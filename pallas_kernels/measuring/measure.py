@@ -76,13 +76,15 @@ def worth_measuring(calls: Iterable[Call], *, anew: bool = False) -> list[Call]:
             with other versions: it says what is taken until then.
 
     Returns:
-        Those of few rows first, as every round has them; of these, and of the others, those with the most to do.
+        What has not been measured, and then the rest. Of each, those of few rows first, as every round has them; and
+        of these, those with the most to do.
     """
     largest: dict[str, Call] = {}
     for call in sorted(calls, key=_company):
         largest[key_of(*call)] = call
-    known = {} if anew else memory.remembered()
-    return sorted((call for key, call in largest.items() if key not in known), key=_urgency)
+    known = memory.remembered()
+    new, old = ([call for key, call in largest.items() if (key in known) == seen] for seen in (False, True))
+    return sorted(new, key=_urgency) + (sorted(old, key=_urgency) if anew else [])
 
 
 def _company(call: Call) -> int:

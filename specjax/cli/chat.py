@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
     )
     chat.add_argument("--shift", action="store_true", help="when it is full, drop the oldest tokens and go on")
     chat.add_argument("--quiet", action="store_true", help="replies only: no line about each turn")
-    add_decoding_options(parser)
+    add_decoding_options(parser, most_tokens=f"{REPLY_TOKENS} with a chat template, else {LINE_TOKENS}")
 
 
 def run(args: argparse.Namespace) -> int:

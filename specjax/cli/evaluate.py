@@ -35,9 +35,9 @@ Lines of the prompt file are JSON objects:
   {"id": "second", "prompt": "class Queue:", "max_tokens": 64}
   {"id": "third", "tokens": [1, 2, 3]}
   {"prompt": "def f(", "temperature": 0.8, "seed": 3, "stop": ["\\n\\n"], "draft": 2, "samples": 4}
-"id" is the line's number among the prompts, from 0, unless it is given. max_tokens, draft, temperature, top_k, top_p,
-min_p, seed, stop, ignore_eos, logit_bias, presence_penalty, frequency_penalty, json_schema, regex, grammar_after and
-samples of a line hold for it instead of the command's.
+"id" is the line's number among the prompts, from 0, unless it is given. max_tokens, draft, draft_by, temperature,
+top_k, top_p, min_p, seed, stop, ignore_eos, logit_bias, presence_penalty, frequency_penalty, json_schema, regex,
+grammar_after and samples of a line hold for it instead of the command's.
 
 With --samples N each prompt is continued N times. Sample k, from 0, is drawn with the prompt's seed plus k, and its
 result has both, "sample" and "seed". A prompt that is decoded greedily is continued once.

@@ -75,7 +75,8 @@ environment:
   SPECJAX_DEBUG    if set, errors come with a traceback
 
 exit status: 0 success, 1 a check failed (generate --compare, inspect, verify, check, diverge, convert --verify), a
-model does not fit (plan-memory) or a prompt had an error (eval --keep-going, merge-results), 2 bad input, 3 another process of the job was lost (--coordinator), 130 interrupted
+model does not fit (plan-memory) or a prompt had an error (eval --keep-going, merge-results), 2 bad input, 3 another
+process of the job was lost (--coordinator), 130 interrupted, 141 nobody reads the output any more
 """
 
 

@@ -113,10 +113,17 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="continue these token ids")
 
 
-def add_decoding_options(parser: argparse.ArgumentParser, **draft: Any) -> None:
-    """Everything that `GenerateOptions` holds; `draft` are other settings of the option --draft."""
+def add_decoding_options(parser: argparse.ArgumentParser, *, most_tokens: str = "128", **draft: Any) -> None:
+    """Everything that `GenerateOptions` holds.
+
+    Args:
+        most_tokens: what the help says of the default of --max-tokens.
+        draft: other settings of the option --draft.
+    """
     decoding = parser.add_argument_group("decoding")
-    decoding.add_argument("--max-tokens", type=int, metavar="N", help="tokens to generate at most (default: 128)")
+    decoding.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"tokens to generate at most (default: {most_tokens})"
+    )
     decoding.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends the text")
     decoding.add_argument(
         "--stop",

@@ -219,6 +219,7 @@ def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
     assert len(report.choices) == 1
     assert report.unfinished == ["bad rows=64 N=256: no time was left"]
     assert worth_measuring([("good", DIMS), ("bad", DIMS)]) == [("bad", DIMS)], "the next time goes on there"
+    assert worth_measuring([("good", DIMS), ("bad", DIMS)], anew=True)[0] == ("bad", DIMS)
 
 
 MEASURER = """
