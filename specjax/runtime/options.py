@@ -55,8 +55,7 @@ class GenerateOptions:
         draft_by: of a model with several drafters the name of the one that drafts, or a list of names, see
             `Model.drafter_names`. None lets all of them draft.
         temperature, top_k, top_p, min_p: how tokens are drawn, see `SamplerConfig`. Temperature 0 is greedy decoding.
-        seed: of all random draws. With the same seed, a prompt at the same place in a list gives the same text, whatever
-            the other prompts are.
+        seed: of all random draws. With it, a prompt at the same place in a list gives the same text.
         stop: strings that end the text; the text is cut before the first of them.
         ignore_eos: go on after a token that ends the text.
         logit_bias: numbers that are added to the logits of some tokens, by their ids, in every place of the text; at
