@@ -22,8 +22,8 @@ MODELS = {
     "tpu": (("27b", "Q4_K", 16), ("27b", "Q8_0", 16), ("27b", "BF16", 8), ("35b-a3b", "Q4_K", 16)),
     "cpu": (("0.8b", "Q8_0", 4),),
 }
-"""Shapes, formats and numbers of layers. One chip of a TPU has 16 GB or more, and a GPU may be one of 24 GB; a slice
-has to write the model, to measure its kernels and to compile it."""
+"""Shapes, formats and numbers of layers. One chip of a TPU has 16 GB or more, and a GPU 32 GB or more; a slice has to
+write the model, to measure its kernels and to compile it."""
 KERNELS = {
     "products": ("matmul.packed", "matmul.float", "matmul.experts"),
     "deltas": ("gated_delta.verify", "gated_delta.commit", "gated_delta.verify_snapshots", "gated_delta.prefill"),

@@ -18,7 +18,7 @@ This process never opens the device, which may belong to one process at a time.
 | model-* | steps of models with random weights in released shapes, by `specjax bench`; and of llama.cpp, if LLAMA_BENCH
 names a llama-bench that was built for the device |
 
-All slices take two to two and a half hours at most. Models need 20 GB in the folder, and 24 GB of the device.
+All slices take two to two and a half hours at most. Models need 20 GB in the folder, and a device with 32 GB.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Day:
         return None
 
     def status(self, each: Slice) -> str:
-        """ "to do", "to do again" because something it depends on has changed, or what came of it."""
+        """What came of a slice; "to do", or "to do again" because something it depends on has changed."""
         if (outcome := self.outcomes.get(each.name)) is None:
             return "to do"
         later = (
