@@ -7,10 +7,10 @@
     python benchmarks/roofline.py q8.gguf --device this --draft 0 3 --kv-type f32 --context 64 --measured bench.json
 
 Weights are not read; the header of a file is enough, and of a released model its name. A round is traced, and walked to
-see how often it reads each parameter and how much it multiplies with it (round_uses.py). What is counted:
+see how often it reads each parameter and how much it multiplies with it (round_parts.py). What is counted:
 
-    weights    bytes as they are arranged for the device, each time that they are read. Of experts as many as rows that
-               choose by lot would reach. Of embedding tables the rows that are taken.
+    weights    bytes as they are arranged for the device, each time that they are read. Of experts as many as the rows
+               of a pass would reach that choose by lot. Of embedding tables the rows that are taken.
     caches     all --context tokens of each sequence, for every pass over them, and what is written
     recurrent states
                read to verify, read again and written to commit, and the records of verified tokens written and read;
@@ -35,9 +35,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +45,9 @@ from device_rates import PUBLISHED, Rates
 from machine import description, read_rate
 from programs import Outlined
 from released_models import RELEASED, opened
-from round_uses import Uses, Walk
+from round_parts import Round, round_of
 
-from pallas_kernels import using
-from pallas_kernels.matmul import QTensor
-from specjax.analysis.memory import bytes_on_device
 from specjax.decoding.acceptance import Synthetic
-from specjax.decoding.round import decode_round
 from specjax.runtime.loading import Models, open_models
 from specjax.state import KVTypes
 
@@ -61,145 +55,6 @@ PRODUCTS = "matmul.packed=reference,matmul.float=reference,cache_attention=refer
 """Forms in which each product is one operation and its factors can be followed."""
 FLOAT = 4
 THIS = "this"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a round.
-
-    Attributes:
-        drafting: whether it belongs to the drafter.
-        num_bytes: read and written.
-        operations: multiplications and additions.
-    """
-
-    name: str
-    drafting: bool
-    num_bytes: float = 0.0
-    operations: float = 0.0
-
-    def seconds(self, rates: Rates, arithmetic: str) -> tuple[float, float]:
-        """By memory, and by arithmetic."""
-        return self.num_bytes / rates.memory, self.operations / getattr(rates, arithmetic)
-
-
-@dataclass(frozen=True)
-class Round:
-    """A round of a model: its parts, and how many drafts it has."""
-
-    drafts: int
-    parts: Sequence[Part]
-
-    def seconds(self, rates: Rates, arithmetic: str, *, drafting: bool | None = None) -> float:
-        """The least time, of all or of one half."""
-        parts = (each for each in self.parts if drafting in (None, each.drafting))
-        return sum(max(each.seconds(rates, arithmetic)) for each in parts)
-
-
-def round_of(model: Outlined, batch: int, context: int) -> Round:
-    """The parts of a round of so many sequences, each with so many tokens in its caches."""
-    decoder, state = model.decoder, model.state(batch, context)
-    drafts, rows = decoder.max_drafts, decoder.rows
-    with using(PRODUCTS, platform="gpu"):  # where no native kernels are
-        traced = jax.jit(partial(decode_round, decoder)).trace(model.params, state)
-        window = jax.eval_shape(lambda params, state: _window(decoder, params, state), model.params, state)
-    parameters = list(_leaves(model.params))
-    states = [(name, leaf) for name, leaf in _parts_of(state.sequences)]
-    rest = len(jax.tree.leaves(state)) - len(states)
-    walk = Walk(turns=max(drafts - 1, 1))
-    names = [("weights", index) for index in range(len(parameters))]
-    # The sequences come first in a state, see `DecodeState`.
-    names += [("state", index) for index in range(len(states))] + [None] * rest
-    walk.run(traced.jaxpr.jaxpr, names)
-
-    found: dict[tuple[str, bool], Part] = {}
-
-    def add(name: str, drafting: bool, num_bytes: float, operations: float = 0.0) -> None:
-        old = found.get((name, drafting), Part(name, drafting))
-        new = replace(old, num_bytes=old.num_bytes + num_bytes, operations=old.operations + operations)
-        found[name, drafting] = new
-
-    for index, (path, leaf, stacked) in enumerate(parameters):
-        uses = walk.of(("weights", index))
-        own, of_drafter = _shares(path, uses, rows)
-        if stacked:
-            own.taken = _reached(leaf.shape[0], uses.taken * leaf.shape[0], batch * rows)
-        for each, drafting in ((own, False), (of_drafter, True)):
-            size = bytes_on_device(leaf)
-            if each.taken:
-                add("experts" if stacked else "embedding rows", drafting, size * each.taken)
-            if each.reads or each.operations:
-                add("experts" if stacked else _kind(path), drafting, size * each.reads, each.operations)
-    for index, (name, leaf) in enumerate(states):
-        uses, size = walk.of(("state", index)), bytes_on_device(leaf)
-        drafting = name.startswith("drafter")
-        if name == "tokens and settings":
-            continue
-        if "recurrent" in name:
-            add(name, drafting, size * (3 if drafts else 2), uses.operations)
-        else:
-            add(name, drafting, size * (uses.reads + uses.taken + uses.put), uses.operations)
-    records = bytes_on_device(window.layers) - bytes_on_device(state.sequences.layers)
-    if drafts and records > 0:
-        add("records of recurrent states", False, 2 * records)
-    vocabulary = batch * decoder.target.vocab_size * FLOAT
-    add("logits", False, 2 * rows * vocabulary)
-    add("other products", False, 0.0, walk.of(None).operations)
-    return Round(drafts, [part for part in found.values() if part.num_bytes or part.operations])
-
-
-def _window(decoder: Any, params: Any, state: Any) -> Any:
-    tokens = jnp.zeros((len(state.pending), decoder.rows), jnp.int32)
-    n_valid = jnp.full_like(state.pending, decoder.rows)
-    return decoder.target.verify(params, tokens, n_valid, state.sequences, request=decoder.request)[1]
-
-
-def _leaves(params: Any) -> Iterator[tuple[str, Any, bool]]:
-    """The arrays of all parameters in order: path of the parameter, array, whether it is a stack of matrices."""
-    for keys, parameter in jax.tree.leaves_with_path(params, is_leaf=lambda leaf: isinstance(leaf, QTensor)):
-        path = ".".join(str(key.key) for key in keys)
-        stacked = "experts" in path and len(parameter.shape) == 3
-        for leaf in jax.tree.leaves(parameter):
-            yield path, leaf, stacked
-
-
-def _parts_of(sequences: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays of a state in order, by what they belong to."""
-    for layer in sequences.layers:
-        kind = "recurrent states" if layer.limit is None and not layer.rings else "caches"
-        yield from ((kind, leaf) for leaf in jax.tree.leaves(layer))
-    yield from (("drafter's state", leaf) for leaf in jax.tree.leaves(sequences.drafter))
-    yield "tokens and settings", sequences.length
-
-
-def _shares(path: str, uses: Uses, rows: int) -> tuple[Uses, Uses]:
-    """Of what is done with a parameter the target's and the drafter's.
-
-    The target multiplies each of its own once, with all rows. What goes beyond is the drafter's, which has a row each
-    time.
-    """
-    if not path.startswith("target."):
-        return Uses(), uses
-    if uses.products <= 1:
-        return uses, Uses()
-    own = uses.operations * rows / (rows + uses.products - 1)
-    return replace(uses, products=1, operations=own), Uses(uses.products - 1, operations=uses.operations - own)
-
-
-def _reached(experts: int, chosen: float, rows: int) -> float:
-    """The share of experts that rows reach, each of which chooses by lot as many as `chosen` says of all together."""
-    return 1 - (1 - chosen / rows / experts) ** rows
-
-
-def _kind(path: str) -> str:
-    """What parameters of this path are called in the table."""
-    names = path.split(".")
-    if "lm_head" in names or "embed" in names:
-        return "output head"
-    if any("norm" in name for name in names):
-        return "norms"
-    inside = names[2:] if names[1].startswith("layers_") else names[1:]
-    return next(name for name in inside if name not in ("layer", "block"))
 
 
 def rates_of(name: str) -> Rates:

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -299,6 +300,32 @@ def test_a_round_reads_the_head_once_for_each_draft(benchmark: Any) -> None:
     assert parts["mlp", True].num_bytes == drafts * bytes_of["mlp", True]
     assert parts["output head", True].num_bytes == drafts * bytes_of["head", False]
     assert parts["output head", True].operations == 2 * drafts * sizes["head", False]
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 3])
+def test_experts_are_those_that_rows_reach_by_lot_in_the_half_of_a_round_that_asks_them(
+    benchmark: Any, drafts: int
+) -> None:
+    """16 rows of 8 experts each are so many that the traced form multiplies blocks with padding."""
+    roofline, released = benchmark("roofline"), benchmark("released_models")
+    batch, layers = 16, 4
+    small = replace(released.QWEN36_35B_A3B, layer_types=released.hybrid_layer_types(layers), vocab_size=512)
+    model = roofline.outlined(released.opened(small, "BF16"), "metal", drafts, "bf16")
+    parts = {(part.name, part.drafting): part for part in roofline.round_of(model, batch, 64).parts}
+    experts, chosen, values = 256, 8, 3 * 512 * 2048
+
+    def reached(rows: int) -> float:
+        return 2 * values * experts * (1 - (1 - chosen / experts) ** rows)
+
+    verified = batch * (drafts + 1)
+    assert parts["experts", False].num_bytes == pytest.approx(layers * reached(verified))
+    assert parts["experts", False].operations == 2 * layers * verified * chosen * values
+    assert (("experts", True) in parts) == bool(drafts)
+    if drafts:
+        passes = [verified, *[batch] * (drafts - 1)]
+        assert parts["experts", True].num_bytes == pytest.approx(sum(map(reached, passes)))
+        assert parts["experts", True].operations == 2 * sum(passes) * chosen * values
+        assert parts["output head", True].num_bytes == drafts * parts["output head", False].num_bytes
 
 
 THUNKS = """\
