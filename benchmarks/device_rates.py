@@ -21,7 +21,7 @@ class Rates:
     Attributes:
         platform: "cpu", "gpu" or "tpu".
         memory: bytes that it reads or writes.
-        bf16: multiplications and additions of 16-bit floats on units for matrices.
+        bf16: multiplications and additions of 16-bit floats on units for matrices; None where it was not measured.
         int8: of bytes on such units; None where nothing is published.
         f32: of float32, outside of such units; None where nothing is published.
         link: bytes that it sends to others in a ring; None where nobody asked yet.
@@ -29,7 +29,7 @@ class Rates:
 
     platform: str
     memory: float
-    bf16: float
+    bf16: float | None
     int8: float | None = None
     f32: float | None = None
     link: float | None = None

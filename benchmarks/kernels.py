@@ -44,13 +44,11 @@ from itertools import starmap
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from kernel_cases import cases
 from kernel_figures import Figures, Result
 from kernels_peers import peers
-from machine import description, read_rate
+from machine import description, memory_rate
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -61,7 +59,7 @@ from pallas_kernels.choices import key_of
 from pallas_kernels.measuring import measure as measure_choices
 from pallas_kernels.measuring import worth_measuring
 from pallas_kernels.measuring.agreement import AGREES, largest_error, numbers
-from pallas_kernels.measuring.timing import Effort, Timing, best_seconds, timing
+from pallas_kernels.measuring.timing import Effort, Timing, timing
 from pallas_kernels.measuring.trials import line_of, material_of, tried
 from pallas_kernels.recording import Call
 from pallas_kernels.table import TABLE
@@ -84,20 +82,6 @@ class Ready:
     program: jax.stages.Compiled | None = None
     run: Timing | None = None
     refused: str | None = None
-
-
-def memory_rate(small: bool) -> float:
-    """Bytes per second that memory gives: read on a CPU, read and written on other devices."""
-    size = 1 << (26 if small else 30)
-    if jax.default_backend() == "cpu":
-        floats = jnp.ones((size // 4 // 4096, 4096), jnp.float32)
-        return read_rate(jnp.array_split(floats, os.cpu_count() or 1))
-    array = jnp.ones((size // 4,), jnp.float32)
-    copies = 8
-    # Adding one is a copy that no compiler leaves out; a loop keeps the launch out of the time.
-    program = jax.jit(lambda x: lax.fori_loop(0, copies, lambda _, x: lax.optimization_barrier(x) + 1, x))
-    jax.block_until_ready(program(array))
-    return 2 * array.nbytes * copies / best_seconds(partial(program, array), SMALL)
 
 
 def compiled(case: Case, effort: Effort) -> list[Ready]:
@@ -239,7 +223,7 @@ def main() -> int:
     if args.prefer:
         _prefer([(case.operation.name, case.dims) for case in chosen])
         return 0
-    rate = memory_rate(args.small)
+    rate = memory_rate(1 << (26 if args.small else 30))
     about = {"machine": description(), "bytes_per_second": rate, "small": args.small}
     figures = Figures.at(args.json, about)
     work = [case for case in chosen if not figures.has(case)]

@@ -2,10 +2,13 @@
 
 import ctypes
 import gc
+import importlib
 import os
 import resource
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -54,6 +57,18 @@ def release_programs() -> None:
         jax.clear_caches()
         gc.collect()
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what is freed in small pieces
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a script of `benchmarks` by its name, anew."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+
+    def load(name: str) -> ModuleType:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return load
 
 
 @pytest.fixture

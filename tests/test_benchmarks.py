@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,17 +25,6 @@ from specjax.runtime.options import GenerateOptions
 
 LOGITS = np.array([4, 4 - 1e-5, 2, 0, -1], np.float32)
 END = 3
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-
-    def load(name: str) -> ModuleType:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    return load
 
 
 @pytest.fixture
@@ -264,68 +250,6 @@ def test_a_listing_of_a_released_model_has_the_bytes_of_its_file(benchmark: Any)
     packed = [each for each in listed if each.type == "Q8_0"]
     assert sum(each.num_bytes for each in packed) == sum(math.prod(each.shape) for each in packed) * 34 // 32
     assert sum(math.prod(each.shape) for each in listed) / 1e9 == pytest.approx(27.3, rel=0.005)
-
-
-def test_a_plain_round_reads_each_byte_of_a_dense_file_once(benchmark: Any) -> None:
-    """Where matrices stay as a file has them; heads that draft are left out."""
-    roofline = benchmark("roofline")
-    models = roofline.models_named("bundled", "")
-    plain = roofline.round_of(roofline.outlined(models, "metal", 0, "f32"), 1, 256)
-    opened = models.opened
-    own = {name for rule in opened.rules.rules if not rule.paths[0].startswith("mtp.") for name in rule.sources}
-    others = {"caches", "recurrent states", "logits", "embedding rows"}
-    read = sum(part.num_bytes for part in plain.parts if part.name not in others)
-    assert read == sum(info.num_bytes for name, info in opened.source.tensors.items() if name in own)
-
-
-def test_a_round_reads_the_head_once_for_each_draft(benchmark: Any) -> None:
-    """And multiplies with all of the target's matrices as many rows as it verifies."""
-    roofline = benchmark("roofline")
-    models = roofline.models_named("bundled", "")
-    drafts = 2
-    parts = {
-        (part.name, part.drafting): part
-        for part in roofline.round_of(roofline.outlined(models, "metal", drafts, "f32"), 1, 256).parts
-    }
-    sizes, bytes_of = Counter(), Counter()
-    for rule in models.opened.rules.rules:
-        (path,) = rule.paths
-        kind = "head" if "embed" in path else "mlp" if ".mlp." in path else None
-        of_drafter = path.startswith("mtp.")
-        sizes[kind, of_drafter] += math.prod(models.opened.rules.shapes[path])
-        bytes_of[kind, of_drafter] += models.opened.source.tensors[rule.sources[0]].num_bytes
-    mlp, head = parts["mlp", False], parts["output head", False]
-    assert (mlp.num_bytes, mlp.operations) == (bytes_of["mlp", False], 2 * (drafts + 1) * sizes["mlp", False])
-    assert (head.num_bytes, head.operations) == (bytes_of["head", False], 2 * (drafts + 1) * sizes["head", False])
-    assert parts["mlp", True].num_bytes == drafts * bytes_of["mlp", True]
-    assert parts["output head", True].num_bytes == drafts * bytes_of["head", False]
-    assert parts["output head", True].operations == 2 * drafts * sizes["head", False]
-
-
-@pytest.mark.parametrize("drafts", [0, 1, 3])
-def test_experts_are_those_that_rows_reach_by_lot_in_the_half_of_a_round_that_asks_them(
-    benchmark: Any, drafts: int
-) -> None:
-    """16 rows of 8 experts each are so many that the traced form multiplies blocks with padding."""
-    roofline, released = benchmark("roofline"), benchmark("released_models")
-    batch, layers = 16, 4
-    small = replace(released.QWEN36_35B_A3B, layer_types=released.hybrid_layer_types(layers), vocab_size=512)
-    model = roofline.outlined(released.opened(small, "BF16"), "metal", drafts, "bf16")
-    parts = {(part.name, part.drafting): part for part in roofline.round_of(model, batch, 64).parts}
-    experts, chosen, values = 256, 8, 3 * 512 * 2048
-
-    def reached(rows: int) -> float:
-        return 2 * values * experts * (1 - (1 - chosen / experts) ** rows)
-
-    verified = batch * (drafts + 1)
-    assert parts["experts", False].num_bytes == pytest.approx(layers * reached(verified))
-    assert parts["experts", False].operations == 2 * layers * verified * chosen * values
-    assert (("experts", True) in parts) == bool(drafts)
-    if drafts:
-        passes = [verified, *[batch] * (drafts - 1)]
-        assert parts["experts", True].num_bytes == pytest.approx(sum(map(reached, passes)))
-        assert parts["experts", True].operations == 2 * sum(passes) * chosen * values
-        assert parts["output head", True].num_bytes == drafts * parts["output head", False].num_bytes
 
 
 THUNKS = """\

@@ -161,6 +161,7 @@ def _document(args: argparse.Namespace, model: Model, options: GenerateOptions, 
     synthetic: Synthetic | None = args.synthetic_acceptance
     return {
         "model": str(model.path),
+        "dtype": args.dtype,
         "synthetic_acceptance": list(synthetic.probabilities) if synthetic else None,
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,

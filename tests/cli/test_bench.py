@@ -61,6 +61,12 @@ def test_the_table_says_that_lots_were_drawn(cli: Cli, headless: Path) -> None:
     assert "SYNTHETIC acceptance 1, 0.5: drawn by lot" in ran.out
 
 
+def test_the_document_says_what_was_measured(cli: Cli, headless: Path) -> None:
+    types = ("--dtype", "bfloat16", "--kv-type-k", "q8_0")
+    document = json.loads(cli("bench", headless, "--draft", 0, *LOTS, *types, "--json").out)
+    assert (document["dtype"], document["kv_type_k"], document["kv_type_v"]) == ("bfloat16", "q8_0", "f32")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
