@@ -6,20 +6,19 @@ import argparse
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from pallas_kernels.measuring.attempts import Attempts
+from pallas_kernels.measuring.contest import Contest
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import (
     FOLDER_VARIABLE,
     Tunable,
-    Winner,
     device_kind,
     file_of,
     read,
@@ -32,12 +31,16 @@ EPILOG = f"""\
 The fastest configuration for each set of sizes is written to a file per kind of device: in the folder that
 {FOLDER_VARIABLE} names, or else in the package. Programs of other processes use it from then on, for these very sizes.
 
+A run goes on where the one before it ended: sizes whose winner in the file was measured with this version of jax are
+known. A configuration counts if its results agree with those of the rule. What makes a run hang or crash is named in a
+file *.trying beside the winners, and left out by later runs. After a crash that may be the run after the next: of what
+was compiled side by side, the next finds out which it was.
+
 examples:
   python -m pallas_kernels.tune --dry-run
   python -m pallas_kernels.tune --operation hadamard --shapes N=128,rows=4096 --shapes N=256,rows=4096
 """
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-BATCHES = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--impl", action="append", metavar="NAME", help="only this implementation; can be repeated")
     parser.add_argument(
         "--shapes", action="append", metavar="A=1,B=2", help="these sizes in place of the usual; can be repeated"
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="measure also what is known, and try also what hung or crashed before"
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be timed")
     parser.add_argument(
@@ -72,8 +78,9 @@ def _tune(args: argparse.Namespace) -> int:
     path = file_of(kind)
     _say(f"device: {kind}, jax {jax.__version__}; winners go to {path}")
     # A broken file or a folder that cannot be written are to be seen before the work.
-    known = read(path, kind)
-    winners = {same_call(winner): winner for winner in known.winners}
+    before = read(path, kind)
+    winners = {same_call(winner): winner for winner in before.winners}
+    attempts = Attempts(path.with_suffix(".trying"))
     if not args.dry_run:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
@@ -87,26 +94,32 @@ def _tune(args: argparse.Namespace) -> int:
     if not work:
         _say("nothing to tune on this device")
         return 0
-    done = failed = 0
+    done = known = failed = 0
     try:
         for number, (tunable, dims) in enumerate(work, 1):
             _say(f"[{number}/{len(work)}] {_name(tunable)} {_values(dims)}")
+            found = winners.get(tunable.call(dims))
+            if found is not None and found.jax == jax.__version__ and not args.anew:
+                _say(f"  {found.microseconds:12.2f} us  {found.config}  (known; --anew measures it again)")
+                known += 1
+                continue
+            contest = Contest(tunable, dims, args.seconds, attempts, _say)
             if args.dry_run:
-                for config in _candidates(tunable, dims):
+                for config in contest.configs:
                     _say(f"  would time {config}")
                 continue
-            winner = _fastest(tunable, dims, args.seconds)
+            winner = contest.winner(anew=args.anew)
             if winner is None:
                 failed += 1
                 continue
             winners[same_call(winner)] = winner
-            write(path, replace(known, winners=list(winners.values())))
+            write(path, replace(before, winners=list(winners.values())))
             done += 1
     except KeyboardInterrupt:
-        _say(f"interrupted: {_kept(done, work, path, len(winners))}")
+        _say(f"interrupted: {_kept(done, known, work, path, len(winners))}")
         return INTERRUPTED
     if not args.dry_run:
-        _say(_kept(done, work, path, len(winners)))
+        _say(_kept(done, known, work, path, len(winners)))
     return FAILED if failed else 0
 
 
@@ -150,45 +163,8 @@ def _parsed(text: str) -> Dims:
     return dims
 
 
-def _candidates(tunable: Tunable[Any], dims: Dims) -> list[Any]:
-    """The rule's proposal first, then the others."""
-    return list(dict.fromkeys([tunable.heuristic(dims), *tunable.candidates(dims)]))
-
-
-def _fastest(tunable: Tunable[Any], dims: Dims, seconds: float) -> Winner | None:
-    example, times = tunable.example(dims), {}
-    for config in _candidates(tunable, dims):
-        try:
-            times[config] = _microseconds(partial(tunable.run, config=config), example, seconds)
-        except Exception as error:  # what a compiler or a device refuses is a result like others
-            _say(f"  {'refused':>12}     {config}: {(str(error).splitlines() or [type(error).__name__])[0]}")
-            continue
-        _say(f"  {times[config]:12.2f} us  {config}{'  (the rule)' if config == tunable.heuristic(dims) else ''}")
-    if not times:
-        _say("  no configuration runs")
-        return None
-    best = min(times, key=lambda config: times[config])
-    return Winner(tunable.operation, tunable.impl, dict(dims), best, round(times[best], 3), jax.__version__)
-
-
-def _microseconds(function: Callable[..., Any], example: tuple[Any, ...], seconds: float) -> float:
-    """Per call, the median of several batches of calls that are queued one after the other."""
-    program = jax.jit(function).lower(*example).compile()
-
-    def batch(calls: int) -> float:
-        start = time.perf_counter()
-        for _ in range(calls - 1):
-            program(*example)
-        jax.block_until_ready(program(*example))
-        return time.perf_counter() - start
-
-    batch(1)
-    calls = max(1, int(seconds / BATCHES / max(batch(1), 1e-7)))
-    return sorted(batch(calls) for _ in range(BATCHES))[BATCHES // 2] / calls * 1e6
-
-
-def _kept(done: int, work: Sequence[Any], path: Path, winners: int) -> str:
-    return f"{done} of {len(work)} sets of sizes measured; {path} holds {winners} winners"
+def _kept(done: int, known: int, work: Sequence[Any], path: Path, winners: int) -> str:
+    return f"{done} of {len(work)} sets of sizes measured, {known} known before; {path} holds {winners} winners"
 
 
 def _name(tunable: Tunable[Any]) -> str:

@@ -46,7 +46,7 @@ class Tunable(Generic[C]):
         heuristic: the configuration for sizes that were not measured.
         candidates: what to measure.
         shapes: the sizes to measure unless others are asked for: those of real models.
-        example: arguments of those sizes.
+        example: arguments of those sizes, random numbers: results of configurations are compared.
         run: called with an example and `config`; whoever times it compiles it.
     """
 
@@ -67,6 +67,10 @@ class Tunable(Generic[C]):
         """Where the kernel can be timed."""
         return made_for(self.impl)
 
+    def call(self, dims: Dims) -> str:
+        """What `same_call` gives for a winner of these sizes."""
+        return _call(self.operation, self.impl, dims)
+
 
 def tunables() -> dict[tuple[str, str], Tunable[Any]]:
     """All that there are, by operation and implementation: kernels make theirs when the package is imported."""
@@ -81,7 +85,7 @@ def config_for(tunable: Tunable[C], dims: Dims, config: C | None = None) -> C:
     """
     if config is None:
         configs, _ = _measured(device_kind(), _folders())
-        return configs.get(_key(tunable.operation, tunable.impl, dims)) or tunable.heuristic(dims)
+        return configs.get(tunable.call(dims)) or tunable.heuristic(dims)
     if not isinstance(config, tunable.Config):
         raise ValueError(
             f"{tunable.operation}: config of {tunable.impl} is {config!r}; accepted: "
@@ -183,7 +187,7 @@ def write(path: Path, measurements: Measurements) -> None:
 
 def same_call(winner: Winner) -> str:
     """Equal for winners of one kernel and the same sizes, of which a file keeps one."""
-    return _key(winner.operation, winner.impl, winner.dims)
+    return _call(winner.operation, winner.impl, winner.dims)
 
 
 def _winner(path: Path, key: str, entry: Any) -> Winner:
@@ -249,5 +253,5 @@ def _file_name(kind: str) -> str:
     return re.sub("[^a-z0-9]+", "_", kind.lower()).strip("_") + ".json"
 
 
-def _key(operation: str, impl: str, dims: Dims) -> str:
+def _call(operation: str, impl: str, dims: Dims) -> str:
     return json.dumps([operation, impl, dict(dims)], sort_keys=True)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import Dims
 
 QWEN3_6_27B = {"H": 24, "G": 4, "N": 256}
@@ -17,7 +18,9 @@ def model_shapes(**sizes: int) -> tuple[Dims, ...]:
 def full_cache(dims: Dims) -> tuple[Call]:
     """A sequence of which the last rows, 4 unless the sizes say it, fill the cache."""
     batch, rows, capacity = dims.get("B", 1), dims.get("T", 4), dims["S"]
-    vectors = jnp.ones((batch, capacity, dims["G"], dims["N"]))
-    k, v = (KVStore.of(vectors, dims[name]) for name in ("k_type", "v_type"))
+    k, v = (
+        KVStore.of(normal(seed, batch, capacity, dims["G"], dims["N"]), dims[name])
+        for seed, name in enumerate(("k_type", "v_type"))
+    )
     positions = jnp.broadcast_to(jnp.arange(capacity - rows, capacity), (batch, rows))
-    return (Call(jnp.ones((batch, rows, dims["H"], dims["N"])), k, v, positions, scale=0.1),)
+    return (Call(normal(2, batch, rows, dims["H"], dims["N"]), k, v, positions, scale=0.1),)

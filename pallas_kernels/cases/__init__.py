@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pallas_kernels.cases import gated_deltas, products, rows
 from pallas_kernels.cases.attention import attention
 from pallas_kernels.cases.case import Case, Given, Outcome, nbytes, words
-from pallas_kernels.cases.products import random_blocks
+from pallas_kernels.matmul.random_blocks import random_blocks
 from pallas_kernels.table import Dims
 
 CASES: Mapping[str, Callable[[Dims], Case]] = {

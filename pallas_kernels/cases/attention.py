@@ -14,8 +14,9 @@ from pallas_kernels.cache_attention import reference
 from pallas_kernels.cache_attention.call import Call
 from pallas_kernels.cache_attention.implementations import CACHE_ATTENTION
 from pallas_kernels.cache_attention.visibility import as_mask
-from pallas_kernels.cases.case import Case, Given, Outcome, normal
+from pallas_kernels.cases.case import Case, Given, Outcome
 from pallas_kernels.kv_formats import KVStore
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import Dims
 
 _NAN_OF_BFLOAT16 = 0x7FC0

@@ -10,14 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.dispatch import Operation
 from pallas_kernels.table import Dims
-
-_PERIOD = 1048573
-"""A prime: numbers that are repeated after so many fall on other places of an array's axes."""
 
 
 class Given(NamedTuple):
@@ -114,12 +110,6 @@ def words(dims: Dims) -> str:
 def nbytes(*trees: Any) -> int:
     """Of arrays, or of what `jax.eval_shape` says of them."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for tree in trees for leaf in jax.tree.leaves(tree))
-
-
-def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> Array:
-    """Random numbers. By numpy: jax would compile a program for each shape."""
-    drawn = np.random.default_rng(seed).standard_normal(min(math.prod(shape), _PERIOD), np.float32)
-    return jnp.asarray(np.resize(drawn.astype(dtype), shape))
 
 
 def _after(x: Array, outcome: Outcome) -> Array:

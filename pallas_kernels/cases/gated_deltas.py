@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import gated_delta
-from pallas_kernels.cases.case import Case, Given, Outcome, nbytes, normal
+from pallas_kernels.cases.case import Case, Given, Outcome, nbytes
 from pallas_kernels.gated_delta.implementations import OPERATIONS
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import Dims
 
 _PIECE = 4

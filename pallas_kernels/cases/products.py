@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,27 +14,18 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from pallas_kernels import matmul
-from pallas_kernels.cases.case import Call, Case, Given, Outcome, normal
+from pallas_kernels.cases.case import Call, Case, Given, Outcome
 from pallas_kernels.matmul.experts import EXPERTS
 from pallas_kernels.matmul.floats import FLOAT_MATMUL
 from pallas_kernels.matmul.implementations import QUANT_MATMUL
 from pallas_kernels.matmul.qtensor import BLOCKS
+from pallas_kernels.matmul.random_blocks import random_blocks
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import Dims
 
 _HUGE = 1e4
 _VALUES_OF_THE_LAW = 1 << 24
 """Values of a matrix that the reference decodes at a time: of the heads of large models all would be gigabytes."""
-
-
-def random_blocks(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], halves: float | Sequence[float] = 0.01
-) -> np.ndarray:
-    """The bytes of a random matrix in a block format, [..., bytes of a row]; `halves` are its float16 numbers."""
-    kind = matmul.FORMATS[name]
-    blocks = rng.integers(0, 256, (math.prod(shape) // kind.values, kind.num_bytes), np.uint8)
-    stored = np.resize(np.asarray(halves, np.float16), kind.halves).view(np.uint8)
-    blocks[:, kind.first_half : kind.first_half + len(stored)] = stored
-    return blocks.reshape(*shape[:-1], kind.row_bytes(shape[-1]))
 
 
 def packed(dims: Dims) -> Case:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from pallas_kernels import causal_conv1d, hadamard, rms_norm, softmax_totals
-from pallas_kernels.cases.case import Case, Given, Outcome, normal
+from pallas_kernels.cases.case import Case, Given, Outcome
 from pallas_kernels.causal_conv1d.implementations import CAUSAL_CONV1D
 from pallas_kernels.hadamard.implementations import HADAMARD
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.rms_norm.implementations import RMS_NORM
 from pallas_kernels.softmax_totals.implementations import SOFTMAX_TOTALS
 from pallas_kernels.table import Dims

@@ -1,9 +1,9 @@
 """Calls as models make them, for those who measure."""
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import Dims
 
 MODEL_SHAPES: tuple[Dims, ...] = tuple(
@@ -14,5 +14,5 @@ MODEL_SHAPES: tuple[Dims, ...] = tuple(
 
 def example(dims: Dims) -> tuple[Array, Array]:
     """`inputs` in bfloat16, with the window in front, and the weight in float32."""
-    inputs = jax.random.normal(jax.random.key(0), (dims["B"], dims["W"] - 1 + dims["T"], dims["C"]), jnp.bfloat16)
-    return inputs, jax.random.normal(jax.random.key(1), (dims["C"], dims["W"]))
+    inputs = normal(0, dims["B"], dims["W"] - 1 + dims["T"], dims["C"], dtype=jnp.bfloat16)
+    return inputs, normal(1, dims["C"], dims["W"])

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, one_of
 from pallas_kernels.gated_delta.tokens import Records, Tokens
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable
 
@@ -107,9 +109,10 @@ TIMED: dict[str, Any] = {"head_map": "tiled", "scale": 1.0}
 def example_tokens(dims: Dims, n_tokens: int = 4) -> tuple[Tokens, Array, Array]:
     """Arguments to time a kernel with: tokens and the state of one row, and their number."""
     hk, hv, dk, dv = (dims[axis] for axis in ("Hk", "Hv", "Dk", "Dv"))
-    keys, values = jnp.full((1, n_tokens, hk, dk), dk**-0.5), jnp.ones((1, n_tokens, hv, dv))
-    scalars = jnp.full((1, n_tokens, hv), 0.5)
-    return Tokens(keys, keys, values, -scalars, scalars), jnp.ones((1, hv, dk, dv)), jnp.array([n_tokens])
+    q, k = (normal(seed, 1, n_tokens, hk, dk) * dk**-0.5 for seed in (0, 1))
+    g, beta = -jax.nn.softplus(normal(2, 1, n_tokens, hv) - 3), jax.nn.sigmoid(normal(3, 1, n_tokens, hv))
+    tokens = Tokens(q, k, normal(4, 1, n_tokens, hv, dv), g, beta)
+    return tokens, normal(5, 1, hv, dk, dv), jnp.array([n_tokens])
 
 
 def example_token(dims: Dims) -> tuple[Tokens, Array, Array]:
@@ -126,7 +129,7 @@ def example_records(dims: Dims) -> tuple[Records, Array, Array]:
 def example_slots(dims: Dims) -> tuple[Tokens, Array, Array, Array]:
     """Four tokens, four slots, the slot to read, and the number of tokens."""
     tokens, state, n_valid = example_tokens(dims)
-    return tokens, jnp.stack([state] * 4, axis=1), jnp.zeros((1,), jnp.int32), n_valid
+    return tokens, normal(6, 1, 4, *state.shape[1:]), jnp.zeros((1,), jnp.int32), n_valid
 
 
 def tpu_tunable(operation: str, example: Example, run: Callable[..., Any]) -> Tunable[TpuConfig]:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
@@ -15,6 +16,8 @@ from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat, tq_rotation, turned
 from pallas_kernels.matmul.planes import CHUNK, PLANES, pack
 from pallas_kernels.matmul.qtensor import QTensor, from_blocks
+from pallas_kernels.matmul.random_blocks import random_blocks
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import Dims
 
 MODEL_SIZES = ((17408, 5120), (5120, 17408))
@@ -104,8 +107,9 @@ def added(shares: Float[Array, "splits B rows lanes"]) -> Float[Array, "B rows l
 
 def example(dims: Dims) -> tuple[Array, QTensor]:
     """A call of such sizes, to time a kernel with; of 4 rows unless they say it."""
-    blocks = jnp.ones((dims["N"], FORMATS[dims["format"]].row_bytes(dims["K"])), jnp.uint8)
-    return jnp.ones((dims.get("M", 4), dims["K"]), jnp.bfloat16), pack(from_blocks(blocks, dims["format"]))
+    blocks = random_blocks(np.random.default_rng(0), dims["format"], (dims["N"], dims["K"]))
+    x = normal(1, dims.get("M", 4), dims["K"], dtype=jnp.bfloat16)
+    return x, pack(from_blocks(jnp.asarray(blocks), dims["format"]))
 
 
 def model_shapes(*rows: int) -> tuple[Dims, ...]:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pallas_kernels.cases.case import Case, Given, Outcome, normal
+from pallas_kernels.cases.case import Case, Given, Outcome
 from pallas_kernels.dispatch import Implementation, Operation, choose
+from pallas_kernels.random_numbers import normal
 from pallas_kernels.table import ANYWHERE, BY_NAME, Dims
 
 
