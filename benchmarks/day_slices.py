@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 570
 """Seconds of a slice, where nothing else is said."""
 ATTEMPTS = 8
-"""Times that kernels are gone on with, within their time: each crash costs the kernel that crashed alone."""
+"""Times that kernels are begun again, within their time. A crash costs the kernel that crashed alone: it is noted, and the
+next attempt goes on after it."""
 MODELS = {
     "gpu": (
         *(("27b", "Q4_K", 32), ("27b", "Q8_0", 32), ("27b", "BF16", 16)),
@@ -71,7 +72,8 @@ def slices(platform: str, out: Path) -> Iterator[Slice]:
     python, small = sys.executable, ("--small",) if platform == "cpu" else ()
     for name, operations in TUNED.items():
         quick = ("--dry-run",) if platform == "cpu" else ()
-        yield Slice(f"tune-{name}", (python, "-m", "pallas_kernels.tune", *quick, *_only(operations)))
+        command = (python, "-m", "pallas_kernels.tune", *quick, *_only(operations))
+        yield Slice(f"tune-{name}", command, attempts=ATTEMPTS)
     yield Slice("choices", (python, "benchmarks/kernels.py", *small, "--prefer"), after=("tune-",))
     for name, operations in KERNELS.items():
         figures = ("--json", str(out / f"kernels-{name}.json"))
