@@ -19,6 +19,9 @@ struct Avx2 {
   struct Floats {
     __m256 half[2];
   };
+  struct Shorts {
+    __m256i even[2], odd[2];  // of the columns of a quad
+  };
   struct Wide {
     int16_t codes[kQuads][2][2];  // columns 0 and 2 of a quad, then 1 and 3
     Rounded rounded;
@@ -100,22 +103,27 @@ struct Avx2 {
     else DotOfBytes<R, bits, begin, end>(values, reinterpret_cast<const Narrow*>(x), sums);
   }
 
+  static inline __attribute__((always_inline)) Shorts ToShorts(const Bytes& bytes) {
+    Shorts shorts;
+    ForEach<0, 2>([&](auto half) __attribute__((always_inline)) {
+      const auto codes = reinterpret_cast<__m256i>(bytes.part[half]);
+      shorts.even[half] = _mm256_and_si256(codes, _mm256_set1_epi16(0xff));
+      shorts.odd[half] = _mm256_srli_epi16(codes, 8);
+    });
+    return shorts;
+  }
+  static inline __attribute__((always_inline)) const Shorts& ToShorts(const Shorts& shorts) { return shorts; }
+
   template <int R, int begin, int end, typename Values>
   static inline __attribute__((always_inline)) void DotOfShorts(const Values& values, const Wide* x, Ints* sums) {
     for (int r = 0; r < R; ++r) sums[r].half[0] = sums[r].half[1] = _mm256_set1_epi32(x[r].rounded.bias[begin > 0]);
     ForEach<begin, end>([&](auto quad) __attribute__((always_inline)) {
-      const Bytes codes = values(quad);
-      __m256i even[2], odd[2];
-      ForEach<0, 2>([&](auto half) __attribute__((always_inline)) {
-        const auto w = reinterpret_cast<__m256i>(codes.part[half]);
-        even[half] = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
-        odd[half] = _mm256_srli_epi16(w, 8);
-      });
+      const Shorts codes = ToShorts(values(quad));
       ForEach<0, R>([&](auto r) __attribute__((always_inline)) {
         const __m256i x_even = Four(x[r].codes[quad][0]), x_odd = Four(x[r].codes[quad][1]);
         ForEach<0, 2>([&](auto half) __attribute__((always_inline)) {
           const __m256i products =
-              _mm256_add_epi32(_mm256_madd_epi16(even[half], x_even), _mm256_madd_epi16(odd[half], x_odd));
+              _mm256_add_epi32(_mm256_madd_epi16(codes.even[half], x_even), _mm256_madd_epi16(codes.odd[half], x_odd));
           sums[r].half[half] = _mm256_add_epi32(sums[r].half[half], products);
           Settle(sums[r].half[half]);
         });
@@ -154,10 +162,59 @@ struct Avx2 {
   }
 };
 
+// The codes of groups, or the bytes of their centroids, as integers of 16 bits.
+template <bool centroids>
+struct AsShorts {
+  static constexpr int kBytes = sizeof(Avx2::Shorts) * kQuads * (centroids ? 2 : 1);
+  static constexpr int kBits = 16;
+  static constexpr bool kInMemory = false;
+
+  template <typename Codes, int byte = 0>
+  static void Decode(const uint8_t* group, uint8_t* out) {
+    ForEach<0, kQuads>([=](auto quad) __attribute__((always_inline)) {
+      reinterpret_cast<Avx2::Shorts*>(out)[kQuads * byte + quad] =
+          Avx2::ToShorts(Codes::template Values<Avx2, quad, byte>(group));
+    });
+    if constexpr (centroids && byte == 0) Decode<Codes, 1>(group, out);
+  }
+
+  template <typename Isa, int quad, int byte>
+  static inline __attribute__((always_inline)) Avx2::Shorts Values(const uint8_t* group) {
+    return reinterpret_cast<const Avx2::Shorts*>(group)[kQuads * byte + quad];
+  }
+};
+
+// Many rows: the codes of a step are decoded once for all of them, where decoding is work. As bytes it is little.
+template <typename Isa, typename Codes, Kind kind, bool wide>
+class ByManyRows : public ByRows<Isa, Codes, kind, wide> {
+ public:
+  using ByRows<Isa, Codes, kind, wide>::ByRows;
+
+  void Add(const uint8_t* codes, const Step& step, int groups, const uint8_t* x, int64_t group_bytes,
+           float* totals) const {
+    if constexpr (wide && Codes::kBytes < kQuads * kVector) {
+      using Ready = AsShorts<kind == Kind::kCentroids>;
+      alignas(32) uint8_t ready[kStep * Ready::kBytes];
+      for (int g = 0; g < groups; ++g, codes += Codes::kBytes) {
+        AskAhead<Codes>(codes);
+        Ready::template Decode<Codes>(codes, ready + g * Ready::kBytes);
+      }
+      Tiles<Isa, Ready, kind, wide>(ready, step, groups, x, group_bytes, this->rows_, totals);
+    } else {
+      ByRows<Isa, Codes, kind, wide>::Add(codes, step, groups, x, group_bytes, totals);
+    }
+  }
+};
+
 }  // namespace
 
 const QuantKernels& QuantKernels::ForAvx2() {
-  static constexpr QuantKernels kKernels = KernelsOf<Avx2>();
+  static constexpr QuantKernels kMany = KernelsOf<Avx2, ByManyRows>();
+  static constexpr QuantKernels kKernels = [] {
+    QuantKernels kernels = KernelsOf<Avx2>();
+    kernels.many = &kMany;
+    return kernels;
+  }();
   return kKernels;
 }
 

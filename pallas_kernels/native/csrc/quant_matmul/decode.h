@@ -86,6 +86,7 @@ template <int plane0, int plane1 = 0, Codebook book = Codebook::kNone>
 struct Coding {
   static constexpr int kBytes = kVector * (plane0 + plane1);  // of a group
   static constexpr int kBits = ValueBits(plane0, plane1, book);
+  static constexpr bool kInMemory = true;
 
   template <int quad>
   static inline __attribute__((always_inline)) Bytes Codes(const uint8_t* group) {

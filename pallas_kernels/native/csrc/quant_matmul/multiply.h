@@ -73,7 +73,7 @@ __attribute__((noinline)) void Tile(const uint8_t* codes, const Step& step, int 
   Floats total[R];
   for (int r = 0; r < R; ++r) total[r] = Isa::Load(totals + kLanes * r);
   for (int g = 0; g < groups; ++g, codes += Codes::kBytes, x += group_bytes) {
-    AskAhead<Codes>(codes);
+    if constexpr (Codes::kInMemory) AskAhead<Codes>(codes);
     const Floats scale = Isa::Load(step.scale[g][0]);
     Floats product[R];
     if constexpr (kind == Kind::kOne || kind == Kind::kAffine) {
@@ -121,7 +121,7 @@ class ByRows {
     Tiles<Isa, Codes, kind, wide>(codes, step, groups, x, group_bytes, rows_, totals);
   }
 
- private:
+ protected:
   int64_t rows_;
 };
 
@@ -187,12 +187,12 @@ void Multiply(const Format& format, bool wide, const uint8_t* codes, const uint8
   run(format, codes, scales, width, begin, end, records, rows, out, outputs);
 }
 
-template <typename Isa>
+template <typename Isa, template <typename, typename, Kind, bool> class How = ByRows>
 constexpr QuantKernels KernelsOf() {
   return {[](const Format& format, bool wide, int64_t rows) {
             return rows * Isa::RecordBytes(TwoBytes<Isa>(format, wide));
           },
-          Round<Isa>, Multiply<Isa, ByRows>, Swiglu};
+          Round<Isa>, Multiply<Isa, How>, Swiglu};
 }
 
 }  // namespace
