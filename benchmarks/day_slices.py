@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 570
 """Seconds of a slice, where nothing else is said."""
 ATTEMPTS = 8
-"""Times that kernels are begun again, within their time. A crash costs the kernel that crashed alone: it is noted, and the
-next attempt goes on after it."""
+"""Times that kernels are begun again, within their time. A crash costs the kernel that crashed alone: it is noted, and
+the next attempt goes on after it."""
 MODELS = {
     "gpu": (
         *(("27b", "Q4_K", 32), ("27b", "Q8_0", 32), ("27b", "BF16", 16)),
