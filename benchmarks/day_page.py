@@ -30,6 +30,9 @@ def page(outcomes: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) ->
         if name.startswith("llama.cpp-"):
             tests = (f"{each['n_prompt']}+{each['n_gen']}: {each['avg_ts']:.1f}" for each in figures)
             lines.append(f"| {name} | | {', '.join(tests)} | | | |")
+    for name, text in found.items():
+        if name.startswith("roofline-"):
+            lines += ["", f"{name}:", "", "```text", text.rstrip(), "```"]
     lines += ["", "| left out | implementation | why |", "| - " * 3 + "|"]
     for choice in found.get("tuned", {}).get("choices", ()):
         lines += [f"| {choice['operation']} | {impl} | {why} |" for impl, why in choice["left_out"].items()]

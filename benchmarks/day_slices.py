@@ -95,11 +95,24 @@ def _model(platform: str, out: Path, shape: str, kind: str, layers: int) -> Slic
     turns = ("--turns", "1", "--max-tokens", "8") if platform == "cpu" else ("--turns", "3", "--max-tokens", "128")
     caches = ("--kv-type-k", "bf16", "--kv-type-v", "bf16", "--prompt-length", "64")
     bench = ("bench", file, "--draft", "1", "3", "--synthetic-acceptance", "0.8,0.7,0.6", "--dtype", dtype, *caches)
-    commands = [f"{shlex.join(made)} >&2", shlex.join((python, "-m", "specjax", *bench, *turns, "--json"))]
+    measured = str(out / f"bench-{name}.json")
+    commands = [
+        f"{shlex.join(made)} >&2",
+        f"{shlex.join((python, '-m', 'specjax', *bench, *turns, '--json'))} > {shlex.quote(measured)}",
+        f"cat {shlex.quote(measured)}",
+        _besides(
+            (python, "benchmarks/roofline.py", file, "--device", "this", "--context", "64", "--measured", measured),
+            out / f"roofline-{name}.txt",
+        ),
+    ]
     if llama := os.environ.get(LLAMA_BENCH):
-        theirs = shlex.join((llama, "-m", file, "-p", "512", "-n", "128", "-o", "json"))
-        to = shlex.quote(str(out / f"llama.cpp-{name}.json"))
-        commands.append(f"{{ {theirs} > {to} || echo 'llama-bench failed' >&2; }}")
+        theirs = (llama, "-m", file, "-p", "512", "-n", "128", "-o", "json")
+        commands.append(_besides(theirs, out / f"llama.cpp-{name}.json"))
     # Not every shell runs what is for its exit when a signal ends it.
     script = f"trap 'rm -f {shlex.quote(file)}' EXIT; trap 'exit 130' INT TERM HUP; {' && '.join(commands)}"
     return Slice(f"model-{name}", ("sh", "-c", script), figures=True, after=("choices",))
+
+
+def _besides(command: Sequence[str], to: Path) -> str:
+    """For the shell: a command whose output goes to a file, and whose failure is said and costs nothing else."""
+    return f"{{ {shlex.join(command)} > {shlex.quote(str(to))} || echo {shlex.quote(f'{to.stem}: failed')} >&2; }}"

@@ -15,8 +15,8 @@ This process never opens the device, which may belong to one process at a time.
 | tune-* | block sizes, kept in SPECJAX_TUNED or in the package |
 | choices | which implementations are the fastest, compared with the reference; kept there too |
 | kernels-* | times of kernels against XLA, kernels of others where they are installed, and the rate of copies |
-| model-* | steps of models with random weights in released shapes, by `specjax bench`; and of llama.cpp, if LLAMA_BENCH
-names a llama-bench that was built for the device |
+| model-* | steps of models with random weights in released shapes, by `specjax bench`, and how near they come to the
+least time, by roofline.py; and steps of llama.cpp, if LLAMA_BENCH names a llama-bench that was built for the device |
 
 All slices take two to two and a half hours at most. Models need 20 GB in the folder, and a device with 32 GB.
 """
@@ -116,6 +116,7 @@ class Day:
         """All results as one JSON, and as tables."""
         names = [*self.outcomes, *(path.stem for path in sorted(self.out.glob("llama.cpp-*.json")))]
         found = {name: figures for name in names if (figures := self.figures_of(name)) is not None}
+        found |= {path.stem: path.read_text() for path in sorted(self.out.glob("roofline-*.txt"))}
         with suppress(OSError, ValueError, KeyError):
             found["tuned"] = json.loads(Path(found["device"]["tuned"]).read_text())
         outcomes = {name: asdict(outcome) for name, outcome in self.outcomes.items()}

@@ -217,6 +217,7 @@ def test_figures_of_kernels_and_models_become_tables(day: ModuleType) -> None:
         "kernels-rows": {"bytes_per_second": 2e12, "results": [measured, refused]},
         "model-27b": {"speeds": [speed]},
         "llama.cpp-27b": [{"n_prompt": 0, "n_gen": 128, "avg_ts": 50.0}],
+        "roofline-27b": "  measured round 2 ms, 50% of the limit\n",
         "tuned": {"choices": [{"operation": "rms_norm", "left_out": {"triton": "crashed"}}]},
     }
     text = day.page({"device": {"status": "passed", "seconds": 1.5}}, found)
@@ -226,6 +227,7 @@ def test_figures_of_kernels_and_models_become_tables(day: ModuleType) -> None:
     assert "| copy rate of kernels-rows | | | | | 2000 GB/s | | |" in text
     assert "| 27b | 3 | 100.00 | 2.50 | 25.00 | 1.90 |" in text
     assert "| llama.cpp-27b | | 0+128: 50.0 | | | |" in text
+    assert "roofline-27b:\n\n```text\n  measured round 2 ms, 50% of the limit\n```\n" in text
     assert "| rms_norm | triton | crashed |" in text
     assert "| device | passed | 1.5 |" in text
 
@@ -240,5 +242,6 @@ def test_a_whole_day_on_a_cpu(day: ModuleType, monkeypatch: pytest.MonkeyPatch, 
     found = json.loads((tmp_path / "day.json").read_text())["figures"]
     assert {"device", "tuned", *(f"kernels-{name}" for name in day_slices.KERNELS)} <= found.keys()
     assert any(name.startswith("model-") for name in found)
+    assert any(name.startswith("roofline-") and "of the limit" in text for name, text in found.items())
     assert not (tmp_path / "random.gguf").exists()
     assert list((tmp_path / "tuned").glob("*.json"))

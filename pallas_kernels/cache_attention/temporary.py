@@ -8,8 +8,9 @@ from pallas_kernels.table import Dims
 OF_ROUNDS = 2**30
 """The most bytes that the decoded cache of a layer may take in a round. Every round decodes all of it, however much of
 it is seen."""
-OF_PROMPTS = 2**32
-"""The same for a piece of a prompt, which has more to do with it."""
+OF_PROMPTS = 2**34
+"""The same for a piece of a prompt, which has more to do with it. Layers are decoded one after the other, and a device
+that holds the caches of all has room for one of them."""
 
 
 def quantized_stores(dims: Dims) -> int:

@@ -113,9 +113,14 @@ class FloatFormat(KVFormat):
     storage: DTypeLike
 
     def encode(self, x: Float[Array, "... N"]) -> Parts:
-        """Round the values to the format's type. An infinite value of a draft would make NaN of rows before it, in
-        which its weight is zero."""
-        return {"codes": _seen_as(to_finite(x, self.dtype), self.storage)}
+        """Round the values to the format's type.
+
+        Where that has a smaller range than float32, none becomes infinite. The value of a draft would make NaN of the
+        rows before it, in which its weight is zero.
+        """
+        small = jnp.finfo(self.dtype).maxexp < jnp.finfo(jnp.float32).maxexp
+        rounded = to_finite(x, self.dtype) if small else x.astype(self.dtype)
+        return {"codes": _seen_as(rounded, self.storage)}
 
     def floats(self, parts: Parts) -> Float[Array, "... N"]:
         """The values in their type."""

@@ -105,10 +105,10 @@ def test_what_does_not_fit_is_refused() -> None:
     assert triton_splits.unfit({**many, "B": 128, "T": 16}) == (
         "what the splits have would take 2592 MiB, which is over 2048"
     )
-    prompts = {**sizes, "B": 32, "T": 512, "S": 131072, "v_type": "q8_0"}
+    prompts = {**sizes, "B": 128, "T": 512, "S": 131072, "v_type": "q8_0"}
     for prefill in (pallas_gpu_prefill, triton_prefill):
-        assert prefill.unfit(prompts) == "the decoded cache would take 8.0 GiB, which is over 4"
-    assert pallas_gpu_prefill.unfit({**prompts, "B": 16}) is None
+        assert prefill.unfit(prompts) == "the decoded cache would take 32.0 GiB, which is over 16"
+    assert pallas_gpu_prefill.unfit({**prompts, "B": 64}) is None
     wide = Case("bf16", "bf16", ((3,),), 300, heads=1, kv_heads=1, width=256).call()
     with pytest.raises(ValueError, match=r"config is Config\(tile=128, splits=2\); accepted: Config\(tile=64, splits"):
         pallas_gpu_splits.attend(wide, config=pallas_gpu_splits.Config(tile=128, splits=2))

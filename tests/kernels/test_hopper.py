@@ -74,7 +74,19 @@ def test_mosaic_gpu_is_for_hopper_and_later(capability: str, fits: bool, monkeyp
     """Elsewhere each kernel would be compiled in vain, and its failure reported."""
     gpu(monkeypatch, "a GPU", capability)
     reason = f"made for NVIDIA GPUs of compute capability 9.0 and later; this one says {capability}"
-    sizes = {"T": 4, "S": 64, "N": 128, "G": 2, "M": 4, "C": 128, "W": 4, "Dk": 128, "Dv": 128, "layout": "planes"}
+    sizes = {
+        "T": 4,
+        "S": 64,
+        "N": 128,
+        "H": 4,
+        "G": 2,
+        "M": 4,
+        "C": 128,
+        "W": 4,
+        "Dk": 128,
+        "Dv": 128,
+        "layout": "planes",
+    }
     kernels = [
         impl
         for each in (*DELTAS.values(), QUANT_MATMUL, CACHE_ATTENTION, HADAMARD, CAUSAL_CONV1D)
