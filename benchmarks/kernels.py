@@ -130,6 +130,10 @@ def measure(case: Case, ready: list[Ready], figures: Figures, effort: Effort) ->
         try:
             outputs = numbers(each.program(material[0]))
             seconds = each.run(material)
+        except KeyboardInterrupt:  # what hangs would not have let it through
+            figures.went_well(case, each.impl)
+            figures.write()
+            raise
         except Exception as error:
             figures.went_wrong(case, each.impl, line_of(error))
             raise Gone(f"{case.operation.name} {each.impl}, {case.sizes}: {line_of(error)}") from error

@@ -159,6 +159,20 @@ def test_what_ended_the_process_is_left_out_the_next_time(kernels: ModuleType, e
     assert not figures(kernels, tmp_path / "another.json").fatal
 
 
+def test_an_interrupt_blames_no_kernel(kernels: ModuleType, effort: object, tmp_path: Path) -> None:
+    """Such as that of a slice whose time is over."""
+
+    def interrupted(material: object) -> float:
+        raise KeyboardInterrupt
+
+    case, out = CASES["matmul.float"]({"M": 2, "N": 64, "K": 96, "dtype": "float32"}), tmp_path / "kernels.json"
+    ready = [replace(each, run=interrupted) for each in kernels.compiled(case, effort) if each.run]
+    with pytest.raises(KeyboardInterrupt):
+        list(kernels.measure(case, ready, figures(kernels, out), effort))
+    assert out.exists()
+    assert not figures(kernels, out).fatal
+
+
 def test_wrong_results_are_no_figures(
     kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
