@@ -53,6 +53,7 @@ def about() -> Mapping[str, str]:
     return {
         "device": device.device_kind,
         "machine": _processor() if device.platform == "cpu" else "",
+        "native": _native() if device.platform == "cpu" else "",
         "driver": " ".join([driver, *client.split()]).strip(),
         "jax": f"{jax.__version__}, jaxlib {jax.lib.__version__}",
         "triton": ", ".join(f"{name} {_version(name)}" for name in ("triton", "jax-triton")),
@@ -72,8 +73,12 @@ def _processor() -> str:
     """A device of the kind "cpu" may be any."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    kernels = native.instruction_set() if native.available() else "no native kernels"
-    return f"{os.cpu_count()} x {names[0] if names else platform.processor()}, {kernels}"
+    return f"{os.cpu_count()} x {names[0] if names else platform.processor()}"
+
+
+def _native() -> str:
+    """The instructions that native kernels use."""
+    return native.instruction_set() if native.available() else "none"
 
 
 def _package() -> str:

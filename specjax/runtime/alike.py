@@ -18,18 +18,20 @@ def check_alike() -> None:
     """
     first, *others = map(json.loads, of_all(json.dumps(_own())))
     for process, other in enumerate(others, 1):
-        for name, value in other.items():
-            if value != first[name]:
-                raise SpecjaxError(
-                    f"processes that share a model must be alike: process 0 has {name} {first[name]!r}, and process"
-                    f" {process} has {value!r}"
-                )
+        differences = [
+            f"{name}: process 0 has {first[name]!r}, process {process} has {value!r}"
+            for name, value in other.items()
+            if value != first[name]
+        ]
+        if differences:
+            raise SpecjaxError(f"processes that share a model must be alike; {'; '.join(differences)}")
 
 
 def _own() -> dict[str, str]:
     about = memory.about()
     return {
         "devices of the kind": about["device"],
+        "native kernels for": about["native"],
         "specjax": metadata.version("specjax"),
         "jax": about["jax"],
         "packages for kernels": about["triton"],
