@@ -46,40 +46,42 @@ def assert_close(got: jax.Array, want: np.ndarray) -> None:
     assert relative_rms(got, want) <= TOLERANCE
 
 
-@partial(jax.jit, static_argnums=(0, 3))
+@partial(jax.jit, static_argnums=(0, 4))
 def prefill(
-    config: Any, params: Params, prompt: jax.Array, rollback: RollbackStrategy = "replay"
+    config: Any, params: Params, tokens: jax.Array, count: int, rollback: RollbackStrategy
 ) -> tuple[jax.Array, jax.Array, SequenceState]:
-    """Logits [T, V] and final hidden states [T, D] of a prompt, and the state after it with the head's part."""
+    """Logits [T, V] and final hidden states [T, D] of the first `count` tokens, and the state after them."""
     target, drafter = build(config)
-    tokens, n_valid = prompt[None], jnp.array([len(prompt)])
-    calls = {"rows": DRAFTS + 1, "chunk": len(prompt), "kv_types": KVTypes()}
+    n_valid, calls = jnp.array([count]), {"rows": DRAFTS + 1, "chunk": len(tokens), "kv_types": KVTypes()}
     layers = target.init_layers(1, CAPACITY, rollback=rollback, **calls)
     state = SequenceState(layers, None, jnp.zeros((1,), jnp.int32))
-    out, after = target.extend(params, tokens, n_valid, state, request=FeatureRequest(final_hidden=True), rows="all")
+    request = FeatureRequest(final_hidden=True)
+    out, after = target.extend(params, tokens[None], n_valid, state, request=request, rows="all")
     assert out.logits is not None
     assert out.features.final_hidden is not None
     head = None
     if drafter is not None:
         head = drafter.init_state(1, CAPACITY, **calls)
-        head = drafter.extend(params, tokens, out.features, n_valid, head, state.length)
+        head = drafter.extend(params, tokens[None], out.features, n_valid, head, state.length)
     return out.logits[0], out.features.final_hidden[0], SequenceState(after.layers, head, after.length)
 
 
-@partial(jax.jit, static_argnums=(0, 4))
-def decode(config: Any, params: Params, pending: jax.Array, state: SequenceState, count: int) -> jax.Array:
-    """The pending token and the greedy choices after it, `count` tokens in all, one verified token at a time."""
-    target, _ = build(config)
+def after_prompt(
+    config: Any, params: Params, want: Mapping[str, np.ndarray], rollback: RollbackStrategy = "replay"
+) -> tuple[jax.Array, SequenceState]:
+    """The greedy token after a reference's prompt, and the state, by the program that was fed all of its tokens."""
+    count = len(want["prompt"])
+    logits, _, state = prefill(config, params, np.concatenate([want["prompt"], want["greedy"]]), count, rollback)
+    return jnp.argmax(logits[count - 1 : count], axis=-1), state
 
-    def step(carry: tuple[jax.Array, SequenceState], _: None) -> tuple[tuple[jax.Array, SequenceState], jax.Array]:
-        token, state = carry
-        request = FeatureRequest()
-        out, window = target.verify(params, token[:, None], jnp.ones_like(token), state, request=request)
-        assert out.logits is not None
-        following = jnp.argmax(out.logits[:, 0], axis=-1).astype(token.dtype)
-        return (following, commit(window, jnp.ones_like(token))), token[0]
 
-    return jax.lax.scan(step, (pending[None], SequenceState(state.layers, None, state.length)), length=count)[1]
+def decode(config: Any, params: Params, pending: jax.Array, state: SequenceState, count: int) -> list[int]:
+    """The pending token and the greedy choices after it, `count` tokens in all: every draft is rejected."""
+    rejected, tokens = jnp.zeros((1, DRAFTS), pending.dtype), []
+    for _ in range(count):
+        tokens.append(int(pending[0]))
+        pending, state = verify(config, params, pending, rejected, state.drafter, state, jnp.array([0]))
+    return tokens
 
 
 @partial(jax.jit, static_argnums=0)
@@ -125,16 +127,17 @@ def propose(config: Any, params: Params, pending: jax.Array, state: SequenceStat
 
 @partial(jax.jit, static_argnums=0)
 def verify(
-    config: Any, params: Params, pending: jax.Array, proposal: Proposal, state: SequenceState, n: jax.Array
+    config: Any, params: Params, pending: jax.Array, drafts: jax.Array, head: Any, state: SequenceState, n: jax.Array
 ) -> tuple[jax.Array, SequenceState]:
-    """Accept n drafts, whatever the target says; its choice after them, and the state."""
+    """Accept n drafts, whatever the target says; its choice after them, and the state. The head's is after drafting."""
     target, drafter = build(config)
-    assert drafter is not None
-    tokens = jnp.concatenate([pending[:, None], proposal.tokens], axis=1)
+    tokens = jnp.concatenate([pending[:, None], drafts], axis=1)
     n_valid = jnp.full_like(n, tokens.shape[1])
-    out, window = target.verify(params, tokens, n_valid, state, request=drafter.request)
+    request = FeatureRequest() if drafter is None else drafter.request
+    out, window = target.verify(params, tokens, n_valid, state, request=request)
     assert out.logits is not None
-    window = window.replace(drafter=drafter.observe(tokens, out.features, proposal.state))
+    if drafter is not None:
+        window = window.replace(drafter=drafter.observe(tokens, out.features, head))
     return jnp.argmax(out.logits, axis=-1)[jnp.arange(len(n)), n].astype(pending.dtype), commit(window, n + 1)
 
 
@@ -158,12 +161,10 @@ def assert_drafts(
 
 
 def assert_rounds(
-    config: Any, params: Params, prompt: np.ndarray, want: Mapping[str, np.ndarray], rollback: RollbackStrategy
+    config: Any, params: Params, pending: jax.Array, state: SequenceState, want: Mapping[str, np.ndarray]
 ) -> None:
     """Tokens, logits and hidden states of every draft agree, in every round, after every count of accepted drafts."""
-    logits, _, state = prefill(config, params, prompt, rollback)
-    pending = jnp.argmax(logits[-1:], axis=-1)
     assert set(want["accepted"]) == set(range(DRAFTS + 1))
     for index, accepted in enumerate(want["accepted"]):
-        proposal = assert_drafts(config, params, pending, state, want, index)
-        pending, state = verify(config, params, pending, proposal, state, jnp.array([accepted]))
+        made = assert_drafts(config, params, pending, state, want, index)
+        pending, state = verify(config, params, pending, made.tokens, made.state, state, jnp.array([accepted]))

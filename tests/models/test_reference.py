@@ -13,7 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from one_head import assert_close, assert_drafts, assert_rounds, decode, head_over, load, prefill, reference
+from one_head import (
+    after_prompt,
+    assert_close,
+    assert_drafts,
+    assert_rounds,
+    decode,
+    head_over,
+    load,
+    prefill,
+    reference,
+)
 
 import specjax
 from specjax.state import RollbackStrategy
@@ -25,12 +35,14 @@ MODELS = (*WITH_HEAD, "glm4_moe/plain")
 FILES = ("hf", "model.gguf")
 USUAL = ("qwen3_5/dense", "qwen3_5/moe", "qwen3_next/a3b", "glm4_moe/large", "glm4_moe/air")
 """Those that are not left to the slow tests: one of every form of layers and heads."""
+ONE_OF_A_FAMILY = ("qwen3_5/dense", "qwen3_next/a3b", "glm4_moe/air")
+"""Enough where the trunk and the head over a prompt are known to agree."""
 
 
-def models(names: Sequence[str]) -> pytest.MarkDecorator:
+def models(names: Sequence[str], usual: Sequence[str] = USUAL) -> pytest.MarkDecorator:
     """The test for each of these models."""
     return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in USUAL)) for name in names]
+        "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in usual)) for name in names]
     )
 
 
@@ -49,21 +61,24 @@ def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> 
 @pytest.mark.parametrize("file", FILES)
 @models(MODELS)
 def test_the_trunk_agrees_with_transformers_and_llama_cpp(name: str, file: str) -> None:
+    """Over the prompt, and in what comes next after it and after each token of transformers' greedy continuation."""
     want = of(name, "transformers")
-    logits, hidden, _ = prefill(*load(FIXTURES / name / file), want["prompt"])
-    assert_close(hidden, want["hidden"])
+    prompt, greedy = want["prompt"], want["greedy"]
+    tokens = np.concatenate([prompt, greedy])
+    logits, hidden, _ = prefill(*load(FIXTURES / name / file), tokens, len(tokens), "replay")
+    assert_close(hidden[: len(prompt)], want["hidden"])
     assert_close(logits[want["logit_rows"]], want["logits"])
     assert_close(logits[want["logit_rows"]], of(name, "llama_cpp")["logits"])
+    assert logits[len(prompt) - 1 : -1].argmax(axis=-1).tolist() == greedy.tolist()
 
 
 @pytest.mark.parametrize("file", FILES)
-@models(MODELS)
+@models(MODELS, usual=ONE_OF_A_FAMILY)
 def test_greedy_continuation_equals_that_of_transformers(name: str, file: str) -> None:
+    """Token by token, where what was verified after each is rolled back."""
     want = of(name, "transformers")
     config, params = load(FIXTURES / name / file)
-    logits, _, state = prefill(config, params, want["prompt"])
-    got = decode(config, params, jnp.argmax(logits[-1]), state, len(want["greedy"]))
-    assert got.tolist() == want["greedy"].tolist()
+    assert decode(config, params, *after_prompt(config, params, want), len(want["greedy"])) == want["greedy"].tolist()
 
 
 @pytest.mark.slow
@@ -85,11 +100,11 @@ def test_the_head_over_a_prompt_agrees_with_llama_cpp(name: str) -> None:
     assert_close(logits[common["logit_rows"]], want["mtp_logits"])
 
 
-@models(ONE_ROUND)
+@models(ONE_ROUND, usual=ONE_OF_A_FAMILY)
 def test_drafting_agrees_with_llama_cpp(name: str) -> None:
     config, params = load(FIXTURES / name / "model.gguf")
     want = {key: value[None] for key, value in of(name, "llama_cpp").items() if key.startswith(("pending", "draft"))}
-    _, _, state = prefill(config, params, of(name, "transformers")["prompt"])
+    _, state = after_prompt(config, params, of(name, "transformers"))
     assert_drafts(config, params, jnp.asarray(want["pending"]), state, want, 0)
 
 
@@ -105,5 +120,6 @@ def test_drafting_agrees_with_llama_cpp(name: str) -> None:
     ],
 )
 def test_rounds_agree_with_llama_cpp(name: str, file: str, rollback: RollbackStrategy) -> None:
-    prompt = of(name, "transformers")["prompt"]
-    assert_rounds(*load(FIXTURES / name / file), prompt, of(name, "llama_cpp"), rollback)
+    config, params = load(FIXTURES / name / file)
+    after = after_prompt(config, params, of(name, "transformers"), rollback)
+    assert_rounds(config, params, *after, of(name, "llama_cpp"))

@@ -49,7 +49,7 @@ CONFIG = Qwen35Config(
 RECIPE = Recipe(
     steps=12, batch_size=2, length=24, learning_rate=1e-2, warmup_steps=2, mtp_steps=2, eval_every=6, save_every=5
 )
-HEAD_RECIPE = replace(RECIPE, steps=8, mtp_sequences=2, head_only=True)  # one, because a program is made for each
+HEAD_RECIPE = replace(RECIPE, steps=8, mtp_sequences=2, head_only=True, optimizer="adamw")  # compiled faster than Muon
 CORPUS = Corpus(
     train=tuple(Document(f"{i}.py", f"def function_{i}(x):\n    return x + {i}\n\n\n" * 4) for i in range(12)),
     held_out=tuple(Document(f"held_{i}.py", f"def held_{i}(x):\n    return x * {i}\n" * 4) for i in range(3)),
@@ -62,6 +62,10 @@ def quiet() -> Progress:
 
 def assert_same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def random_tokens(*shape):
+    return np.random.default_rng(1).integers(0, CONFIG.vocab_size, shape, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +201,7 @@ def test_trainable_parameters_are_the_parameters_with_decay_rates_on_a_log_scale
 
 def test_the_mtp_loss_leaves_embedding_and_output_head_alone():
     params = initial_parameters(CONFIG, jax.random.key(0))
-    tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
+    tokens = random_tokens(2, 12)
 
     @jax.jit
     @jax.grad
@@ -212,7 +216,7 @@ def test_the_mtp_loss_leaves_embedding_and_output_head_alone():
 
 def test_without_weight_the_mtp_block_is_not_run():
     params = initial_parameters(CONFIG, jax.random.key(0))
-    tokens = jax.random.randint(jax.random.key(1), (1, 8), 0, CONFIG.vocab_size)
+    tokens = random_tokens(1, 8)
     loss = partial(training_loss, CONFIG, mtp_steps=0, mtp_sequences=1, mtp_weight=0.0)
     total, parts = jax.jit(loss)(params, tokens)
     assert list(parts) == ["loss"]
@@ -250,27 +254,22 @@ def test_the_command_line_starts_from_the_runs_own_recipe(trained):
         chosen_recipe(parser.parse_args(["--out", str(folder.path), "--head-of", "elsewhere"]), folder, FAMILY)
 
 
-def test_a_head_run_that_died_before_its_first_checkpoint_starts_from_the_trunk_again(trained, tmp_path):
+def test_a_head_run_that_died_before_its_first_checkpoint_starts_again_and_trains_the_head_alone(trained, tmp_path):
+    """The trunk stays as it was, and the head comes closer to it."""
     before_folder, before = trained
     folder = RunFolder(tmp_path)
     folder.write(HEAD_RECIPE, CONFIG, CORPUS.provenance.to_dict(), before_folder.read_tokenizer())
     with pytest.raises(ValueError, match="no checkpoint yet, and a head is trained on the trunk of another run"):
         run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet())
     after = run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet(), start=before_folder)
-    assert_same(before.params["target"], after.params["target"])
-
-
-def test_head_training_changes_the_head_alone_and_brings_it_closer_to_the_trunk(trained, tmp_path):
-    before_folder, before = trained
-    folder = RunFolder(tmp_path)
-    after = run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet(), start=before_folder)
     assert after.finished
     assert_same(before.params["target"], after.params["target"])
     assert folder.read_tokenizer().get_vocab() == before_folder.read_tokenizer().get_vocab()
-    tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, CONFIG.vocab_size)
+    tokens = random_tokens(2, 12)
 
     @jax.jit
     def distance(params):
         return head_loss(CONFIG, params, tokens, mtp_steps=2, mtp_sequences=2)[0]
 
-    assert distance(after.params) < distance(before.params)
+    # Arrays of NumPy: what was read and what was trained would be two programs.
+    assert distance(jax.device_get(after.params)) < distance(jax.device_get(before.params))
