@@ -81,7 +81,7 @@ def test_the_document_says_what_was_measured(cli: Cli, headless: Path) -> None:
             "'model.gguf' is not what --draft takes: a number of drafts or auto is, and a model's path",
         ),
         (("--turns", 0), "--turns is 0; give at least 1"),
-        (("--draft", 1, "--max-tokens", 1, "--prompt-length", 4), "every text ends with its first token"),
+        (("--draft", 0, "--max-tokens", 1, "--prompt-length", 4), "every text ends with its first token"),
         (("--draft", 1, "--prompt-length", 0), "the prompt is empty"),
         (("--draft", 1, "--prompt-length", 4, "--prompts", "p.jsonl"), "not allowed with argument"),
     ],

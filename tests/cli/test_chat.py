@@ -59,6 +59,11 @@ def replies(chat: Chat, *lines: str) -> list[str]:
     return texts
 
 
+def fresh(model: specjax.Model, tokens: list[int]) -> list[int]:
+    """What a session says that has been told all at once, by the programs of the others."""
+    return model.session(max_tokens=LENGTH, ignore_eos=True).generate(tokens)[0].tokens
+
+
 def test_replies_go_to_stdout_and_what_they_cost_to_stderr(
     say: Callable[..., Ran], gguf: Path, model: specjax.Model
 ) -> None:
@@ -85,7 +90,7 @@ def test_the_text_without_a_template_is_one_text(model: specjax.Model) -> None:
     second, chat = chat.say("b")
     between = "b\n" if first.text.endswith("\n") else "\nb\n"
     assert second.prompt_tokens == [*prompt, *first.tokens, *model.encode(between)]
-    assert second.tokens == model.generate(second.prompt_tokens, session.options).tokens
+    assert second.tokens == fresh(model, second.prompt_tokens)
     assert [message["role"] for message in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
 
 
@@ -142,20 +147,24 @@ def test_what_was_said_of_a_broken_off_reply_stays(model: specjax.Model) -> None
     third, chat = chat.say("c")
     between = "b\n" if first.text.endswith("\n") else "\nb\n"
     assert third.prompt_tokens == model.encode("a\n") + first.tokens + model.encode(between + "xyz\nc\n")
-    assert third.tokens == model.generate(third.prompt_tokens, chat.session.options).tokens
+    assert third.tokens == fresh(model, third.prompt_tokens)
     assert chat.session.reuse is not None
     assert chat.session.reuse.reused == len(first.prompt_tokens) + LENGTH - 1
     assert chat.messages[3] == {"role": "assistant", "content": "xyz"}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a signal for one process")
-def test_ctrl_c_breaks_replies_off_and_the_end_of_the_input_leaves() -> None:
+def test_ctrl_c_breaks_replies_off_and_the_end_of_the_input_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    config = replace(CONFIG, context_length=2**15)  # for a reply that does not come to its end meanwhile
+    checkpoints.write_gguf(path, FAMILIES, config, agreeing_params(config), byte_tokenizer())
     # A process that was started in the background ignores SIGINT, and so would its children.
     program_text = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "from specjax.cli.main import main; sys.exit(main())"
     )
-    command = [sys.executable, "-c", program_text, "chat", "--max-tokens", "2000", "--ignore-eos"]
+    options = ["--model", str(path), "--draft", "0", "--max-tokens", "30000", "--ignore-eos"]
+    command = [sys.executable, "-c", program_text, "chat", *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as program:
         assert program.stdin is not None
@@ -167,8 +176,7 @@ def test_ctrl_c_breaks_replies_off_and_the_end_of_the_input_leaves() -> None:
             assert os.read(program.stdout.fileno(), 65536)
             program.send_signal(signal.SIGINT)
             while (said := program.stderr.readline()) != b"specjax: broken off\n":
-                expected = (b"specjax: quantized weights are decoded", b"specjax: compiling the program")
-                assert said.startswith(expected), "the reply came to its end"
+                assert said.startswith(b"specjax: compiling the program"), "the reply came to its end"
             assert os.read(program.stdout.fileno(), 65536).endswith(b"\n")
         out, err = program.communicate(timeout=60)
     assert (program.returncode, out, err) == (0, b"", b"")

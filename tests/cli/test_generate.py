@@ -191,6 +191,6 @@ def test_the_bundled_model_has_a_prompt_of_its_own(
 
 def test_a_trace_of_arrays_is_written_by_its_name(cli: Cli, gguf: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.npz"
-    ran = cli("generate", "--model", gguf, "--prompt", PROMPT, "--max-tokens", 12, "--json", "--trace", path)
+    ran = cli("generate", "--model", gguf, "--prompt", PROMPT, "--max-tokens", 12, "--json", "--quiet", "--trace", path)
     document, trace = json.loads(ran.out), specjax.Trace.load(path)
     assert [trace.texts[0].first, *trace.tokens[trace.tokens >= 0]][:12] == document["tokens"]

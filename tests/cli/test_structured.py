@@ -54,5 +54,5 @@ def test_prompts_of_a_file_have_wishes_of_their_own(cli: Cli, gguf: Path, tmp_pa
 
 def test_every_reply_of_a_chat_is_held_to_it(cli: Cli, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"def f(\nclass A\n")))
-    ran = cli("chat", "--model", gguf, "--regex", REGEX, "--quiet")
+    ran = cli("chat", "--model", gguf, "--regex", REGEX, "--draft", 0, "--quiet")
     assert [bool(re.fullmatch(REGEX, line)) for line in ran.out.splitlines()] == [True, True]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,16 @@ SPARKS = [
     f"dspark/{name}"
     for name in ("specforge_vanilla", "specforge_rnn", "speculators_vanilla", "speculators_gated", "speculators_rnn")
 ]
+SLOW = ("dflash/speculators", "dspark/speculators_rnn")
+"""What they have, others have too: windows and slots of theirs, a recurrence, a Markov head of hidden states alone."""
 CAPACITY = 48
 LONGEST = 16
+
+
+def folders(names: Sequence[str]) -> pytest.MarkDecorator:
+    """The test for each of these drafters."""
+    marked = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in names]
+    return pytest.mark.parametrize("folder", marked)
 
 
 def drafter(folder: str) -> tuple[DFlashDrafter, Params]:
@@ -63,6 +72,7 @@ def propose(
     )
 
 
+@cache
 def rounds(folder: str) -> tuple[DFlashDrafter, Params, list[tuple[Proposal, jax.Array]]]:
     """All rounds of a reference: the first tokens come as a prompt, the others as verified ones."""
     own, params = drafter(folder)
@@ -89,7 +99,7 @@ def rounds(folder: str) -> tuple[DFlashDrafter, Params, list[tuple[Proposal, jax
     return own, params, made
 
 
-@pytest.mark.parametrize("folder", [*BLOCKS, "dflash/dflash2", *SPARKS])
+@folders([*BLOCKS, "dflash/dflash2", *SPARKS])
 def test_blocks_equal_those_of_the_trainer_round_by_round(folder: str) -> None:
     _, _, made = rounds(folder)
     want = peer(folder)
@@ -97,7 +107,7 @@ def test_blocks_equal_those_of_the_trainer_round_by_round(folder: str) -> None:
         assert relative_rms(hidden[0], of_round) <= TOLERANCE
 
 
-@pytest.mark.parametrize("folder", BLOCKS)
+@folders(BLOCKS)
 def test_drafts_are_the_best_tokens_of_the_trainers_slots(folder: str) -> None:
     own, params, made = rounds(folder)
     want = peer(folder)
@@ -115,7 +125,7 @@ def test_the_selector_chooses_as_the_trainers_does() -> None:
         assert relative_rms(np.sort(proposal.logq[0]), np.sort(want["scores"][index])) <= TOLERANCE
 
 
-@pytest.mark.parametrize("folder", SPARKS)
+@folders(SPARKS)
 def test_the_markov_head_and_confidence_equal_the_trainers(folder: str) -> None:
     own, params, made = rounds(folder)
     want = peer(folder)

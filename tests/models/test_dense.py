@@ -21,10 +21,19 @@ FILES = [(name, file) for name in NAMES for file in ("hf", "model.gguf")]
 
 
 @pytest.mark.parametrize(("name", "file"), FILES)
-def test_logits_and_greedy_continuation_agree_with_transformers(name: str, file: str) -> None:
+def test_logits_agree_with_transformers(name: str, file: str) -> None:
+    """Over the prompt, and in what comes next after it and after each token of transformers' greedy continuation."""
     model, want = specjax.load(FOLDER / name / file), np.load(FOLDER / name / "transformers.npz")
-    logits = model.logits(want["prompt"])
+    logits = model.logits(np.concatenate([want["prompt"], want["greedy"]]))
     assert relative_rms(logits[want["logit_rows"]], want["logits"]) < 1e-5
+    assert logits[len(want["prompt"]) - 1 : -1].argmax(axis=-1).tolist() == want["greedy"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [FILES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in FILES[1:])]
+)
+def test_greedy_continuation_equals_that_of_transformers(name: str, file: str) -> None:
+    model, want = specjax.load(FOLDER / name / file), np.load(FOLDER / name / "transformers.npz")
     assert model.generate(want["prompt"], max_tokens=64).tokens == want["greedy"].tolist()
 
 

@@ -57,7 +57,9 @@ def test_the_moe_model_reads_three_billion_parameters_per_token() -> None:
     assert read / 1e9 == pytest.approx(3, rel=0.15)
 
 
-@pytest.mark.parametrize("config", [QWEN36_27B, QWEN36_35B_A3B], ids=["27B", "35B-A3B"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(QWEN36_27B, marks=pytest.mark.slow), QWEN36_35B_A3B], ids=["27B", "35B-A3B"]
+)
 def test_the_whole_program_has_the_right_shapes(config: Qwen35Config) -> None:
     config = replace(config, layer_types=config.layer_types[:4])
     batch, drafts, rounds = 2, 3, 4

@@ -22,6 +22,7 @@ from specjax.state import SequenceState
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SLOTS = 512
+PIECE = 100
 Steps = list[np.ndarray | tuple[int, int]]
 """Tokens to be fed, and (keep, drop)."""
 
@@ -34,10 +35,11 @@ def law(model: specjax.Model, steps: Steps) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames="target")
-def feed(target: Target, params: Params, tokens: jax.Array, state: SequenceState) -> tuple[jax.Array, SequenceState]:
-    """Logits of every token [T, V], and the state after them."""
-    count = jnp.asarray([tokens.shape[0]], jnp.int32)
-    output, state = target.extend(params, tokens[None], count, state, rows="all")
+def feed(
+    target: Target, params: Params, tokens: jax.Array, count: jax.Array, state: SequenceState
+) -> tuple[jax.Array, SequenceState]:
+    """Logits of every token [T, V], and the state after the first `count` of them."""
+    output, state = target.extend(params, tokens[None], count[None], state, rows="all")
     assert output.logits is not None
     return output.logits[0], state
 
@@ -45,11 +47,12 @@ def feed(target: Target, params: Params, tokens: jax.Array, state: SequenceState
 def feed_pieces(
     model: specjax.Model, state: SequenceState, tokens: np.ndarray
 ) -> tuple[list[np.ndarray], SequenceState]:
-    """Some at a time, for the rings' sake."""
+    """Some at a time, for the rings' sake, and padded, so that there is one program."""
     logits = []
-    for piece in np.split(tokens, range(100, len(tokens), 100)):
-        some, state = feed(model.target, model.params, jnp.asarray(piece), state)
-        logits.append(np.asarray(some))
+    for piece in np.split(tokens.astype(np.int32), range(PIECE, len(tokens), PIECE)):
+        count = np.int32(len(piece))
+        some, state = feed(model.target, model.params, np.pad(piece, (0, PIECE - count)), count, state)
+        logits.append(np.asarray(some)[:count])
     return logits, state
 
 

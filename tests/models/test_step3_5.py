@@ -94,21 +94,34 @@ def test_gguf_and_safetensors_give_the_same_config_and_parameters(name: str) -> 
         np.testing.assert_allclose(leaf, other, rtol=1e-6, err_msg=jax.tree_util.keystr(path))
 
 
+def whole(want: dict[str, np.ndarray]) -> np.ndarray:
+    """The prompt of a reference and its greedy continuation."""
+    return np.concatenate([want["prompt"], want["greedy"]])
+
+
+def assert_greedy(logits: jax.Array, want: dict[str, np.ndarray]) -> None:
+    """After the prompt and after each token of the continuation comes the next one."""
+    assert logits[len(want["prompt"]) - 1 : -1].argmax(axis=-1).tolist() == want["greedy"].tolist()
+
+
 def test_trunk_of_safetensors_agrees_with_transformers() -> None:
     want = reference("flash")
-    logits, hidden, _ = prefill(*load("flash", "hf"), want["prompt"])
-    assert relative_rms(hidden, want["transformers_hidden"]) <= TOLERANCE
+    logits, hidden, _ = prefill(*load("flash", "hf"), whole(want))
+    assert relative_rms(hidden[: len(want["prompt"])], want["transformers_hidden"]) <= TOLERANCE
     assert relative_rms(logits[want["logit_rows"]], want["transformers_logits"]) <= TOLERANCE
+    assert_greedy(logits, want)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_trunk_of_gguf_agrees_with_llama_cpp(name: str) -> None:
     want = reference(name)
-    logits, hidden, _ = prefill(*load(name, "model.gguf"), want["prompt"])
-    assert relative_rms(hidden, want["hidden"]) <= TOLERANCE
+    logits, hidden, _ = prefill(*load(name, "model.gguf"), whole(want))
+    assert relative_rms(hidden[: len(want["prompt"])], want["hidden"]) <= TOLERANCE
     assert relative_rms(logits[want["logit_rows"]], want["logits"]) <= TOLERANCE
+    assert_greedy(logits, want)
 
 
+@pytest.mark.slow  # the rounds of `test_step3_5_chain.py` verify and commit, and the trunk's logits say what comes next
 @pytest.mark.parametrize(("name", "file"), [("flash", "hf"), ("plain", "model.gguf")])
 def test_greedy_continuation_equals_that_of_the_references(name: str, file: str) -> None:
     want = reference(name)
