@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -33,9 +34,14 @@ MODELS = ("dense/llama", "dense/qwen3", "gemma4/dense", "gemma4/edge", "gemma4/m
 MODELS += ("qwen3_5/tied", "qwen3_next/a3b", "qwen3_next/tied", "step3_5/flash", "step3_5/plain")
 MODELS += ("glm4_moe/air", "glm4_moe/large", "glm4_moe/plain")
 GGUFS = (*(f"{name}/model.gguf" for name in MODELS), "gemma4/dense/assistant.gguf", "gemma4/edge/assistant.gguf")
-CHOSEN = ("dense/llama", "gemma4/edge", "glm4_moe/large", "qwen3_5/moe", "qwen3_next/tied", "step3_5/flash")
-CHOSEN_GGUFS = (*(f"{name}/model.gguf" for name in CHOSEN), "gemma4/dense/assistant.gguf")
-CHOSEN_FOLDERS = (*(f"{name}/hf" for name in CHOSEN), "gemma4/edge/assistant")
+CHOSEN = ("gemma4/edge", "glm4_moe/large", "qwen3_next/tied"), ("dense/llama", "qwen3_5/moe", "step3_5/flash")
+"""Those that go through Orbax as a GGUF, and as a folder; in the slow tests all of them as both."""
+
+
+def through_orbax(usual: Sequence[str], slow: Sequence[str], file: str, *others: str) -> pytest.MarkDecorator:
+    """The test for these files of the models."""
+    marked = (pytest.param(f"{name}/{file}", marks=pytest.mark.slow) for name in slow)
+    return pytest.mark.parametrize("name", [*others, *(f"{name}/{file}" for name in usual), *marked])
 
 
 def convert(source: Path, destination: Path, **options: object) -> Conversion:
@@ -51,7 +57,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", make_config(), weights="Q8_0")
 
 
-@pytest.mark.parametrize("name", ["bundled", *CHOSEN_GGUFS])
+@through_orbax(CHOSEN[0], CHOSEN[1], "model.gguf", "bundled", "gemma4/dense/assistant.gguf")
 def test_a_gguf_comes_out_of_orbax_as_the_same_file(name: str, tmp_path: Path) -> None:
     source = bundled_model() if name == "bundled" else FIXTURES / name
     first = convert(source, tmp_path / "model.orbax")
@@ -60,7 +66,7 @@ def test_a_gguf_comes_out_of_orbax_as_the_same_file(name: str, tmp_path: Path) -
     assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()
 
 
-@pytest.mark.parametrize("name", CHOSEN_FOLDERS)
+@through_orbax(CHOSEN[1], CHOSEN[0], "hf", "gemma4/edge/assistant")
 def test_a_folder_comes_out_of_orbax_as_it_was(name: str, tmp_path: Path) -> None:
     source = FIXTURES / name
     convert(source, tmp_path / "model.orbax")
@@ -120,14 +126,13 @@ def test_an_orbax_folder_loads_packed_as_its_gguf_does(tiny: Path, tmp_path: Pat
     assert checkpoints.describe(tmp_path / "model.orbax", FAMILIES).problems is None
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q2_K", "MXFP4", "TQ1_0"])
-def test_types_that_nothing_computes_with_are_kept_too(kind: str, tmp_path: Path) -> None:
-    code = GGMLQuantizationType[kind]
-    block, size = gguf.GGML_QUANT_SIZES[code]
-    config = make_config(mlp_width=256)
-    raw = np.tile(np.arange(size, dtype=np.uint8) % 32, (config.width, 256 // block))
-    plain = write_tiny_gguf(tmp_path / "plain.gguf", config)
-    source = edit_gguf(plain, tmp_path / "model.gguf", retype={"blk.1.ffn_down.weight": (raw, code)})
+def test_types_that_nothing_computes_with_are_kept_too(tmp_path: Path) -> None:
+    config, retyped = make_config(mlp_width=256), {}
+    for layer, code in enumerate(GGMLQuantizationType[kind] for kind in ("Q4_K", "Q2_K", "MXFP4", "TQ1_0")):
+        block, size = gguf.GGML_QUANT_SIZES[code]
+        raw = np.tile(np.arange(size, dtype=np.uint8) % 32, (config.width, 256 // block))
+        retyped[f"blk.{layer}.ffn_down.weight"] = raw, code
+    source = edit_gguf(write_tiny_gguf(tmp_path / "plain.gguf", config), tmp_path / "model.gguf", retype=retyped)
     convert(source, tmp_path / "model.orbax")
     convert(tmp_path / "model.orbax", tmp_path / "back.gguf")
     assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()
@@ -181,9 +186,22 @@ def test_values_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.gguf", "plain.gguf"]
 
 
-@pytest.mark.parametrize("to", ["gguf", "hf", "orbax"])
+TRUNKS = {
+    "qwen3_5/moe/model.gguf": "gguf",
+    "qwen3_5/dense/hf": "hf",
+    "qwen3_next/a3b/hf": "gguf",
+    "step3_5/plain/model.gguf": "orbax",
+}
+"""What is converted into what, if not slowly into everything."""
+
+
 @pytest.mark.parametrize(
-    "name", ["qwen3_5/moe/model.gguf", "qwen3_5/dense/hf", "qwen3_next/a3b/hf", "step3_5/plain/model.gguf"]
+    ("name", "to"),
+    [
+        pytest.param(name, to, marks=[pytest.mark.slow] * (to != usual))
+        for name, usual in TRUNKS.items()
+        for to in ("gguf", "hf", "orbax")
+    ],
 )
 def test_a_dropped_head_leaves_a_model_that_declares_none(name: str, to: str, tmp_path: Path) -> None:
     """A missing head would be warned of, and warnings are errors here."""

@@ -86,8 +86,15 @@ def test_safetensors_written_again_are_the_same_model(name: str, tmp_path: Path)
         assert SafetensorsDirectory(tmp_path).tensors.keys() == released.tensors.keys()
 
 
-@pytest.mark.parametrize(("start", "to"), [("hf", "gguf"), ("model.gguf", "hf")])
-@pytest.mark.parametrize("name", ["qwen3_next/tied", "glm4_moe/large"])
+@pytest.mark.parametrize(
+    ("name", "start", "to"),
+    [
+        ("qwen3_next/tied", "hf", "gguf"),
+        ("glm4_moe/large", "model.gguf", "hf"),
+        pytest.param("qwen3_next/tied", "model.gguf", "hf", marks=pytest.mark.slow),
+        pytest.param("glm4_moe/large", "hf", "gguf", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_goes_through_every_format(name: str, start: str, to: str, tmp_path: Path) -> None:
     for source, target, kind in ((FIXTURES / name / start, "orbax", "orbax"), (tmp_path / "orbax", "other", to)):
         conversion = prepare(source, tmp_path / target, FAMILIES, ConvertOptions(kind))  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     assert unflatten(flatten(tree)) == tree
 
 
-@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "hf"])
+@pytest.mark.parametrize("kind", ["F32", pytest.param("BF16", marks=pytest.mark.slow), "Q8_0", "hf"])
 def test_peak_host_memory_is_the_result_and_at_most_one_tensor(kind: str, tmp_path: Path) -> None:
     config = make_config(vocab_size=8192, width=256, mlp_width=2048)
     params = make_params(config)
