@@ -25,8 +25,8 @@ class UnrotatedTarget(DenseTarget):
         return tuple(Unrotated(cache.keys, cache.values, cache.frequencies) for cache in layers)
 
 
-def said(turn: int, length: int = 9) -> list[int]:
-    """What the user says in a turn."""
+def said(turn: int, length: int = 60) -> list[int]:
+    """What the user says in a turn: as much as is fed at once, so that there is one program for that."""
     return np.random.default_rng(turn).integers(0, 60, length).tolist()
 
 
@@ -34,7 +34,7 @@ def talk(model: specjax.Model, path: Path) -> tuple[list[list[int]], list[object
     """A conversation that goes back, outgrows its slots and lies in a file for a while."""
     chat = model.session(OPTIONS, slots=256, when_full="shift", keep=4)
     replies, reuses = [], []
-    prompts = [said(0, 100), said(1, 60), said(0, 100)[:50] + said(2, 60), said(3, 60), said(4, 100), said(5)]
+    prompts = [said(0), said(1), said(0)[:40] + said(2), said(3), said(4), said(5)]
     for turn, prompt in enumerate(prompts):
         reply, chat = chat.generate(prompt if turn == 2 else [*chat.conversation, *prompt])
         replies.append(reply.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scripted import CAPACITY, feed, ragged_prompts, start
+from scripted import CAPACITY, PIECE, feed, ragged_prompts, start
+from test_commit import ROUNDS, decoder
 from tiny_models import DENSE, make_params
 from unrotated import Unrotated
 from wants import drafting
@@ -20,20 +21,20 @@ import checkpoints
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.round import RoundRecord
+from specjax.decoding.seats import feed_rows
 from specjax.models import registry
 from specjax.models.dense import DenseTarget
 from specjax.models.drafters.draft_model import DraftModel
 from specjax.models.drafters.ngram import NGram
 from specjax.models.gemma4 import Gemma4Assistant
 from specjax.models.protocol import Params
-from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.models.registry import FAMILIES
 from specjax.state import KVCache, KVTypes, SequenceState, put_rows, take_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-LENGTHS = (40, 3, 310)  # the last one is longer than the rings, which have a window of 24 and a chunk of 64
-ROUNDS, DRAFTS = 5, 3
-MOVED = np.array([2, 0, 1])  # where the rows come from
+LENGTHS = (40, 3, 310, *range(10, 18))  # one is longer than the rings, which have a window of 24 and a chunk of 64
+DRAFTS = 3
+MOVED = np.array([2, 0, 1, 10, *range(3, 10)])  # where the rows come from
 SLOW = ("snapshot", "rings-with-heads", "assistant", "ngrams-in-q8_0", "draft-model", "a-class-of-the-test")
 """What is held by the parts of other kinds, and by `test_new_part.py`."""
 KINDS = ("replay", "snapshot", "rings-with-heads", "assistant", "ngrams-in-q8_0", "draft-model", "a-class-of-the-test")
@@ -51,8 +52,7 @@ class UnrotatedTarget(DenseTarget):
 @cache
 def model(kind: str) -> tuple[Decoder, Params]:
     if kind in ("replay", "snapshot"):
-        plain = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), max_drafts=DRAFTS, rollback=kind)
-        return plain, make_params(DENSE)
+        return decoder(kind), make_params(DENSE)  # of test_commit.py, whose programs are shared
     name = {"rings-with-heads": "step3_5/flash", "assistant": "gemma4/edge"}.get(kind, "dense/qwen3")
     loaded = checkpoints.load(FIXTURES / name / "model.gguf", FAMILIES)
     (target, drafter), params = registry.build(loaded.config), loaded.params
@@ -71,10 +71,17 @@ def model(kind: str) -> tuple[Decoder, Params]:
 
 
 @cache
+def fed(kind: str) -> tuple[SequenceState, jax.Array]:
+    """What the prompts leave."""
+    of, params = model(kind)
+    return feed(of, params, ragged_prompts(of.target.config, LENGTHS, seed=2))
+
+
+@cache
 def before(kind: str) -> tuple[DecodeState, Any]:
     """Some rounds after the prompts, and the records of them."""
     of, params = model(kind)
-    state, logits = feed(of, params, ragged_prompts(of.target.config, LENGTHS, seed=2))
+    state, logits = jax.tree.map(jnp.copy, fed(kind))
     some = jnp.full((len(LENGTHS),), CAPACITY, jnp.int32)
     started = start(of, state, logits, some, drafting(len(LENGTHS), n_max=DRAFTS), jnp.arange(len(LENGTHS)))[0]
     return decode_chunk(of, params, started, ROUNDS)
@@ -136,11 +143,12 @@ def next_logits(kind: str, state: DecodeState) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["replay", "rings-with-heads"])
 def test_a_copy_outlives_its_state_and_can_be_put_as_often_as_one_likes(kind: str) -> None:
     of, params = model(kind)
-    state, _ = before(kind)
-    state = jax.tree.map(jnp.copy, state)
-    taken = take_rows(state.sequences, jnp.array([2]), CAPACITY)
+    state = jax.tree.map(jnp.copy, fed(kind)[0])
+    taken = take_rows(state, jnp.array([2]), CAPACITY)
     want = jax.tree.map(np.asarray, jax.tree.map(jnp.copy, taken))
-    decode_chunk(of, params, state, ROUNDS)  # consumes the state
+    more = np.ones((len(LENGTHS), PIECE), np.int32)
+    feed_rows(of.target, of.drafter, params, state, None, more, more[:, 0])
+    assert any(leaf.is_deleted() for leaf in jax.tree.leaves(state)), "the program must have consumed the state"
     for row in (0, 1):
         batch = put_rows(garbage(kind, CAPACITY), taken, jnp.array([row]))
         jax.tree.map(np.testing.assert_array_equal, take_rows(batch, jnp.array([row]), CAPACITY), want)
@@ -149,8 +157,8 @@ def test_a_copy_outlives_its_state_and_can_be_put_as_often_as_one_likes(kind: st
 def test_rows_out_of_range_are_left_out() -> None:
     state, _ = before("replay")
     pair = take_rows(state.sequences, jnp.array([0, 2]), CAPACITY)
-    got = put_rows(jax.tree.map(jnp.copy, state.sequences), pair, jnp.array([1, 3]))
-    want = take_rows(state.sequences, jnp.array([0, 0, 2]), CAPACITY)
+    got = put_rows(jax.tree.map(jnp.copy, state.sequences), pair, jnp.array([1, len(LENGTHS)]))
+    want = take_rows(state.sequences, jnp.array([0, 0, *range(2, len(LENGTHS))]), CAPACITY)
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -163,14 +171,16 @@ def test_a_ring_fits_into_a_state_in_which_it_cannot_go_round_and_back(capacity:
         return KVCache.ring(1, capacity, 1, 4, KVTypes(), window=window, longest_call=6)
 
     q, k, v = rng.normal(size=(3, 1, length + 1, 1, 4)).astype(np.float32)
-    first, last = ring(capacity), jnp.array([[length]])
+    first, last = ring(capacity), np.array([[length]])
+    append = jax.jit(KVCache.append)
     for position in range(length):
-        at = jnp.array([[position]])
-        first = first.append(k[:, position, None], v[:, position, None], at, at >= 0)
+        at = np.array([[position]])
+        first = append(first, k[:, position, None], v[:, position, None], at, at >= 0)
     second = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), ring(other)).put(first, jnp.array([0]))
-    whole = KVCache.zeros(1, length + 1, 1, 4, KVTypes()).append(
-        k, v, jnp.arange(length + 1)[None], np.ones((1, 9), bool)
+    whole = append(
+        KVCache.zeros(1, length + 1, 1, 4, KVTypes()), k, v, np.arange(length + 1)[None], np.ones((1, 9), bool)
     )
-    want = replace(whole, window=window).attend(q[:, -1:], last, scale=1.0)
-    got = second.append(k[:, -1:], v[:, -1:], last, last >= 0).attend(q[:, -1:], last, scale=1.0)
+    attend = jax.jit(partial(KVCache.attend, scale=1.0))
+    want = attend(replace(whole, window=window), q[:, -1:], last)
+    got = attend(append(second, k[:, -1:], v[:, -1:], last, last >= 0), q[:, -1:], last)
     np.testing.assert_allclose(got, want, rtol=1e-5)

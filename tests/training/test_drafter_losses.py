@@ -54,7 +54,7 @@ def loss_and_gradient(drafter: Drafter, params: Params, text: Text) -> tuple[Los
     "folder",
     [
         "eagle3/specforge",
-        "dflash/specforge",
+        pytest.param("dflash/specforge", marks=pytest.mark.slow),  # the next one has windows besides
         "dflash/specforge_sliding",
         "dspark/specforge_vanilla",
         "dspark/specforge_rnn",

@@ -152,6 +152,14 @@ def test_the_losses_of_trunk_and_drafts_decrease(trained: tuple[RunFolder, Outco
     for name in ("loss", "mtp_loss_1", "mtp_loss_2"):
         assert lines[-1][name] < lines[0][name] - 0.3
     assert 0 <= json.loads(folder.report.read_text())["mtp_agreement_2"] <= 1
+    begin = to_trainable(initial_parameters(outcome.config, jax.random.key(RECIPE.seed)))
+    assert unmoved(begin, outcome.state.params) == []
+
+
+def unmoved(before: Params, after: Params) -> list[str]:
+    """The paths of the parameters that training left as they were."""
+    equal = jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), before, after)
+    return [path for path, same in flatten_dict(equal, sep="/").items() if same]
 
 
 def test_a_runs_description_names_its_model(trained: tuple[RunFolder, Outcome]) -> None:
@@ -170,21 +178,20 @@ def test_what_is_exported_loads_and_drafts(trained: tuple[RunFolder, Outcome], t
     model = specjax.load(first, drafter=others[0] if others else None, need_tokenizer=True)
     jax.tree.map(np.testing.assert_array_equal, model.params, outcome.params)
     prompt = "def held_7(x):\n"
-    drafted, plain = (model.generate(prompt, max_tokens=8, draft=draft, ignore_eos=True) for draft in (2, 0))
-    assert drafted.tokens == plain.tokens
+    drafted = model.generate(prompt, max_tokens=8, draft=2, ignore_eos=True)
     assert drafted.stats.drafted > 0
+    said = model.logits([*model.encode(prompt), *drafted.tokens]).argmax(axis=-1)
+    assert drafted.tokens == said[-9:-1].tolist(), "what comes next without drafts"
 
 
+@pytest.mark.slow  # test_training.py trains a head of Qwen3.5, and what moves in an assistant is seen above
 @pytest.mark.parametrize("trained", ["gemma4"], indirect=True)
 def test_head_training_changes_the_assistant_alone(trained: tuple[RunFolder, Outcome], tmp_path: Path) -> None:
     folder, before = trained
     recipe = replace(RECIPE, steps=1, head_only=True)  # a second one would be another program
     after = run(RunFolder(tmp_path), before.config, recipe, CORPUS, quiet(), start=folder)
     jax.tree.map(np.testing.assert_array_equal, after.params["target"], before.params["target"])
-    moved = jax.tree.map(
-        lambda a, b: bool((np.asarray(a) != np.asarray(b)).any()), after.params["mtp"], before.params["mtp"]
-    )
-    assert [path for path, moves in flatten_dict(moved, sep="/").items() if not moves] == ["centroids/token_ordering"]
+    assert unmoved(before.params["mtp"], after.params["mtp"]) == ["centroids/token_ordering"]
 
 
 def test_what_no_gradient_reaches_is_no_part_of_the_training_state() -> None:
