@@ -210,7 +210,7 @@ def test_an_interrupted_program_leaves_whole_lines(cli: Cli, gguf: Path, tmp_pat
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers may ignore it
     thread.start()
     try:
-        ran = cli("eval", "--model", gguf, "--prompts", prompts, "--out", out, "--draft", 0, "--batch", 1)
+        ran = cli(*command(gguf, prompts, out), "--draft", 0, "--batch", 1)  # the program of the next tests
     finally:
         over.set()
         thread.join()
@@ -323,8 +323,8 @@ def test_a_report_is_one_page_with_plots_and_figures(
     out, page = tmp_path / "r.jsonl", tmp_path / "r.html"
     with sampled_prompts.open("a") as file:
         file.write(json.dumps({"id": "</script><b>", "prompt": "import os", "topic": "</script>"}))
-    arguments = ("eval", "--model", gguf, "--prompts", sampled_prompts, "--out", out, *SAMPLES)
-    arguments += (*RECORDED, tmp_path / "traces")
+    model = ("--model", gguf, "--prompts", sampled_prompts, "--out", out)
+    arguments = ("eval", *model, *SAMPLES, *RECORDED, tmp_path / "traces")
     assert f"wrote {page}" in cli(*arguments, "--report", page).err
     text = page.read_text()
     document = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>").replace('<meta charset="utf-8">', ""))

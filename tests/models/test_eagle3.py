@@ -84,7 +84,7 @@ def test_a_greedy_chain_equals_that_of_the_trainer(name: str) -> None:
     assert relative_rms(drafted.logq[0], want["draft_logits"]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["specforge", "speculators"])
+@pytest.mark.parametrize("name", ["specforge", pytest.param("speculators", marks=pytest.mark.slow)])
 def test_features_of_the_target_are_those_of_transformers(name: str) -> None:
     """The drafter names layers of the target, and is fed what these make of a text."""
     own, params = drafter(name)

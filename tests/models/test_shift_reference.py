@@ -50,9 +50,9 @@ def feed_pieces(
     """Some at a time, for the rings' sake, and padded, so that there is one program."""
     logits = []
     for piece in np.split(tokens.astype(np.int32), range(PIECE, len(tokens), PIECE)):
-        count = np.int32(len(piece))
-        some, state = feed(model.target, model.params, np.pad(piece, (0, PIECE - count)), count, state)
-        logits.append(np.asarray(some)[:count])
+        padded = np.pad(piece, (0, PIECE - len(piece)))
+        some, state = feed(model.target, model.params, padded, np.int32(len(piece)), state)
+        logits.append(np.asarray(some)[: len(piece)])
     return logits, state
 
 
