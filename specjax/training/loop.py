@@ -62,6 +62,8 @@ def train(
     with Checkpoints(folder.checkpoints) as checkpoints, stop_request() as stop_requested:
         if checkpoints.latest_step is not None:
             state = checkpoints.restore(state)
+        # For arrays that are bound to a device, as what was read is, JAX compiles another program than for others.
+        state = jax.device_put(state, state.step.sharding)
         first = int(state.step)
         with progress.track(first, recipe.steps):
             for step in range(first, recipe.steps):

@@ -25,6 +25,7 @@ from specjax.training.progress import Progress
 from specjax.training.recipe import Recipe
 from specjax.training.run import check_same, run
 from specjax.training.run_folder import RunFolder
+from specjax.training.trainer import train_step
 
 CONFIG = Qwen35Config(
     vocab_size=270,
@@ -261,8 +262,10 @@ def test_a_head_run_that_died_before_its_first_checkpoint_starts_again_and_train
     folder.write(HEAD_RECIPE, CONFIG, CORPUS.provenance.to_dict(), before_folder.read_tokenizer())
     with pytest.raises(ValueError, match="no checkpoint yet, and a head is trained on the trunk of another run"):
         run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet())
+    compiled = train_step._cache_size()
     after = run(folder, CONFIG, HEAD_RECIPE, CORPUS, quiet(), start=before_folder)
     assert after.finished
+    assert train_step._cache_size() == compiled + 1, "all steps must be one program, whatever was read from files"
     assert_same(before.params["target"], after.params["target"])
     assert folder.read_tokenizer().get_vocab() == before_folder.read_tokenizer().get_vocab()
     tokens = random_tokens(2, 12)
