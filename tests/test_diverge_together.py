@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from diverging import DRAFTS, PROMPT, diverge
+from diverging import DRAFTS, PROMPT, TOKENS, diverge
 from small_model import write_small_model
 
 import specjax
@@ -42,21 +42,25 @@ BESIDE = ["import os\nimport", "class A"]
 
 def test_a_fault_that_needs_neighbours_shows_beside_them(hybrid: specjax.Model) -> None:
     broken = replace(hybrid, drafter=TakesANeighbours(hybrid.config))
-    assert diverge(broken, {"draft": 3}, {"draft": 0}).verdict == "equal"
-    report = diverge(broken, {"draft": 3}, {"draft": 0}, beside=BESIDE, sequence=1)
+    plain = hybrid.generate(PROMPT, max_tokens=TOKENS, draft=0).tokens
+    assert diverge(broken, {"draft": 2}, plain).verdict == "equal"
+    report = diverge(broken, {"draft": 2}, plain, beside=BESIDE, sequence=1)
     assert report.verdict == "state gone wrong"
     assert report.sides[0].state is not None
     assert report.sides[0].state.deviations[0].path == ("drafter", "waiting hidden states")
-    assert diverge(hybrid, {"draft": 3}, {"draft": 0}, beside=BESIDE, sequence=1).verdict == "equal"
 
 
-@pytest.mark.parametrize("sequence", [0, 1, 2])
-def test_runs_beside_others_are_those_of_the_batch(hybrid: specjax.Model, sequence: int) -> None:
-    options = specjax.GenerateOptions(max_tokens=20, draft=3, temperature=0.9, seed=5, accept="coupled")
-    prompts = [*BESIDE[:sequence], PROMPT, *BESIDE[sequence:]]
-    batch = hybrid.generate_batch(prompts, options)
-    run = Rerun(hybrid, hybrid.encode(PROMPT), options, sequence, [hybrid.encode(each) for each in BESIDE])
-    assert run.tokens == batch[sequence].tokens
+def test_runs_beside_others_are_those_of_the_batch_and_healthy(hybrid: specjax.Model) -> None:
+    options = specjax.GenerateOptions(max_tokens=20, draft=2, temperature=0.9, seed=5, accept="coupled")
+    for sequence in range(3):
+        prompts = [*BESIDE[:sequence], PROMPT, *BESIDE[sequence:]]
+        batch = hybrid.generate_batch(prompts, options)
+        run = Rerun(hybrid, hybrid.encode(PROMPT), options, sequence, [hybrid.encode(each) for each in BESIDE])
+        assert run.tokens == batch[sequence].tokens, sequence
+    report = diverge(hybrid, options, batch[2].tokens, beside=BESIDE, sequence=2, max_tokens=20)
+    assert report.verdict == "equal", report
+    assert report.sides[0].state is not None
+    assert report.sides[0].state.drafted_alike == report.sides[0].state.drafted > 0
 
 
 @dataclass(frozen=True)
