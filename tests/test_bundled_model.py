@@ -11,6 +11,7 @@ import specjax
 from specjax.runtime.loading import bundled_model
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "prompts.jsonl"
+LONGEST = 64  # tokens of a prompt
 MAX_BYTES = 20e6
 
 
@@ -20,12 +21,14 @@ def model() -> specjax.Model:
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[str]:
-    return [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
+def prompts(model: specjax.Model) -> list[list[int]]:
+    """Tokens of held-out text, of several lengths that one piece takes, all rows together."""
+    texts = [model.encode(json.loads(line)["prompt"]) for line in PROMPTS.read_text().splitlines()]
+    return [text[: LONGEST - row // 2] for row, text in enumerate(texts)]
 
 
 @pytest.fixture(scope="module")
-def drafted(model: specjax.Model, prompts: list[str]) -> list[specjax.Generation]:
+def drafted(model: specjax.Model, prompts: list[list[int]]) -> list[specjax.Generation]:
     return model.generate_batch(prompts, max_tokens=96, draft=3, ignore_eos=True, margins=True)
 
 
@@ -36,9 +39,10 @@ def test_bundled_file_is_small_and_has_its_head(model: specjax.Model) -> None:
 
 
 def test_greedy_speculation_equals_plain_greedy_on_held_out_prompts(
-    model: specjax.Model, prompts: list[str], drafted: list[specjax.Generation]
+    model: specjax.Model, prompts: list[list[int]], drafted: list[specjax.Generation]
 ) -> None:
     plain = model.generate_batch(prompts, max_tokens=96, draft=0, ignore_eos=True, margins=True)
+    assert len({len(each.prompt_tokens) for each in drafted}) > 5
     for with_drafts, without in zip(drafted, plain, strict=True):
         pairs = enumerate(zip(with_drafts.tokens, without.tokens, strict=True))
         first = next((index for index, (a, b) in pairs if a != b), None)

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from small_model import write_small_model
 
 
 @pytest.fixture
@@ -40,13 +41,15 @@ def test_busy_is_what_anything_runs_in(profile: ModuleType) -> None:
     assert profile.busy([]) == 0
 
 
-def test_the_bundled_model(
-    profile: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_kernels_of_a_model_are_listed(
+    profile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["round_profile.py", "--draft", "0", "1", "--slots", "256", "--most", "3"])
+    path = write_small_model(tmp_path / "small.gguf")
+    given = [str(path), "--draft", "0", "1", "--slots", "256", "--most", "3"]
+    monkeypatch.setattr(sys, "argv", ["round_profile.py", *given])
     profile.main()
     first, *tables = capsys.readouterr().out.splitlines()
-    assert first.startswith("specjax-demo-Q8_0.gguf, batch 1; ")
+    assert first.startswith("small.gguf, batch 1; ")
     assert len(tables) == 2 * 5
     for drafts, said in enumerate((tables[0], tables[5])):
         assert said.startswith(f"K = {drafts}: ")
