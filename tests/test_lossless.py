@@ -29,8 +29,7 @@ from specjax.analysis.lossless.statistics import (
 from specjax.analysis.lossless.texts import check_texts, draw_texts, without_drafts
 from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.settings import DraftConfig
-from specjax.models.parts.paired import PairedState, PairedWindow
-from specjax.models.protocol import Features, Proposal
+from specjax.models.protocol import Proposal
 from specjax.models.qwen3_5 import Qwen35MTP
 
 PROMPTS = [[100, 101, 102, 32], [5, 9, 200]]
@@ -48,102 +47,90 @@ def drawn_logq(proposal: Proposal) -> jax.Array:
     return jnp.take_along_axis(proposal.logq, proposal.tokens[..., None], axis=-1)[..., 0]
 
 
-@dataclass(frozen=True)
-class Changed(Qwen35MTP):
-    """The head of the model, whose proposals are changed."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        return proposal
-
-    def propose(self, *args: Any, **kwargs: Any) -> Proposal:
-        proposal = super().propose(*args, **kwargs)
-        return proposal if proposal.logq is None else self.change(proposal)
-
-
-@dataclass(frozen=True)
-class Flattened(Changed):
+def flattened(proposal: Proposal) -> Proposal:
     """States the probabilities of another temperature."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        return proposal._replace(logq=jax.nn.log_softmax(proposal.logq / 1.5))
+    return proposal._replace(logq=jax.nn.log_softmax(proposal.logq / 1.5))
 
 
-@dataclass(frozen=True)
-class Unnormalised(Changed):
+def unnormalised(proposal: Proposal) -> Proposal:
     """States probabilities that sum to more than 1."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        return proposal._replace(logq=proposal.logq + 0.1)
+    return proposal._replace(logq=proposal.logq + 0.1)
 
 
-@dataclass(frozen=True)
-class Unstated(Changed):
-    """Draws, and does not say from what: bad, but honest enough."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        return proposal._replace(logq=None)
-
-
-@dataclass(frozen=True)
-class Certain(Changed):
+def certain(proposal: Proposal) -> Proposal:
     """States that the token it drew was certain. Given the draft, it is."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        certain = jax.nn.one_hot(proposal.tokens, CONFIG.vocab_size)
-        return proposal._replace(logq=jnp.log(certain))
+    return proposal._replace(logq=jnp.log(jax.nn.one_hot(proposal.tokens, CONFIG.vocab_size)))
 
 
-@dataclass(frozen=True)
-class FlatterDraws(Changed):
+def flatter_draws(proposal: Proposal) -> Proposal:
     """States more for the token that it drew than for others of the same probability."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        drawn = jax.nn.one_hot(proposal.tokens, CONFIG.vocab_size)
-        return proposal._replace(logq=jax.nn.log_softmax(proposal.logq + drawn))
+    drawn = jax.nn.one_hot(proposal.tokens, CONFIG.vocab_size)
+    return proposal._replace(logq=jax.nn.log_softmax(proposal.logq + drawn))
 
 
-@dataclass(frozen=True)
-class StopsAtOddDraws(Changed):
+def stops_at_odd_draws(proposal: Proposal) -> Proposal:
     """Drops a draft, and those behind it, when the token that was drawn has an odd number."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        return proposal._replace(made=jnp.cumprod(1 - proposal.tokens % 2, axis=1).sum(axis=1))
+    return proposal._replace(made=jnp.cumprod(1 - proposal.tokens % 2, axis=1).sum(axis=1))
 
 
-@dataclass(frozen=True)
-class ConfidentInDraws(Changed):
+def confident_in_draws(proposal: Proposal) -> Proposal:
     """Is as confident as the token that was drawn is probable."""
+    return proposal._replace(confidence=jnp.exp(drawn_logq(proposal)))
 
-    def change(self, proposal: Proposal) -> Proposal:
-        return proposal._replace(confidence=jnp.exp(drawn_logq(proposal)))
+
+def stops_by_the_text(proposal: Proposal) -> Proposal:
+    """Makes two drafts or three, by the first draft: known before the third is drawn."""
+    return proposal._replace(made=2 + proposal.tokens[:, 0] % 2)
+
+
+CHANGES = (
+    *(flattened, unnormalised, certain, flatter_draws),
+    *(stops_at_odd_draws, confident_in_draws, stops_by_the_text),
+)
+OTHERS = ("one noise", "wrong state")
+WAYS = ("honest", *(change.__name__.replace("_", " ") for change in CHANGES), *OTHERS)
 
 
 @dataclass(frozen=True)
-class OneNoise(Qwen35MTP):
-    """Draws all drafts of a round with the noise of one position."""
+class Head(Qwen35MTP):
+    """The head of the model, which drafts in one of these ways. Which is data, so that all share their programs.
+
+    With one noise, all drafts of a round are drawn with that of one position. With the wrong state it is honest.
+    """
 
     def propose(self, params: Any, pending: jax.Array, state: Any, *, choose: Callable, **kwargs: Any) -> Proposal:
-        def always_there(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Any:
-            return choose(logits, state.length + 1, tokens, before)
+        way, hidden = params["way"], state.drafter.hidden
+        wrong = jnp.where(way == WAYS.index("wrong state"), jnp.sin(1e3 * hidden), hidden)
 
-        return super().propose(params, pending, state, choose=always_there, **kwargs)
+        def somewhere(logits: jax.Array, position: jax.Array, tokens: Any = None, before: Any = None) -> Any:
+            there = jnp.where(way == WAYS.index("one noise"), state.length + 1, position)
+            return choose(logits, there, tokens, before)
+
+        state = replace(state, drafter=replace(state.drafter, hidden=wrong))
+        honest = super().propose(params, pending, state, choose=somewhere, **kwargs)
+        if honest.logq is None:
+            return honest
+        honest = honest._replace(made=jnp.full_like(pending, honest.tokens.shape[1]))
+        proposals = [honest, *(change(honest) for change in CHANGES), *(honest for _ in OTHERS)]
+        chosen = {
+            name: jnp.stack([getattr(each, name) for each in proposals])[way] for name in ("logq", "confidence", "made")
+        }
+        return honest._replace(**chosen)
 
 
 @dataclass(frozen=True)
-class Forgetful(Qwen35MTP):
-    """Honest, with a state that is wrong: it sees noise instead of what was verified."""
+class Unstated(Qwen35MTP):
+    """Draws, and does not say from what: bad, but honest enough."""
 
-    def observe(self, tokens: jax.Array, features: Features, state: PairedState) -> PairedWindow:
-        assert features.final_hidden is not None
-        return super().observe(tokens, features._replace(final_hidden=jnp.sin(1e3 * features.final_hidden)), state)
+    def propose(self, *args: Any, **kwargs: Any) -> Proposal:
+        return super().propose(*args, **kwargs)._replace(logq=None)
 
 
-@dataclass(frozen=True)
-class StopsByTheText(Changed):
-    """Makes two drafts or three, by the first draft: known before the third is drawn."""
-
-    def change(self, proposal: Proposal) -> Proposal:
-        return proposal._replace(made=2 + proposal.tokens[:, 0] % 2)
+def drafting(path: Path, way: str, *before: Any) -> specjax.Model:
+    """The model with this head, after other drafters."""
+    head = Head(CONFIG)
+    model = specjax.load(path, drafter=[*before, head] if before else head)
+    return replace(model, params={**model.params, "way": jnp.int32(WAYS.index(way))})
 
 
 def feds(model: specjax.Model, options: specjax.GenerateOptions) -> list[Fed]:
@@ -160,48 +147,40 @@ def failures(checks: list[Check]) -> dict[str, str]:
     return {check.name: "; ".join(report.findings(check)) for check in report.failed}
 
 
-def drafts_of(path: Path, drafter: Any, draft: DraftConfig = DraftConfig(3)) -> dict[str, str]:
-    model = specjax.load(path, drafter=drafter)
-    return failures(check_drafts(feds(model, WARM), sampling(1000, draft), np.random.default_rng(0)))
+def drafts_of(model: specjax.Model, draft: DraftConfig = DraftConfig(3)) -> dict[str, str]:
+    return failures(check_drafts(feds(model, WARM), sampling(1024, draft), np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize(
-    ("drafter", "check", "finding"),
+    ("way", "check", "finding"),
     [
-        (Flattened(CONFIG), "draws", r"counts of draft 1 after prompt 1 .*: p = .*places of draft 1 in its prob"),
-        (OneNoise(CONFIG), "draws", "places of drafts 1 and 2 together: p = "),
-        (Unnormalised(CONFIG), "stated probabilities", r"of draft 1 sum to 1\.1052"),
-        (FlatterDraws(CONFIG), "draws", "places of draft 1 in its probabilities: p ="),
-        (StopsAtOddDraws(CONFIG), "what is verified", "draft 1 is verified in .*% of rounds .* on what was drawn"),
-        (ConfidentInDraws(CONFIG), "what is verified", r"the confidence in draft 1 is from 0\.0.* to 0\."),
+        ("flattened", "draws", r"counts of draft 1 after prompt 1 .*: p = .*places of draft 1 in its prob"),
+        ("one noise", "draws", "places of drafts 1 and 2 together: p = "),
+        ("unnormalised", "stated probabilities", r"of draft 1 sum to 1\.1052"),
+        ("flatter draws", "draws", "places of draft 1 in its probabilities: p ="),
+        ("stops at odd draws", "what is verified", "draft 1 is verified in .*% of rounds .* on what was drawn"),
+        ("confident in draws", "what is verified", r"the confidence in draft 1 is from 0\.0.* to 0\."),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Qwen35MTP) else "",
+    ids=lambda value: value if value in WAYS else "",
 )
-def test_a_broken_drafter_is_found_and_the_fault_is_named(path: Path, drafter: Any, check: str, finding: str) -> None:
-    found = drafts_of(path, drafter)
+def test_a_broken_drafter_is_found_and_the_fault_is_named(path: Path, way: str, check: str, finding: str) -> None:
+    found = drafts_of(drafting(path, way))
     assert set(found) <= {check, "draws"}
     assert re.search(finding, found[check]), found
 
 
-@pytest.mark.parametrize(
-    ("drafter", "draft"),
-    [
-        (Forgetful(CONFIG), DraftConfig(3)),
-        (StopsByTheText(CONFIG), DraftConfig(3)),
-        (Unstated(CONFIG), DraftConfig(3)),
-        (Certain(CONFIG), DraftConfig(3)),
-        (Qwen35MTP(CONFIG), DraftConfig(3, p_min=0.3)),
-        (specjax.NGram(), DraftConfig(3)),
-    ],
-    ids=["wrong state", "stops by the text", "unstated", "certain", "p_min", "ngram"],
-)
-def test_an_honest_drafter_passes_however_bad_it_is(path: Path, drafter: Any, draft: DraftConfig) -> None:
-    assert drafts_of(path, drafter, draft) == {}
+@pytest.mark.parametrize("way", ["honest", "wrong state", "stops by the text", "certain"])
+def test_an_honest_drafter_passes_however_bad_it_is(path: Path, way: str) -> None:
+    assert drafts_of(drafting(path, way), DraftConfig(3, p_min=0.3 * (way == "honest"))) == {}
+
+
+@pytest.mark.parametrize("drafter", [Unstated(CONFIG), specjax.NGram()], ids=["unstated", "ngram"])
+def test_drafters_that_state_no_probabilities_pass(path: Path, drafter: Any) -> None:
+    assert drafts_of(specjax.load(path, drafter=drafter)) == {}
 
 
 def test_a_drafter_that_scores_some_tokens_states_their_probabilities(path: Path) -> None:
-    model = specjax.load(path, draft_vocab=140)
-    assert failures(check_drafts(feds(model, WARM), sampling(1000), np.random.default_rng(0))) == {}
+    assert drafts_of(specjax.load(path, draft_vocab=140)) == {}
 
 
 @pytest.mark.slow
@@ -210,13 +189,9 @@ def test_a_drafter_that_scores_some_tokens_passes_all_checks(path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drafter", "fits"),
-    [(Certain(CONFIG), True), (Flattened(CONFIG), False)],
-    ids=["certain", "lies"],
-)
-def test_texts_show_whether_a_drafter_lies_under_both_rules(path: Path, drafter: Any, fits: bool) -> None:
-    rng, model, drawing = np.random.default_rng(0), specjax.load(path, drafter=drafter), sampling(1500)
+@pytest.mark.parametrize(("way", "fits"), [("certain", True), ("flattened", False)])
+def test_texts_show_whether_a_drafter_lies_under_both_rules(path: Path, way: str, fits: bool) -> None:
+    rng, model, drawing = np.random.default_rng(0), drafting(path, way), sampling(1500)
     plain = feds(model, replace(WARM, draft=0))
     texts = [draw_texts(each, each, without_drafts(drawing), rng) for each in plain]
     rules: tuple[DrawingRule, ...] = ("rejection", "block")
@@ -239,7 +214,11 @@ def test_assert_lossless_passes_the_head(path: Path) -> None:
 def test_one_group_of_checks_can_be_asked_for(path: Path) -> None:
     told: list[tuple[int, int]] = []
     report = specjax.check_lossless(
-        specjax.load(path), PROMPTS[:1], WARM, samples=64, only=["drafts"], progress=lambda *counts: told.append(counts)
+        drafting(path, "honest"),
+        *(PROMPTS[:1], WARM),
+        samples=128,
+        only=["drafts"],
+        progress=lambda *counts: told.append(counts),
     )
     assert [each.name for each in report.checks] == ["what is verified", "stated probabilities", "draws"]
     assert told == [(3, 3)]
@@ -247,8 +226,8 @@ def test_one_group_of_checks_can_be_asked_for(path: Path) -> None:
 
 def test_assert_lossless_names_what_a_broken_drafter_does(path: Path) -> None:
     """Of a list, that of the drafter that is asked for."""
-    model = specjax.load(path, drafter=[Qwen35MTP(CONFIG), StopsAtOddDraws(CONFIG)])
-    honest, broken = (replace(WARM, draft_by=name) for name in ("Qwen35MTP", "StopsAtOddDraws"))
+    model = drafting(path, "stops at odd draws", "ngram")
+    honest, broken = (replace(WARM, draft_by=name) for name in ("ngram", "Head"))
     assert specjax.assert_lossless(model, PROMPTS[:1], honest, samples=128, only=["drafts"]).ok
     with pytest.raises(specjax.NotLosslessError, match="FAILED what is verified") as raised:
         specjax.assert_lossless(model, PROMPTS[:1], broken, samples=128, only=["drafts"])
