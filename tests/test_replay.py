@@ -29,9 +29,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
 
 
 def traced(model: specjax.Model, prompts: list[str], draft: int | specjax.DraftConfig) -> Trace:
-    """Texts of plain sampling, which are the same for all numbers of drafts."""
-    batch = model.generate_batch(prompts, draft=draft, trace=True, seed=3, accept="coupled", **SAMPLED)
-    return Trace.join([each.trace for each in batch])
+    """Texts of plain sampling, which are the same for all numbers of drafts.
+
+    A text beside them has the most drafts, so that all numbers are data of one program.
+    """
+    drafts = [*[draft] * len(prompts), DEPTH]
+    batch = model.generate_batch([*prompts, "pass"], draft=drafts, trace=True, seed=3, accept="coupled", **SAMPLED)
+    return Trace.join([each.trace for each in batch[:-1]])
 
 
 @pytest.fixture(scope="module")
