@@ -29,7 +29,7 @@ from specjax.runtime.loading import bundled_model
 from specjax.state import KVTypes, SequenceState
 
 FIXTURES = Path(__file__).parent / "fixtures"
-TOKENS, DRAFTS = 96, 3
+TOKENS, DRAFTS = 96, 2
 NGRAM = NGram()
 TEXTS = (
     "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor k in range(",
