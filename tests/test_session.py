@@ -56,7 +56,7 @@ def test_ten_turns_feed_only_what_is_new(hybrid: specjax.Model, draft: int) -> N
 
 def test_turns_reuse_quantized_caches(dense: specjax.Model) -> None:
     options = specjax.GenerateOptions(max_tokens=8, draft=0, ignore_eos=True, kv_type_k="q8_0", kv_type_v="turbo3")
-    talk(dense, dense.session(options, slots=256), 3, options)
+    talk(dense, dense.session(options, slots=256), 2, options)
 
 
 def test_a_prompt_that_changes_the_reply_goes_back_to_the_prompt_before(hybrid: specjax.Model) -> None:

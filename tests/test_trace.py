@@ -17,7 +17,7 @@ import specjax
 from specjax.decoding.new_state import idle_state
 from specjax.decoding.round import decode_round
 from specjax.decoding.sampling import warp
-from specjax.decoding.settings import SamplerConfig, Settings
+from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.errors import SpecjaxError
 from specjax.runtime.recording import TraceWriter
 from specjax.runtime.stream import generation_of
@@ -25,7 +25,7 @@ from specjax.traces.trace import NOTHING, Trace
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PROMPT = "def add(a, b):"
-DRAWN = {"temperature": 1.1, "top_k": 40, "top_p": 0.97, "seed": 5, "accept": "rejection"}
+DRAWN = {"temperature": 1.1, "top_k": 40, "top_p": 0.97, "seed": 5, "accept": "rejection", "draft": 2}
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def test_probabilities_of_drawn_rounds_are_those_that_acceptance_compares(
     """The coupled rule compares the tokens themselves; q is recorded of its drafts too."""
     generation = traced(**{**DRAWN, "accept": accept})
     trace, logits = generation.trace, places(generation, model)
-    sampler = SamplerConfig(DRAWN["temperature"], DRAWN["top_k"], DRAWN["top_p"])
-    settings = model.decoder(specjax.GenerateOptions(**DRAWN)).settings([Settings(sampler)] * len(trace))
+    row = Settings(SamplerConfig(DRAWN["temperature"], DRAWN["top_k"], DRAWN["top_p"]), DraftConfig(DRAWN["draft"]))
+    settings = model.decoder(specjax.GenerateOptions(**DRAWN)).settings([row] * len(trace))
     p = np.exp(warp(np.nan_to_num(logits), settings))
     round_, place = np.nonzero(trace.drafts != NOTHING)
     np.testing.assert_allclose(
@@ -155,7 +155,7 @@ def test_a_trace_changes_nothing(traced, model: specjax.Model) -> None:
     assert traced(**DRAWN).margins is None
 
 
-def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model, batch: list[specjax.Generation]) -> None:
+def test_texts_of_a_batch_keep_their_numbers_and_depths(traced, batch: list[specjax.Generation]) -> None:
     traces = [generation.trace for generation in batch]
     whole = Trace.join(traces)
     assert [text.number for text in whole.texts] == [0, 1, 2]
@@ -164,10 +164,10 @@ def test_texts_of_a_batch_keep_their_numbers_and_depths(model: specjax.Model, ba
     twice = Trace.join([whole, whole])
     assert [text.number for text in twice.texts] == [0, 1, 2, 3, 4, 5]
     assert len(twice.of_text(4)) == len(traces[1])
-    alone = model.generate("def", max_tokens=12, ignore_eos=True, draft=1, trace=True).trace
+    alone = traced(**DRAWN).trace
     both = Trace.join([alone, traces[0]])
-    assert both.drafts.shape[1] == 3
-    assert (both.of_text(0).drafts[:, 1:] == NOTHING).all()
+    assert (alone.drafts.shape[1], both.drafts.shape[1]) == (2, 3)
+    assert (both.of_text(0).drafts[:, 2:] == NOTHING).all()
     with pytest.raises(KeyError, match="no text has the number 9"):
         whole.of_text(9)
     with pytest.raises(ValueError, match="no trace to join"):

@@ -34,8 +34,7 @@ def slow(name: str, drafts: int) -> Any:
 
 MOST = list(MOST_DRAFTS.items())
 FEWER = [slow(name, drafts) for name, most in MOST for drafts in range(1, most)]
-IN_BATCH = [*FEWER, *MOST]
-ALONE = [*FEWER, ("gemma4", MOST_DRAFTS["gemma4"]), slow("step3_5", MOST_DRAFTS["step3_5"])]
+IN_BATCH = ALONE = [*FEWER, ("gemma4", MOST_DRAFTS["gemma4"]), slow("step3_5", MOST_DRAFTS["step3_5"])]
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 7, "accept": "coupled"}
 
 
