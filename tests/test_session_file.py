@@ -72,7 +72,8 @@ def test_a_saved_session_goes_on_as_the_one_in_memory(
     lengths: tuple[int, ...],
     tmp_path: Path,
 ) -> None:
-    chat = talk(model(name, drafter).session(options, slots=512).fork("a name"), lengths)
+    slots = 256 if sum(lengths) < 200 else 512
+    chat = talk(model(name, drafter).session(options, slots=slots).fork("a name"), lengths)
     again = saved_and_loaded(chat, tmp_path / "chat", drafter=drafter)
     forwards = [*chat.conversation, *said(7)]
     changed = [*chat.conversation[:-5], *said(8)]  # within the last reply: back to a state that was kept, or a cut
@@ -98,7 +99,7 @@ def test_what_was_dropped_of_a_conversation_stays_known(tmp_path: Path) -> None:
 
 
 def test_slots_that_are_not_in_use_take_no_room(tmp_path: Path) -> None:
-    chat = talk(model(DENSE).session(replace(OPTIONS, draft=0), slots=512), (40,))
+    chat = talk(model(DENSE).session(replace(OPTIONS, draft=0), slots=256), (40,))
     chat.save(tmp_path / "chat")
     caches = [array for array in load_file(tmp_path / "chat").values() if array.ndim == 4]
     assert caches
