@@ -45,8 +45,8 @@ def agreeing_params(config: Qwen35Config) -> Params:
     return params
 
 
-def write_small_model(path: Path, *, mtp: bool = True) -> Path:
+def write_small_model(path: Path, *, mtp: bool = True, context_length: int = CONFIG.context_length) -> Path:
     """Write the model as an F32 GGUF."""
-    config, params = replace(CONFIG, mtp_layers=int(mtp)), agreeing_params(CONFIG)
+    config, params = replace(CONFIG, mtp_layers=int(mtp), context_length=context_length), agreeing_params(CONFIG)
     checkpoints.write_gguf(path, FAMILIES, config, params if mtp else {"target": params["target"]}, byte_tokenizer())
     return path

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import pytest
-from small_model import END, write_small_model
+from small_model import END
 
 import specjax
 from specjax.decoding import begin
@@ -25,7 +25,7 @@ from specjax.runtime.options import PER_REQUEST
 SCHEMAS: list[dict[str, Any]] = [
     {
         "type": "object",
-        "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"enum": [1, "é"]}, "c": {"type": "boolean"}},
+        "properties": {"a": {"type": "string", "maxLength": 4}, "b": {"enum": [1, "é"]}, "c": {"type": "boolean"}},
         "required": ["b"],
     },
     {"type": "array", "items": {"enum": ["x", None]}, "maxItems": 3},
@@ -35,18 +35,15 @@ PROMPTS = ["def f(", "class A", "import os"]
 REGEX = "(?:abc|de|f{2}){2,4}-[0-9]{3}"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
-    return specjax.load(write_small_model(tmp_path_factory.mktemp("model") / "small.gguf"))
-
-
 def check(result: specjax.Generation, schema: Any) -> None:
     assert result.finish_reason == "eos"
     assert result.tokens[-1] == END
     jsonschema.validate(json.loads(result.text), schema)
 
 
-@pytest.mark.parametrize("accept", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "accept", ["coupled", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("rejection", "block"))]
+)
 def test_texts_of_random_weights_are_valid_json(model: specjax.Model, accept: Any) -> None:
     for seed in range(3):
         results = model.generate_batch(
@@ -68,21 +65,30 @@ def test_the_bundled_model_speaks_json() -> None:
 
 
 def test_drafts_change_nothing_and_neighbours_neither(model: specjax.Model) -> None:
-    """Rows with a schema, with an expression and with neither; drafted, plainly decoded, and alone."""
-    wants: dict[str, Any] = {
-        "json_schema": [SCHEMAS[0], None, None],
-        "regex": [None, REGEX, None],
-        "temperature": [0.8, 0.0, 0.9],
-        "max_tokens": 30,
-        "accept": "coupled",
-    }
-    plain = model.generate_batch(PROMPTS, **wants, draft=0)
-    assert re.fullmatch(REGEX, plain[1].text)
-    for draft in (3, specjax.DraftConfig(3, masked=False), specjax.DraftConfig(3, p_min=0.4)):
-        drafted = model.generate_batch(PROMPTS, **wants, draft=draft)
-        assert [each.tokens for each in drafted] == [each.tokens for each in plain]
-    alone = model.generate(PROMPTS[0], json_schema=SCHEMAS[0], temperature=0.8, max_tokens=30, accept="coupled")
-    assert alone.tokens == plain[0].tokens
+    """Rows with neither, with a schema and with an expression; plainly decoded, drafted, and alone."""
+    wants: list[dict[str, Any]] = [
+        {"temperature": 0.9},
+        {"temperature": 0.8, "json_schema": SCHEMAS[0]},
+        {"temperature": 0.0, "regex": REGEX},
+    ]
+    options = [
+        [specjax.GenerateOptions(draft=draft, **want, max_tokens=30, accept="coupled") for want in wants]
+        for draft in (0, 3, specjax.DraftConfig(3, masked=False), specjax.DraftConfig(3, p_min=0.4))
+    ]
+
+    def said(asked: list[tuple[int, specjax.GenerateOptions]]) -> list[list[int]]:
+        engine = model.engine([each for row in options for each in row], seats=3, slots=256)
+        prompts = [model.encode(each) for each in PROMPTS]
+        jobs = [engine.submit(model.request(prompts[index], each, sequence=index)) for index, each in asked]
+        for _ in engine.run():
+            pass
+        return [job.tokens for job in jobs]
+
+    together = said([each for row in options for each in enumerate(row)])
+    plain = together[:3]
+    assert re.fullmatch(REGEX, model.decode(plain[2]))
+    assert together == plain * len(options)
+    assert said([(1, options[1][1])]) == [plain[1]]
 
 
 @pytest.mark.slow
@@ -104,9 +110,9 @@ def test_another_grammar_compiles_nothing(model: specjax.Model) -> None:
 
 
 def test_a_grammar_that_joins_a_running_one_compiles_nothing(model: specjax.Model) -> None:
-    base = specjax.GenerateOptions(draft=3, max_tokens=40)
+    base = specjax.GenerateOptions(draft=3, max_tokens=40, temperature=0.8, accept="coupled")
     first, second = replace(base, regex="[a-c]{40}"), replace(base, regex="[x-z]{9}")
-    engine, programs = model.engine([first, second], seats=2, slots=128), (decode_chunk, start_rows, feed_rows)
+    engine, programs = model.engine([first, second], seats=3, slots=256), (decode_chunk, start_rows, feed_rows)
     one = engine.submit(model.request(model.encode("def f("), first))
     while len(one.tokens) < 2:
         list(engine.step(rounds=1))
@@ -217,7 +223,7 @@ def test_traces_tell_of_masked_probabilities(model: specjax.Model, tmp_path: Pat
 
 
 def test_turns_of_a_session_begin_anew_and_a_reply_that_was_taken_back_goes_on(model: specjax.Model) -> None:
-    chat = model.session(slots=128, draft=3, regex=REGEX, max_tokens=30)
+    chat = model.session(slots=256, draft=3, regex=REGEX, max_tokens=30)
     first, chat = chat.generate("def f(")
     assert re.fullmatch(REGEX, first.text)
     second, after = chat.generate([*chat.conversation, *b" x = "], json_schema=SCHEMAS[1], regex=None)
@@ -247,8 +253,11 @@ def test_a_grammar_can_begin_after_a_token(model: specjax.Model) -> None:
     free = model.generate("def f(", max_tokens=30, ignore_eos=True, draft=3)
     place = next(at for at, token in enumerate(free.tokens) if at > 3 and token < 128 and token not in free.tokens[:at])
     begin = model.decode([free.tokens[place]])
-    for draft in (0, 3):
-        held = model.generate("def f(", max_tokens=30, regex=REGEX, grammar_after=begin, draft=draft)
+    plain, drafted = (
+        model.generate("def f(", max_tokens=30, regex=REGEX, grammar_after=begin, draft=draft) for draft in (0, 3)
+    )
+    assert plain.tokens == drafted.tokens
+    for held in (plain, drafted):
         assert held.finish_reason == "eos"
         assert held.tokens[: place + 1] == free.tokens[: place + 1]
         assert re.fullmatch(REGEX, model.decode(held.tokens[place + 1 :]))

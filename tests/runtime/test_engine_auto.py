@@ -10,19 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_engine import DRAFTING, PROMPTS, WANTS, alone, assert_as_alone, engine, finish
-from tiny_models import DENSE
+from test_engine import DRAFTING, PROMPTS, SEATS, WANTS, alone, assert_as_alone, engine, finish
 
 import specjax
-from specjax.decoding.decoder import Decoder
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
-from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 from specjax.runtime.backlog import Backlog
 from specjax.runtime.building import Building
 from specjax.runtime.cost_memory import CostMemory
 from specjax.runtime.depth.control import Choice, DepthControl
 from specjax.runtime.engine import Engine
-from specjax.runtime.feeding import feed
 from specjax.runtime.reading import Reading
 from specjax.runtime.request import Request
 from specjax.runtime.rounds import Rounds
@@ -36,7 +32,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, choices: Iterator[Choice]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_seats", [1, 3])
+@pytest.mark.parametrize("n_seats", [1, SEATS])
 def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged prompts, greedy and coupled rows, stop tokens; with few seats requests join while others run."""
     wanted = [alone(index) for index in range(len(PROMPTS))]  # with a fixed depth
@@ -55,30 +51,33 @@ def test_a_depth_that_changes_with_every_chunk_changes_no_token(n_seats: int, mo
 def test_rounds_without_drafts_leave_nothing_out_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter is given what it has not seen when somebody looks, of the text that has the seat and of no other."""
     scripted(monkeypatch, cycle([Choice(0), Choice(0, 1)]))
-    running = engine(DRAFTING, 2, 512, rounds=4)
+    running = engine(DRAFTING, SEATS, 512, rounds=4)
     greedy = Settings(SamplerConfig(), AUTO)
-    for index, max_tokens in ((0, 24), (2, 7), (4, 5), (1, 9)):
+    for index, max_tokens in ((0, 24), (2, 7), (4, 5), (1, 9), (6, 8)):
         running.submit(Request(tuple(PROMPTS[index]), max_tokens, greedy, index))
     seats = {update.row: update.job for update in running.run() if update.record is not None}
-    state = running.state.sequences
-    for row, job in seats.items():
-        text = (*job.request.prompt, *job.tokens[:-1])
-        fed, _ = feed(DRAFTING, running.params, DRAFTING.init_state(1, 512), text)
-        for got, want in zip(state.drafter.contents(row, len(text)), fed.drafter.contents(0, len(text)), strict=True):
+    texts = {row: (*job.request.prompt, *job.tokens[:-1]) for row, job in seats.items()}
+    fed = engine(DRAFTING, SEATS, 512)
+    read = {row: fed.submit(Request(text, 1, greedy)) for row, text in texts.items()}
+    finish(fed)
+    state, wanted = running.state.sequences.drafter, fed.state.sequences.drafter
+    for row, text in texts.items():
+        kept = zip(state.contents(row, len(text)), wanted.contents(read[row].row, len(text)), strict=True)
+        for got, want in kept:
             np.testing.assert_array_equal(got.positions, want.positions)
             np.testing.assert_allclose(got.rows, want.rows, rtol=1e-3, atol=1e-4)
 
 
 def test_what_waits_for_the_drafter_may_fill_its_room_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter is then given it between chunks that draft nothing."""
-    want = engine(DRAFTING, 1, 512)
+    want = engine(DRAFTING, SEATS, 512)
     plain = want.submit(Request(tuple(PROMPTS[0]), 400, Settings(draft=DraftConfig(n_max=0))))
     finish(want)
     monkeypatch.setattr("specjax.runtime.backlog.MOST_BYTES", 1)
     given, fills = Backlog.given, []
     monkeypatch.setattr(Backlog, "given", lambda self, *args: fills.append(self) or given(self, *args))
     scripted(monkeypatch, cycle([Choice(0)]))
-    running = engine(DRAFTING, 1, 512)
+    running = engine(DRAFTING, SEATS, 512)
     job = running.submit(Request(tuple(PROMPTS[0]), 400, Settings(draft=AUTO)))
     finish(running)
     assert job.tokens == plain.tokens
@@ -105,7 +104,7 @@ def test_chunks_before_the_drafter_catches_up_have_exact_times(monkeypatch: pyte
     monkeypatch.setattr(Building, "clock", lambda self: next(now))
     monkeypatch.setattr(Rounds, "learn", note)
     scripted(monkeypatch, cycle([Choice(0), Choice(3, 1, visit=True)]))
-    running = engine(DRAFTING, 1, 512)
+    running = engine(DRAFTING, SEATS, 512)
     running.submit(Request(tuple(PROMPTS[0]), 120, Settings(SamplerConfig(), AUTO)))
     finish(running)
     assert len(doubts) > 20
@@ -131,7 +130,7 @@ def test_stop_tokens_inside_drafts_end_texts_at_every_depth(monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_left_to_itself_it_says_the_same_beside_fixed_numbers() -> None:
-    running = engine(DRAFTING, 4, 512)
+    running = engine(DRAFTING, SEATS, 512)
     wants = {index: Settings(WANTS[index].sampler, AUTO, WANTS[index].seed) for index in (0, 1, 3)}
     automatic = [running.submit(Request(tuple(PROMPTS[i]), 24, settings, i)) for i, settings in wants.items()]
     fixed = running.submit(Request(tuple(PROMPTS[4]), 24, WANTS[4], 4))
@@ -143,15 +142,14 @@ def test_left_to_itself_it_says_the_same_beside_fixed_numbers() -> None:
 def test_programs_are_built_once_and_nothing_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """A depth that has been used before compiles nothing, in another engine of the model either."""
     monkeypatch.setattr("specjax.runtime.rounds.DOUBT", float("inf"))  # every chunk is timed, however busy the machine
-    decoder = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "greedy", 3)
-    first = engine(decoder, 1, 512)
+    first = engine(DRAFTING, SEATS, 512)
     request = Request(tuple(PROMPTS[0]), 100, Settings(SamplerConfig(), AUTO))
     first.experience.effort.rounds = float("inf")
     for _ in range(2):
         first.submit(request)
         finish(first)
-    assert 3 in first.experience.costs[decoder, 1]
-    second = Engine(decoder, first.params, seats=1, slots=512, rounds_per_chunk=4, experience=first.experience)
+    assert 3 in first.experience.costs[DRAFTING, SEATS]
+    second = Engine(DRAFTING, first.params, seats=SEATS, slots=512, rounds_per_chunk=4, experience=first.experience)
     first.experience.effort.rounds = 0.0  # nothing more may be built
     job = second.submit(request)
     finish(second)
@@ -166,20 +164,20 @@ def test_costs_that_another_process_has_measured_are_taken_over(
 ) -> None:
     """The first depth is then the best one, and not the one that nothing is known of."""
     monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
-    running = engine(DRAFTING, 1, 512)
-    CostMemory(DRAFTING, 1, running.params).write({0: 1.0, 3: 9.0})
+    running = engine(DRAFTING, SEATS, 512)
+    CostMemory(DRAFTING, SEATS, running.params).write({0: 1.0, 3: 9.0})
     job = running.submit(Request(tuple(PROMPTS[0]), 8, Settings(WANTS[0].sampler, AUTO)))
     finish(running)
     assert job.stats.rounds_by_drafts[0] == job.stats.rounds
-    assert running.experience.costs[DRAFTING, 1].keys() == {0, 3}
+    assert running.experience.costs[DRAFTING, SEATS].keys() == {0, 3}
 
 
 def test_a_fixed_depth_before_leaves_what_another_process_has_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
-    running = engine(DRAFTING, 1, 512)
-    CostMemory(DRAFTING, 1, running.params).write({0: 1.0, 3: 9.0})
+    running = engine(DRAFTING, SEATS, 512)
+    CostMemory(DRAFTING, SEATS, running.params).write({0: 1.0, 3: 9.0})
     for draft in (DraftConfig(n_max=3), AUTO):
         job = running.submit(Request(tuple(PROMPTS[0]), 24, Settings(WANTS[0].sampler, draft)))
         finish(running)
