@@ -73,7 +73,7 @@ class Rounds:
         fed = (np.arange(MOST)[:, None] < ran) | (np.arange(MOST)[:, None] >= rounds)  # these must not be read either
         for index in range(rounds):
             hidden = np.where(fed[index], tokens[index] / 2, np.nan)[:, None, None]
-            waiting = write(waiting, np.int32(index), Features(jnp.asarray(hidden, jnp.bfloat16), ()))
+            waiting = write(waiting, np.int32(index), Features(hidden.astype(jnp.bfloat16), ()))
             for row in np.flatnonzero(fed[index]):
                 self.owed[row][int(self.length[row])] = int(tokens[index, row])
             self.length += fed[index]
@@ -85,11 +85,12 @@ class Rounds:
         self.backlog.forget(row)
         self.length[row], self.owed[row] = self.rng.integers(30), {}
 
-    def given(self) -> tuple[Array, Array]:
+    def given(self) -> tuple[np.ndarray, np.ndarray]:
         """What the drafter is given, at its positions."""
         said = jnp.full((ROWS, SLOTS), NOTHING)
         state = SequenceState((), (said, jnp.zeros((ROWS, SLOTS))), jnp.asarray(self.length, jnp.int32))
-        return self.backlog.given(Scribe(), {}, state)[0].drafter
+        said, heard = self.backlog.given(Scribe(), {}, state)[0].drafter
+        return np.asarray(said), np.asarray(heard)
 
 
 leave, write, end = jax.jit(Waiting.without), jax.jit(Waiting.with_round), jax.jit(Waiting.after)

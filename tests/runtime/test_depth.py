@@ -93,7 +93,7 @@ def test_the_depth_with_most_tokens_a_second_is_found(
     assert settled(Machine(cost, rows=4), acceptance)[1] == depth
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("rows", [1, pytest.param(4, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize(("cost", "extra"), [(fast, 0.0), (slow, 0.0), (slow, 3.0)])
 def test_a_changing_acceptance_is_followed(cost: Callable[[int], float], extra: float, rows: int) -> None:
     """Close to the best fixed depth in every phase, and so never much slower than plain decoding."""

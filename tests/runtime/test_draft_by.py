@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache
 from pathlib import Path
 
 import jax
 import pytest
+from small_model import write_small_model
 
 import checkpoints
 import specjax
@@ -23,7 +25,9 @@ UNKNOWN = "draft_by is 'eagle', but the model's drafters are 'ngram', 'mtp'; nam
 
 @cache
 def model() -> specjax.Model:
-    return specjax.load(drafter=["ngram", "mtp"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_small_model(Path(folder) / "small.gguf", context_length=256)
+        return specjax.load(path, drafter=["ngram", "mtp"])
 
 
 def test_drafters_are_named_as_the_user_named_them() -> None:

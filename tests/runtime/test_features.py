@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,7 +66,8 @@ def test_pieces_and_spans_change_nothing() -> None:
     decoder, request = Decoder(loaded.target, None, max_drafts=0), FeatureRequest(True, (2,))
     state, array = decoder.init_state(1, len(tokens), chunk=len(tokens)), jnp.asarray([tokens])
     n_valid = jnp.asarray([len(tokens)])
-    output, _ = loaded.target.extend(loaded.params, array, n_valid, state, request=request, rows="none")
+    extend = jax.jit(partial(loaded.target.extend, request=request, rows="none"))
+    output, _ = extend(loaded.params, array, n_valid, state)
     for start, stop in ((0, None), (270, 280), (-40, None), (10, 258), (256, 257)):
         inside = loaded.features(tokens, [2], start=start, stop=stop)
         assert inside.tokens == tuple(tokens[start:stop])

@@ -12,16 +12,15 @@ from specjax.runtime import rounds
 from specjax.runtime.building import Building
 from specjax.runtime.depth.control import START, DepthControl
 
-PROMPT = "def add(a, b):\n    return a + b\n" * 40
+PROMPT = "def add(a, b):\n    return a + b\n" * 6
 
 
-@pytest.mark.parametrize("draft", [7, "auto", 0])
+@pytest.mark.parametrize("draft", [3, "auto", 0])
 def test_rounds_are_compiled_once_and_ahead(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, draft: int | str
+    model: specjax.Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, draft: int | str
 ) -> None:
-    model = specjax.load()
-    # Caches of which no other test has programs.
-    options = specjax.GenerateOptions(max_tokens=12, draft=draft, kv_type_k="q4_0", kv_type_v="q8_0")
+    # Chunks of a length for which no other test has programs.
+    options = specjax.GenerateOptions(max_tokens=12, draft=draft, rounds_per_chunk=99)
     monkeypatch.setattr(rounds, "current_platform", lambda: "gpu")
     started: list[str] = []
     compiled = Building.ahead

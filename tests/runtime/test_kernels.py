@@ -22,7 +22,8 @@ from specjax.runtime.kernels import calls_of
 from specjax.runtime.notices import listener
 from specjax.runtime.request import Request
 
-DECODER = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "greedy", 2)
+DECODER = Decoder(Qwen35Target(DENSE), Qwen35MTP(DENSE), "greedy", 1)
+PLAIN = Decoder(Qwen35Target(DENSE), None, "greedy", 0)  # fewer programs, where it does not matter what they are
 QUICK = Effort(copies=1, cache_bytes=1, seconds=0, runs=1)
 
 
@@ -32,7 +33,7 @@ def params() -> dict:
 
 
 def run(engine: Engine) -> list[int]:
-    job = engine.submit(Request(tuple(range(1, 20)), 6, Settings(draft=DraftConfig(n_max=2))))
+    job = engine.submit(Request(tuple(range(1, 20)), 6, Settings(draft=DraftConfig(n_max=engine.decoder.max_drafts))))
     for _ in engine.run():
         pass
     return job.tokens
@@ -56,14 +57,14 @@ def test_on_a_cpu_nothing_is_measured_unless_it_is_asked_for(
     # As it is, but for the time: what is left over is measured another time.
     monkeypatch.setattr("specjax.runtime.kernels.measure", partial(measure, effort=QUICK, budget=1))
     try:
-        engine = Engine(DECODER, params, seats=2, slots=64)
+        engine = Engine(PLAIN, params, seats=2, slots=64)
         assert not engine.experience.measured
         before = run(engine)
         with using("xla"):
-            Engine(DECODER, params, seats=2, slots=64, experience=engine.experience)
+            Engine(PLAIN, params, seats=2, slots=64, experience=engine.experience)
         assert not said
         with using("measure"):
-            Engine(DECODER, params, seats=2, slots=64, experience=engine.experience)
+            Engine(PLAIN, params, seats=2, slots=64, experience=engine.experience)
             found = dict(memory.remembered())
             assert found
             assert found.keys() <= engine.experience.measured
@@ -72,9 +73,9 @@ def test_on_a_cpu_nothing_is_measured_unless_it_is_asked_for(
             assert f"measured kernels for {len(found)} kinds of calls in " in last
             assert last.endswith(f" s; kept in {memory.file()}")
             assert f"{len(engine.experience.measured) - len(found)} kinds of calls were not measured" in rest
-            Engine(DECODER, params, seats=2, slots=64, experience=engine.experience)
+            Engine(PLAIN, params, seats=2, slots=64, experience=engine.experience)
             assert len(said) == 3, "a second engine of the model measures nothing"
-        assert run(Engine(DECODER, params, seats=2, slots=64)) == before
+        assert run(Engine(PLAIN, params, seats=2, slots=64)) == before
         assert len(said) == 3
     finally:
         listener.reset(token)
@@ -86,7 +87,7 @@ def test_what_is_named_is_not_measured(params: dict, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SPECJAX_CACHE", "/nowhere")
     monkeypatch.setattr("specjax.runtime.kernels.worth_measuring", lambda calls, anew: asked.extend(calls) or [])
     with using("matmul.float=xla_dot", platform="cpu"):
-        Engine(DECODER, params, seats=1, slots=32)
+        Engine(PLAIN, params, seats=1, slots=32)
     operations = {operation for operation, _ in asked}
     assert "matmul.float" not in operations
     assert "cache_attention" in operations

@@ -69,18 +69,18 @@ def test_small_arrays_stay_and_places_are_kept() -> None:
 
 
 @asks
-@pytest.mark.parametrize("size", [1000, large_pages.REGION])
-def test_memory_goes_back_when_its_arrays_are_gone(size: int) -> None:
-    regions = large_pages._Regions()
-    memory, other = regions.take(size), regions.take(500)
-    addresses = [array.ctypes.data for array in (memory, other)]
-    arrays = [jax.device_put(array, may_alias=True) for array in (memory, other)]
-    del memory, other
+def test_memory_goes_back_when_its_arrays_are_gone() -> None:
+    """That of small ones, and that of a large one beside a small one."""
+    regions = {size: large_pages._Regions() for size in (1000, large_pages.REGION)}
+    memory = [each.take(length) for size, each in regions.items() for length in (size, 500)]
+    addresses = [array.ctypes.data for array in memory]
+    arrays = [jax.device_put(array, may_alias=True) for array in memory]
+    del memory
     gc.collect()
-    assert all("hg" in flags_at(address) for address in addresses)
+    assert ["hg" in flags_at(address) for address in addresses] == [True] * 4
     del arrays
     gc.collect()
-    assert not any("hg" in (flags_at(address) or ()) for address in addresses)
+    assert ["hg" in (flags_at(address) or ()) for address in addresses] == [False] * 4
 
 
 @asks

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from small_model import write_small_model
 
 import specjax
 from pallas_kernels import using
@@ -22,25 +23,29 @@ def shapes(model: specjax.Model, seats: int, slots: int) -> list[tuple[int, int]
 
 
 def test_gpus_have_a_larger_piece_for_one_prompt_alone() -> None:
-    small = shapes(specjax.load(), 4, 2048)
+    model = specjax.load()
+    small = shapes(model, 4, 2048)
     assert {size for _, size in small} == set(PIECE_SIZES)
     with using(platform="gpu"):
-        found = shapes(specjax.load(), 4, 2048)
+        found = shapes(model, 4, 2048)
         assert found == [*small, (1, 1024)]
         assert [piece_size(left, found) for left in (10, 200, 600, 5000)] == [16, 256, 1024, 1024]
         assert piece_size(5000) == PIECE_SIZES[-1], "all logits of a piece are held where none is asked for"
 
 
 def test_many_slots_and_rings_are_fed_small_pieces() -> None:
-    slots = MOST_PAIRS // 1024
+    model, slots = specjax.load(), MOST_PAIRS // 1024
     with using(platform="gpu"):
-        assert [shapes(specjax.load(), 1, each)[-1] for each in (slots, slots + 256)] == [(1, 1024), (1, 256)]
+        assert [shapes(model, 1, each)[-1] for each in (slots, slots + 256)] == [(1, 1024), (1, 256)]
         assert shapes(specjax.load(FIXTURES / "gemma4.gguf"), 1, 2048)[-1] == (1, 256)
 
 
-@pytest.mark.parametrize(("draft", "kind"), [(0, "q8_0"), (2, "f32")])
-def test_larger_pieces_change_no_token(monkeypatch: pytest.MonkeyPatch, draft: int, kind: str) -> None:
-    model = specjax.load()
+@pytest.mark.parametrize(
+    ("draft", "kind"),
+    [(2, "q8_0"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((0, "q8_0"), (2, "f32")))],
+)
+def test_larger_pieces_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: int, kind: str) -> None:
+    model = specjax.load(write_small_model(tmp_path / "small.gguf", context_length=1024))
     prompt = random_prompt(model.target.vocab_size, 700, 0)
     options = specjax.GenerateOptions(max_tokens=24, draft=draft, ignore_eos=True, kv_type_k=kind, kv_type_v=kind)
     expected = model.generate(prompt, options)

@@ -34,8 +34,8 @@ def options(kind: str) -> specjax.GenerateOptions:
     return specjax.GenerateOptions(max_tokens=MORE, draft=MODELS[kind][2], ignore_eos=True, margins=True)
 
 
-def engine(kind: str, prefix_bytes: int, seats: int = 2) -> Engine:
-    return model(kind).engine([options(kind)], seats=seats, slots=512, prefix_bytes=prefix_bytes)
+def engine(kind: str, prefix_bytes: int) -> Engine:
+    return model(kind).engine([options(kind)], seats=2, slots=512, prefix_bytes=prefix_bytes)
 
 
 def said(seed: int, length: int) -> list[int]:
@@ -64,7 +64,7 @@ def assert_same(warm: Job, cold: Job) -> None:
 
 @cache
 def cold(kind: str, prompt: tuple[int, ...]) -> Job:
-    running = engine(kind, 0, seats=1)
+    running = engine(kind, 0)
     job = submit(running, kind, list(prompt))
     finish(running)
     assert job.reused == 0

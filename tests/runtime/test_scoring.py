@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_model import write_small_model
 
 import specjax
 from specjax.errors import PromptError
@@ -23,11 +23,14 @@ PAIRS += [([5], TOKENS[100:140]), (TOKENS[200:230], [9]), ([*EXAMPLES, 3], [])]
 PROMPTS, CONTINUATIONS = [prompt for prompt, _ in PAIRS], [continuation for _, continuation in PAIRS]
 
 
-@pytest.fixture(scope="module", params=["hybrid", "rings"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
-    if request.param == "rings":
-        return specjax.load(FIXTURES / "gemma4" / "dense" / "hf")
-    return specjax.load(write_small_model(tmp_path_factory.mktemp("model") / "small.gguf"))
+@cache
+def rings() -> specjax.Model:
+    return specjax.load(FIXTURES / "gemma4" / "dense" / "hf")
+
+
+@pytest.fixture(params=["hybrid", "rings"])
+def scored(request: pytest.FixtureRequest, model: specjax.Model) -> specjax.Model:
+    return rings() if request.param == "rings" else model
 
 
 def alone(model: specjax.Model, prompt: list[int], continuation: list[int]) -> tuple[np.ndarray, bool]:
@@ -40,20 +43,21 @@ def alone(model: specjax.Model, prompt: list[int], continuation: list[int]) -> t
 
 
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 16])
-def test_shared_starts_change_no_score(model: specjax.Model, rows: int) -> None:
+def test_shared_starts_change_no_score(scored: specjax.Model, rows: int) -> None:
     assert any(cluster.trunk for cluster in plan(PROMPTS, CONTINUATIONS, rows))
-    got = score(model, PROMPTS, CONTINUATIONS, rows=rows)
+    got = score(scored, PROMPTS, CONTINUATIONS, rows=rows)
     for (prompt, continuation), each in zip(PAIRS, got, strict=True):
-        logprobs, greedy = alone(model, prompt, continuation)
+        logprobs, greedy = alone(scored, prompt, continuation)
         np.testing.assert_allclose(each.logprobs, logprobs, atol=1e-4)
         assert each.greedy == greedy
         assert each.total == pytest.approx(logprobs.sum(), abs=1e-3)
 
 
-def test_what_greedy_decoding_says_is_greedy(model: specjax.Model) -> None:
-    said = model.generate(QUESTIONS[0], max_tokens=5, draft=0, ignore_eos=True).tokens
+@pytest.mark.parametrize("scored", ["hybrid", pytest.param("rings", marks=pytest.mark.slow)], indirect=True)
+def test_what_greedy_decoding_says_is_greedy(scored: specjax.Model) -> None:
+    said = scored.generate(QUESTIONS[0], max_tokens=5, draft=0, ignore_eos=True).tokens
     other = [*said[:-1], (said[-1] + 1) % 200]
-    assert [each.greedy for each in model.score_choices(QUESTIONS[0], [said, said[:2], other])] == [True, True, False]
+    assert [each.greedy for each in scored.score_choices(QUESTIONS[0], [said, said[:2], other])] == [True, True, False]
 
 
 def test_every_text_is_fed_whole_and_shared_starts_once() -> None:
@@ -83,15 +87,14 @@ def test_a_group_larger_than_a_batch_is_divided() -> None:
     assert cluster.num_fed == len(EXAMPLES) - 1 + 10  # the prompt is fed once for all of them
 
 
-def test_a_text_may_fill_the_context_and_one_token_more(tmp_path: Path) -> None:
-    model = specjax.load(write_small_model(tmp_path / "small.gguf"))
-    assert len(model.score(TOKENS[:1], TOKENS[1:129])) == 128
-    with pytest.raises(PromptError, match="the model's context of 128 is shorter"):
-        model.score(TOKENS[:1], TOKENS[1:130])
+def test_a_text_may_fill_the_context_and_one_token_more(model: specjax.Model) -> None:
+    assert len(model.score(TOKENS[:1], TOKENS[1:257])) == 256
+    with pytest.raises(PromptError, match="the model's context of 256 is shorter"):
+        model.score(TOKENS[:1], TOKENS[1:258])
 
 
 def test_what_stands_before_every_text_stands_there_once() -> None:
-    model = specjax.load(FIXTURES / "gemma4" / "dense" / "hf")
+    model = rings()
     assert model.tokenizer is not None
     leading = list(model.tokenizer.vocabulary.leading)
     assert model.encode("a b") == [*leading, *model.encode_further("a b")]

@@ -33,6 +33,8 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 PROMPTS = ["def f(", "class A", "import os"]
 REGEX = "(?:abc|de|f{2}){2,4}-[0-9]{3}"
+DRAWN: Any = {"accept": "coupled", "logprobs": 2, "margins": True}
+"""Three rows with these options, of which one draws, share one program."""
 
 
 def check(result: specjax.Generation, schema: Any) -> None:
@@ -47,7 +49,13 @@ def check(result: specjax.Generation, schema: Any) -> None:
 def test_texts_of_random_weights_are_valid_json(model: specjax.Model, accept: Any) -> None:
     for seed in range(3):
         results = model.generate_batch(
-            PROMPTS, json_schema=SCHEMAS, max_tokens=80, temperature=[1.0, 0.7, 0.0], seed=seed, accept=accept, draft=3
+            PROMPTS,
+            json_schema=SCHEMAS,
+            max_tokens=80,
+            temperature=[1.0, 0.7, 0.0],
+            seed=seed,
+            draft=3,
+            **{**DRAWN, "accept": accept},
         )
         for result, schema in zip(results, SCHEMAS, strict=True):
             check(result, schema)
@@ -72,7 +80,7 @@ def test_drafts_change_nothing_and_neighbours_neither(model: specjax.Model) -> N
         {"temperature": 0.0, "regex": REGEX},
     ]
     options = [
-        [specjax.GenerateOptions(draft=draft, **want, max_tokens=30, accept="coupled") for want in wants]
+        [specjax.GenerateOptions(draft=draft, **want, max_tokens=30, **DRAWN) for want in wants]
         for draft in (0, 3, specjax.DraftConfig(3, masked=False), specjax.DraftConfig(3, p_min=0.4))
     ]
 
@@ -110,7 +118,7 @@ def test_another_grammar_compiles_nothing(model: specjax.Model) -> None:
 
 
 def test_a_grammar_that_joins_a_running_one_compiles_nothing(model: specjax.Model) -> None:
-    base = specjax.GenerateOptions(draft=3, max_tokens=40, temperature=0.8, accept="coupled")
+    base = specjax.GenerateOptions(draft=3, max_tokens=40, temperature=0.8, **DRAWN)
     first, second = replace(base, regex="[a-c]{40}"), replace(base, regex="[x-z]{9}")
     engine, programs = model.engine([first, second], seats=3, slots=256), (decode_chunk, start_rows, feed_rows)
     one = engine.submit(model.request(model.encode("def f("), first))
@@ -195,11 +203,16 @@ def test_after_the_end_a_text_that_must_go_on_repeats_its_end(model: specjax.Mod
 
 
 def test_log_probabilities_are_the_models_own_and_margins_those_of_the_choice(model: specjax.Model) -> None:
-    result = model.generate("def f(", regex="[a-f]{3}--[0-9]+", draft=3, max_tokens=12, logprobs=2, margins=True)
-    assert result.logprobs is not None
+    regex, temperature = "[a-f]{3}--[0-9]+", [0.0, 0.9, 0.9]
+    results = model.generate_batch(
+        ["def f("] * 3, regex=regex, temperature=temperature, draft=3, max_tokens=12, **DRAWN
+    )
+    for each in results:
+        assert each.logprobs is not None
+        scores = model.score(each.prompt_tokens, each.tokens)
+        assert scores == pytest.approx([one.logprob for one in each.logprobs], abs=2e-4)
+    result = results[0]
     assert result.margins is not None
-    scores = model.score(result.prompt_tokens, result.tokens)
-    assert scores == pytest.approx([each.logprob for each in result.logprobs], abs=2e-4)
     logits = model.logits([*result.prompt_tokens, *result.tokens])[len(result.prompt_tokens) - 1 : -1]
     first = np.sort(logits[0][[*b"abcdef", 256]])  # 256 is the token "de"
     assert result.margins[0] == pytest.approx(first[-1] - first[-2], abs=2e-4)
