@@ -43,7 +43,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**folders, "begins": SCRIPT["with_beginning"](folders["begins"], beginning)}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "qwen3")) for name in MODELS]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -17,7 +17,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 @pytest.fixture(scope="module")
 def empty() -> Session:
-    return specjax.load(FIXTURES / "dense/qwen3/hf").session(slots=256)
+    return specjax.load(FIXTURES / "dense/qwen3/hf").session(slots=512)  # as test_rewind has them
 
 
 def holding(empty: Session, text: str, prompt: int, name: str | None = None) -> Session:
@@ -98,7 +98,7 @@ def test_a_long_text_is_shown_by_its_ends(empty: Session) -> None:
     session = holding(empty, "a" * 900 + "b" * 900, 1)
     assert "aaaa … bbbb" in session._repr_html_()
     assert len(session._repr_html_()) < 1500
-    assert "1 turn; 1800 tokens, room for 256" in repr(session)
+    assert "1 turn; 1800 tokens, room for 512" in repr(session)
     tree = repr(specjax.session_tree(session))
     assert "aaaa … bbbb" in tree
     assert len(tree) < 200
@@ -109,4 +109,4 @@ def test_a_name_stays_with_what_follows(empty: Session) -> None:
     assert (empty.name, named.name) == (None, "left")
     after = named.generate(empty.model.encode("abcd"), max_tokens=2)[1]
     assert (after.name, after.rewind(1).name) == ("left", "left")
-    assert repr(after).startswith("Session('left', 1 turn; 6 tokens, room for 256; last: 0 reused, 4 fed: ")
+    assert repr(after).startswith("Session('left', 1 turn; 6 tokens, room for 512; last: 0 reused, 4 fed: ")
