@@ -1,18 +1,19 @@
-"""One server for all tests of this folder."""
+"""One server for all tests of this folder, of a small model with the vocabulary of the bundled one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
-from running import DRAFTS, KEY, SEATS, SLOTS, Running, serving
+from running import Running, serving_all
+from small_model import CONFIG, agreeing_params
 
+import checkpoints
 import specjax
-from specjax.serving.app import Access
-from specjax.serving.limits import Limits
-from specjax.serving.service import Settings
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,14 +21,22 @@ def _release_programs() -> None:
     """The server keeps its programs: a test says that it compiles nothing."""
 
 
+def small_model(path: Path) -> specjax.Model:
+    """Few tokens are likely, so that texts come back to what they have said, and its n-grams are found again."""
+    tokenizer = specjax.load(need_tokenizer=True).tokenizer
+    assert tokenizer is not None
+    config = replace(CONFIG, vocab_size=tokenizer.vocab_size, context_length=1024)
+    params = agreeing_params(config)
+    likely = np.isin(np.arange(config.vocab_size), tokenizer.encode("def add(a, b):\n    return a + b\n"))
+    params["target"]["lm_head"]["weight"] *= np.where(likely, np.float32(5), np.float32(0.1))[:, None]
+    checkpoints.write_gguf(path, specjax.FAMILIES, config, params, tokenizer)
+    return specjax.load(path, drafter=["ngram", "mtp"], need_tokenizer=True)
+
+
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    options = specjax.GenerateOptions(draft=DRAFTS, temperature=1.0)
-    limits = Limits(queue=40, tokens=300, choices=16, body_bytes=100_000, body_seconds=1, seconds=60)
-    folder = tmp_path_factory.mktemp("sessions")
-    settings = Settings("demo", options, seats=SEATS, slots=SLOTS, prefix_bytes=2**24, sessions=folder, limits=limits)
-    access = Access(KEY, ("127.0.0.1",), ("https://page.example",))
-    with serving(specjax.load(drafter=["ngram", "mtp"], need_tokenizer=True), settings, access, warm=True) as running:
+    model = small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+    with serving_all(model, tmp_path_factory.mktemp("sessions")) as running:
         yield running
 
 

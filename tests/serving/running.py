@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import httpx
 import openai
@@ -16,6 +17,7 @@ import uvicorn
 
 import specjax
 from specjax.serving.app import Access
+from specjax.serving.limits import Limits
 from specjax.serving.run import server_config
 from specjax.serving.service import Service, Settings
 
@@ -77,3 +79,14 @@ def serving(model: specjax.Model, settings: Settings, access: Access, *, warm: b
     thread.join(30)
     assert not thread.is_alive()
     listening.close()
+
+
+@contextmanager
+def serving_all(model: specjax.Model, folder: Path) -> Iterator[Running]:
+    """The server that all tests of a folder share. Its sessions are kept there."""
+    options = specjax.GenerateOptions(draft=DRAFTS, temperature=1.0)
+    limits = Limits(queue=40, tokens=300, choices=16, body_bytes=100_000, body_seconds=1, seconds=60)
+    settings = Settings("demo", options, seats=SEATS, slots=SLOTS, prefix_bytes=2**24, sessions=folder, limits=limits)
+    access = Access(KEY, ("127.0.0.1",), ("https://page.example",))
+    with serving(model, settings, access, warm=True) as running:
+        yield running

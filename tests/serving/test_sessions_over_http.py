@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from running import DRAFTS, Running, serving
+from running import DRAFTS, SEATS, SLOTS, Running, serving
 
 import specjax
 from specjax.serving.app import Access
@@ -83,8 +83,11 @@ def test_chats_go_on_from_what_a_session_has_computed(client: httpx.Client) -> N
     client.delete("/sessions/chat")
 
 
-def test_saved_sessions_are_there_after_a_restart(client: httpx.Client, running: Running, saved: Path) -> None:
-    """The second server has other seats and other caches' sizes, and finds nothing but the folder."""
+@pytest.mark.parametrize(("seats", "slots"), [(SEATS, SLOTS), pytest.param(1, 1024, marks=pytest.mark.slow)])
+def test_saved_sessions_are_there_after_a_restart(
+    client: httpx.Client, running: Running, saved: Path, seats: int, slots: int
+) -> None:
+    """The second server finds nothing but the folder; it may have other seats and other caches' sizes."""
     client.post("/sessions", json={"id": "kept"})
     begun = said(client, "kept", "for i in range(10):\n", trace=True)
     told = client.post("/sessions/kept/save").json()
@@ -94,8 +97,8 @@ def test_saved_sessions_are_there_after_a_restart(client: httpx.Client, running:
     conversation = [*running.model.encode("for i in range(10):\n"), *tokens_of(client, begun)]
     expected = text_of(said(client, None, [*conversation, *running.model.encode_further("\n")]))
     options = specjax.GenerateOptions(draft=DRAFTS)
-    other_slots = Settings("again", options, seats=1, slots=1024, sessions=saved)
-    with serving(running.model, other_slots, Access()) as restarted, restarted.client() as other:
+    again = Settings("again", options, seats=seats, slots=slots, sessions=saved)
+    with serving(running.model, again, Access()) as restarted, restarted.client() as other:
         assert [each["id"] for each in other.get("/sessions").json()["data"]] == ["kept"]
         further = said(other, "kept", "\n")
         assert text_of(further) == expected

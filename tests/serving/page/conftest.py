@@ -1,4 +1,4 @@
-"""The page in a browser, on the one server of these tests."""
+"""The page in a browser, on the one server of these tests, whose model is the bundled one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 from browsing import Browser, browsing, fronting
-from running import Running
+from running import Running, serving_all
+
+import specjax
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     with browsing() as browser:
         yield browser
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    model = specjax.load(drafter=["ngram", "mtp"], need_tokenizer=True)
+    with serving_all(model, tmp_path_factory.mktemp("sessions")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
