@@ -100,7 +100,7 @@ def start(
     constraint: Constraint | None = None,
 ) -> tuple[DecodeState, RoundRecord]:
     """Let every row decode after its prompt; the record is that of the first tokens, which `budget` counts."""
-    batch = len(budget)
+    batch, budget = len(budget), jnp.asarray(budget, jnp.int32)  # else `jnp.full` makes another program: a weak type
     pending, budgets, streak, skip, stream, none = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
     own, held = (jax.tree.map(jnp.copy, each) for each in (settings, constraint))
     counts = None if settings.leaning is None else no_counts(batch, decoder.target.vocab_size)

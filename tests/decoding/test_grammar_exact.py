@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import jax.numpy as jnp
@@ -9,26 +10,25 @@ import numpy as np
 import pytest
 from test_acceptance_exact import PLAIN, WARPED, always, distance, nodes_along
 from test_loop_distribution import (
-    LOOKED_UP,
+    DRAWS,
+    LOOKS_UP,
+    THREE,
     VOCAB,
-    TableDrafter,
     TableTarget,
     both,
-    by_budget,
     enumerate_sequences,
     p_value,
-    sample_sequences,
+    sample_together,
     tables,
 )
 from wants import alike
 
 from specjax.analysis.lossless.enumeration import CORRECT, Language, speculation_odds, target_odds
-from specjax.decoding.acceptance import Rule
+from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.grammar import FORBIDDEN, Constraint, Grammar, GrammarRows, GrammarTables
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
-from specjax.models.drafters.first_of import FirstOf
 
 NO = FORBIDDEN
 TOY = Grammar(np.array([[1, NO, 0, 2], [NO, 2, NO, NO], [0, NO, 1, NO]], np.int32), np.arange(4, dtype=np.int32))
@@ -81,7 +81,7 @@ def allowed(grammar: Grammar, text: tuple[int, ...]) -> bool:
 
 @pytest.mark.parametrize("rule", CORRECT)
 def test_the_mask_on_the_drafter_has_more_drafts_accepted(rule: str) -> None:
-    masked, free = (held(Language.alike(4, 3), TOY, masks_drafts=each) for each in (True, False))
+    masked, free = (held(Language.alike(4, 4), TOY, masks_drafts=each) for each in (True, False))
     accepted = [speculation_odds(CORRECT[rule], each, 2, PLAIN, always(2)).accepted for each in (masked, free)]
     assert accepted[0] > accepted[1] + 0.2
 
@@ -89,7 +89,7 @@ def test_the_mask_on_the_drafter_has_more_drafts_accepted(rule: str) -> None:
 @pytest.mark.parametrize("rule", CORRECT)
 def test_to_drop_drafts_because_they_are_not_allowed_would_bias_the_text(rule: str) -> None:
     """They were drawn, and must be refused by the rule: this is why they are verified like all others."""
-    spoken = held(Language.alike(4, 3), TOY, masks_drafts=False)
+    spoken = held(Language.alike(4, 4), TOY, masks_drafts=False)
     forbidden = spoken.target == -np.inf
 
     def until_forbidden(draft_logits: np.ndarray, drafts: np.ndarray, budget: np.ndarray) -> np.ndarray:
@@ -101,15 +101,18 @@ def test_to_drop_drafts_because_they_are_not_allowed_would_bias_the_text(rule: s
     assert distance(rule, spoken, 2, PLAIN, until_forbidden)[1] > 0.005
 
 
-THREE = Grammar(np.array([[1, NO, 0], [2, 0, NO], [NO, 1, 2]], np.int32), np.arange(VOCAB, dtype=np.int32))
+@cache
+def masked_shares(sampler: SamplerConfig) -> np.ndarray:
+    """The distributions by state of the grammar and by node."""
+    logits = np.asarray(tables()["target"])
+    masked = np.where(THREE.next[:, None] == NO, -np.inf, logits).reshape(-1, VOCAB)
+    odds = np.exp(np.asarray(warp(masked, alike(len(masked), sampler)), np.float64))
+    return (odds / odds.sum(axis=1, keepdims=True)).reshape(len(THREE.next), *logits.shape)
 
 
 def masked_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], float]:
     """The probability of every sequence after the prompt (0), from tables of logits and of the grammar."""
-    logits, odds = np.asarray(tables()["target"]), {}
-    masked = np.where(THREE.next[:, None] == NO, -np.inf, logits).reshape(-1, VOCAB)  # by state and node
-    shares = np.exp(np.asarray(warp(masked, alike(len(masked), sampler)), np.float64))
-    shares = (shares / shares.sum(axis=1, keepdims=True)).reshape(len(THREE.next), *logits.shape)
+    shares, odds = masked_shares(sampler), {}
     for tokens in product(range(VOCAB), repeat=length):
         node, state, p = 0, 0, 1.0
         for token in tokens:
@@ -123,24 +126,30 @@ def masked_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], fl
     return odds
 
 
+@cache
+def held_to_three(rule: DrawingRule, drafters: tuple[int, ...], masked: bool) -> list[tuple[int, list[list[int]]]]:
+    """What rows with the grammar say, by budget."""
+    draft = DraftConfig(n_max=3, masked=masked)
+    wants = Settings(SamplerConfig(temperature=0.8), draft, 11, grammar=THREE, rule=rule, drafters=drafters)
+    return sample_together(wants)[0][0]
+
+
 @both
 @pytest.mark.parametrize("masked", [True, False])
-def test_sequences_have_the_masked_probabilities_of_the_target(rule: Rule, masked: bool) -> None:
+def test_sequences_have_the_masked_probabilities_of_the_target(rule: DrawingRule, masked: bool) -> None:
     """Through the whole loop. The drafter does not say what it drafted before: that makes no text less exact."""
-    draft = DraftConfig(n_max=3, masked=masked)
-    for budget, sequences in by_budget(sample_sequences(TableDrafter(), rule, draft=draft, grammar=THREE)):
+    for budget, sequences in held_to_three(rule, (DRAWS,), masked):
         assert p_value(sequences, masked_odds(SamplerConfig(temperature=0.8), budget)) > 1e-3, budget
 
 
 def test_several_drafters_leave_the_masked_probabilities() -> None:
     """Of those that draw and those that look up: what is looked up is not masked."""
-    drafter = FirstOf((LOOKED_UP, TableDrafter()))
-    for budget, sequences in by_budget(sample_sequences(drafter, "rejection", grammar=THREE)):
+    for budget, sequences in held_to_three("rejection", (LOOKS_UP, DRAWS), True):
         assert p_value(sequences, masked_odds(SamplerConfig(temperature=0.8), budget)) > 1e-3, budget
 
 
 def test_the_chi_square_test_sees_the_probabilities_without_the_grammar() -> None:
-    budget, sequences = by_budget(sample_sequences(TableDrafter(), "rejection", grammar=THREE))[-1]
+    budget, sequences = held_to_three("rejection", (DRAWS,), True)[-1]
     free = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
     possible = {text: p for text, p in free.items() if allowed(THREE, text)}
     share = {text: p / sum(possible.values()) for text, p in possible.items()}

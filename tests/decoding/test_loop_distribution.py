@@ -7,6 +7,7 @@ decode in one batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -17,11 +18,13 @@ import pytest
 from flax import struct
 from own_drafter import documented
 from scipy import stats
-from scripted import run
+from scripted import Run, run
 from wants import alike
 
-from specjax.decoding.acceptance import Rule
+from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.grammar import FORBIDDEN, Grammar
+from specjax.decoding.leaning import Leaning
 from specjax.decoding.sampling import warp
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.drafters.first_of import FirstOf
@@ -169,6 +172,7 @@ LOOKED_UP = documented()["Bigram"]((0, 1, 2, 0, 2, 1))
 """The drafter that the documentation shows: its drafts are not drawn."""
 
 
+@cache
 def tables() -> Params:
     rng = np.random.default_rng(5)
     target = rng.normal(size=(VOCAB**2, VOCAB)).astype(np.float32)
@@ -176,10 +180,16 @@ def tables() -> Params:
     return {"target": jnp.asarray(target), "drafter": jnp.asarray(drafter), **LOOKED_UP.parameters(TableTarget())}
 
 
+@cache
+def shares(sampler: SamplerConfig) -> np.ndarray:
+    """The distribution after each two tokens, by the table of logits."""
+    table = np.exp(np.asarray(warp(tables()["target"], alike(len(tables()["target"]), sampler)), np.float64))
+    return table / table.sum(axis=1, keepdims=True)
+
+
 def enumerate_sequences(sampler: SamplerConfig, length: int, eos: int | None) -> dict[tuple[int, ...], float]:
     """The probability of every sequence after the prompt (0), up to a length or the end token."""
-    table = np.exp(np.asarray(warp(tables()["target"], alike(len(tables()["target"]), sampler)), np.float64))
-    table /= table.sum(axis=1, keepdims=True)
+    table = shares(sampler)
     odds: dict[tuple[int, ...], float] = {}
     for tokens in product(range(VOCAB), repeat=length):
         node, p, emitted = 0, 1.0, []
@@ -211,7 +221,7 @@ def p_value(sequences: list[list[int]], odds: dict[tuple[int, ...], float]) -> f
     return float(stats.chisquare(*cells).pvalue) if len(cells[0]) > 1 else 1.0
 
 
-def sample_sequences(drafter: Drafter, rule: Rule, **changes: Any) -> list[list[int]]:
+def sample_sequences(drafter: Drafter, rule: DrawingRule, **changes: Any) -> list[list[int]]:
     wants = {"sampler": SamplerConfig(temperature=0.8), "draft": DraftConfig(n_max=3)} | changes
     decoder = Decoder(TableTarget(), drafter, rule, wants["draft"].n_max)
     return run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), seed=11, **wants).tokens
@@ -232,15 +242,15 @@ def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
     ],
     ids=["k3", "k1-skips", "k3-stops-and-ends", "k3-top-k"],
 )
-def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any], rule: Rule) -> None:
+def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any], rule: DrawingRule) -> None:
     sampler = changes.get("sampler", SamplerConfig(temperature=0.8))
     eos = changes.get("stop_tokens", (None,))[0]
     for budget, sequences in by_budget(sample_sequences(TableDrafter(), rule, **changes)):
         assert p_value(sequences, enumerate_sequences(sampler, budget, eos)) > 1e-3, budget
 
 
-@both
-def test_drafts_that_are_looked_up_leave_the_probabilities_of_the_target(rule: Rule) -> None:
+@block_at_least
+def test_drafts_that_are_looked_up_leave_the_probabilities_of_the_target(rule: DrawingRule) -> None:
     for budget, sequences in by_budget(sample_sequences(LOOKED_UP, rule)):
         odds = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
         assert p_value(sequences, odds) > 1e-3, budget
@@ -257,29 +267,55 @@ class Sometimes(BaseDrafter):
         return proposal._replace(tokens=tokens, made=made, confidence=jnp.where(made[:, None] > 0, 1, jnp.nan))
 
 
-@block_at_least
-def test_rows_of_several_drafters_have_the_probabilities_of_the_target(rule: Rule) -> None:
+EVERYTHING = Decoder(TableTarget(), FirstOf((LOOKED_UP, Sometimes(), TableDrafter())), "each", 3)
+"""One program for rows of any rule and of any of the drafters, with grammars and leanings."""
+LOOKS_UP, SOMETIMES, DRAWS = range(3)
+THREE = Grammar(
+    np.array([[1, FORBIDDEN, 0], [2, 0, FORBIDDEN], [FORBIDDEN, 1, 2]], np.int32), np.arange(VOCAB, dtype=np.int32)
+)
+LEAN = Leaning(bias=((0, 0.7), (2, -0.4)), presence=0.6, frequency=0.9)
+
+
+def sample_together(*wants: Settings) -> tuple[list[list[tuple[int, list[list[int]]]]], Run, np.ndarray]:
+    """What rows with each of these settings say, by budget; the run, and which settings each of its rows has.
+
+    The last rows are other ones. They have what else there is for rows, so that all batches are one program.
+    """
+    each = len(BUDGETS)
+    other = Settings(SamplerConfig(0.8), DraftConfig(3), grammar=THREE, leaning=LEAN)
+    own = np.arange(BATCH) // each % len(wants)
+    own[-each:] = len(wants)
+    rows = [(*wants, other)[index] for index in own]
+    result = run(EVERYTHING, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), rows=rows)
+    said = [
+        [
+            (budget, [result.tokens[row] for row in np.flatnonzero(own == index) if row % each == place])
+            for place, budget in enumerate(BUDGETS)
+        ]
+        for index in range(len(wants))
+    ]
+    return said, result, own
+
+
+@both
+def test_rows_of_several_drafters_have_the_probabilities_of_the_target(rule: DrawingRule) -> None:
     """Of those that draw and those that look up, in the same rounds, with a threshold of confidence.
 
     Some rows may be drafted for by both, some by either of them.
     """
-    decoder = Decoder(TableTarget(), FirstOf((Sometimes(), TableDrafter())), rule, 3)
     sampler, draft = SamplerConfig(temperature=0.8), DraftConfig(n_max=3, p_min=0.5)
-    wants = [Settings(sampler, draft, seed=11, drafters=drafters) for drafters in (None, (0,), (1,))]
-    rows = [wants[row // len(BUDGETS) % 3] for row in range(BATCH)]
-    got = run(decoder, tables(), [[0]] * BATCH, np.resize(BUDGETS, BATCH), rows=rows)
+    drafters = ((SOMETIMES, DRAWS), (SOMETIMES,), (DRAWS,))
+    said, got, own = sample_together(*(Settings(sampler, draft, 11, rule=rule, drafters=each) for each in drafters))
     drafted = got.rounds.n_drafted > 0
-    for want in wants:
-        own = np.array([row is want for row in rows])
-        assert set(got.rounds.source[drafted & own].tolist()) == set(want.drafters or (0, 1))
-        for budget, sequences in by_budget(got.tokens):
-            of_want = [tokens for tokens, chosen in zip(sequences, own[:: len(BUDGETS)], strict=True) if chosen]
+    for index, (allowed, sequences) in enumerate(zip(drafters, said, strict=True)):
+        assert set(got.rounds.source[drafted & (own == index)].tolist()) == set(allowed)
+        for budget, tokens in sequences:
             odds = enumerate_sequences(sampler, budget, None)
-            assert p_value(of_want, odds) > 1e-4, (want.drafters, budget)  # of twelve one is below 1e-3 now and then
+            assert p_value(tokens, odds) > 1e-4, (allowed, budget)  # of twelve one is below 1e-3 now and then
 
 
 @pytest.mark.slow
 @both
-def test_the_chi_square_test_sees_a_drafter_that_misreports_its_distribution(rule: Rule) -> None:
+def test_the_chi_square_test_sees_a_drafter_that_misreports_its_distribution(rule: DrawingRule) -> None:
     longest = by_budget(sample_sequences(TableDrafter(lie=True), rule))[-1]
     assert p_value(longest[1], enumerate_sequences(SamplerConfig(temperature=0.8), longest[0], None)) < 1e-6

@@ -37,7 +37,7 @@ def test_greedy_speculation_equals_plain_greedy(config: Qwen35Config, drafts: in
     [
         pytest.param(1, "snapshot", marks=pytest.mark.slow),
         (2, "replay"),
-        (3, "snapshot"),
+        pytest.param(3, "snapshot", marks=pytest.mark.slow),
         pytest.param(5, "replay", marks=pytest.mark.slow),
     ],
 )

@@ -17,13 +17,14 @@ from wants import GREEDY, alike
 from specjax.decoding.acceptance import Rule
 from specjax.decoding.decoder import Decoder, DecodeState
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.decoding.settings import DraftConfig, SamplerConfig
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, ROUNDS = 3, 2
 PROMPTS = ragged_prompts(DENSE, (1, 9, 40), seed=5)
 BATCH = len(PROMPTS)
 WARM = SamplerConfig(temperature=0.9, top_k=30, top_p=0.95)
+PLAIN = Decoder(Qwen35Target(DENSE), None, "greedy", 0, margins=True)  # when a chunk ends is no matter of drafts
 
 
 def decoder(rule: Rule = "rejection", **records: Any) -> Decoder:
@@ -34,7 +35,7 @@ def started(program: Decoder, sampler: SamplerConfig = GREEDY, **draft: Any) -> 
     """Prompts that have been read, each with 20 tokens to go."""
     state, logits = feed(program, make_params(DENSE), PROMPTS)
     budget, sequence = jnp.full((BATCH,), 21, jnp.int32), jnp.arange(BATCH, dtype=jnp.int32)
-    wants = alike(BATCH, sampler, seed=3, draft=DraftConfig(n_max=DRAFTS, **draft))
+    wants = alike(BATCH, sampler, seed=3, draft=DraftConfig(n_max=program.max_drafts, **draft))
     return start(program, state, logits, budget, wants, sequence)[0]
 
 
@@ -50,26 +51,20 @@ def test_tokens_and_counts_leave_the_device_and_no_logits(sampler: SamplerConfig
 
 
 def test_a_chunk_ends_when_a_row_is_done_but_not_before_it_has_some_rounds() -> None:
-    program = decoder("coupled")
-    state = started(program).replace(
-        budget=jnp.array([2, 9, 20]), settings=program.settings([Settings(draft=DraftConfig(n_max=0))] * BATCH)
-    )
+    state = started(PLAIN).replace(budget=jnp.array([2, 9, 20]))
     counts = []
     while bool(jnp.any(state.active)):
-        state, record = decode_chunk(program, make_params(DENSE), state, 16, None, np.int32(3))
+        state, record = decode_chunk(PLAIN, make_params(DENSE), state, 16, None, np.int32(3))
         counts.append(int(record.n_rounds))
     assert counts == [3, 6, 11]
 
 
 def test_a_row_that_the_host_takes_to_be_going_ends_the_chunk_if_it_is_done() -> None:
-    program = decoder("coupled")
-    state = started(program).replace(
-        budget=jnp.array([0, 9, 20]), settings=program.settings([Settings(draft=DraftConfig(n_max=0))] * BATCH)
-    )
+    state = started(PLAIN).replace(budget=jnp.array([0, 9, 20]))
     counts = []
     for going in ([True, True, True], [False, True, True], [False, False, True], [False, False, True]):
         limits = np.int32(8), np.int32(3)
-        state, record = decode_chunk(program, make_params(DENSE), state, 16, *limits, going=np.array(going))
+        state, record = decode_chunk(PLAIN, make_params(DENSE), state, 16, *limits, going=np.array(going))
         counts.append(int(record.n_rounds))
     assert counts == [3, 6, 8, 3]
 
@@ -108,11 +103,11 @@ def test_a_state_is_all_that_a_continuation_needs() -> None:
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     hash(jax.tree.structure(state))
     away = jax.tree.map(np.array, state)
-    want, record = decode_chunk(program, params, state, 8)
+    want, record = decode_chunk(program, params, state, ROUNDS)
     assert record.rounds.n_emitted.sum() > BATCH
     for _ in range(2):
         back = jax.tree.map(jnp.array, away)
-        got, again = decode_chunk(program, params, back, 8)
+        got, again = decode_chunk(program, params, back, ROUNDS)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(back.sequences)), "the caches are updated in place"
         for a, b in zip(jax.tree.leaves((got, again)), jax.tree.leaves((want, record)), strict=True):
             np.testing.assert_array_equal(a, b)

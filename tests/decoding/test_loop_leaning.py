@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from ragged import logits_of
 from scripted import Run, feed, ragged_prompts, run, start
-from test_loop_distribution import VOCAB, TableDrafter, both, by_budget, p_value, sample_sequences, tables
+from test_loop_distribution import BUDGETS, DRAWS, LEAN, VOCAB, both, p_value, sample_together, tables
 from test_loop_grammar import trimmed_head
 from tiny_models import DENSE, make_params
 from wants import alike
 
-from specjax.decoding.acceptance import Rule
+from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.leaning import MOST_BIASES, Leaning, offset_after, pairs_of
 from specjax.decoding.loop import decode_chunk
@@ -47,7 +47,7 @@ ROWS = [Settings(*pair, seed=5) for pair in zip(SAMPLERS, [DraftConfig(DRAFTS)] 
 LEANING_ROWS = [replace(row, leaning=leaning) for row, leaning in zip(ROWS, LEANINGS, strict=True)]
 
 
-def decoded(drafter: Drafter | None, rows: list[Settings], params: dict | None = None) -> Run:
+def decoded(drafter: Drafter | None, params: dict | None, rows: list[Settings]) -> Run:
     decoder = Decoder(Qwen35Target(DENSE), drafter, "coupled", DRAFTS if drafter else 0, margins=True)
     rows = [replace(row, draft=DraftConfig(decoder.max_drafts)) for row in rows]
     return run(decoder, params or make_params(DENSE), PROMPTS, MAX_TOKENS, rows=rows)
@@ -55,7 +55,7 @@ def decoded(drafter: Drafter | None, rows: list[Settings], params: dict | None =
 
 @cache
 def plain() -> Run:
-    return decoded(None, LEANING_ROWS)
+    return decoded(None, None, LEANING_ROWS)
 
 
 def logits_after_texts(result: Run) -> np.ndarray:
@@ -87,10 +87,10 @@ def test_greedy_rows_take_the_largest_logit_after_bias_and_penalties() -> None:
     assert changed > MAX_TOKENS // 2
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "trimmed mtp"])
+@pytest.mark.parametrize("drafter", [pytest.param("mtp", marks=pytest.mark.slow), "trimmed mtp"])
 def test_drafts_change_no_token_of_rows_that_lean(drafter: str) -> None:
     head, params = (Qwen35MTP(DENSE), None) if drafter == "mtp" else trimmed_head()[1:]
-    got = decoded(head, LEANING_ROWS, params)
+    got = decoded(head, params, LEANING_ROWS)
     assert got.tokens == plain().tokens
     assert got.rounds.n_accepted.max() > 0
     counts = np.asarray(got.state.counts)
@@ -100,7 +100,7 @@ def test_drafts_change_no_token_of_rows_that_lean(drafter: str) -> None:
 
 def test_rows_that_do_not_lean_say_what_they_say_alone() -> None:
     """The program without bias and penalties says the same."""
-    alone, beside = decoded(None, ROWS), plain()
+    alone, beside = decoded(None, None, ROWS), plain()
     assert alone.state.counts is None
     for row, leaning in enumerate(LEANINGS):
         assert (alone.tokens[row] == beside.tokens[row]) == (not leaning)
@@ -108,36 +108,38 @@ def test_rows_that_do_not_lean_say_what_they_say_alone() -> None:
 
 def test_a_bias_on_the_drafter_has_more_drafts_accepted() -> None:
     """The chosen tokens are told to the drafter too: without that it would draft what is never said."""
-    rows = [replace(row, leaning=Leaning(bias=((7, 100.0),))) for row in ROWS]
-    result = decoded(Qwen35MTP(DENSE), rows)
-    assert result.tokens == [[7] * MAX_TOKENS] * len(ROWS)
+    rows = [replace(row, leaning=Leaning(bias=((6, 100.0),))) for row in ROWS]
+    result = decoded(*trimmed_head()[1:], rows)
+    assert result.tokens == [[6] * MAX_TOKENS] * len(ROWS)
     assert result.rounds.n_accepted[0].tolist() == [DRAFTS] * len(ROWS)
 
 
 def test_other_leanings_compile_nothing() -> None:
-    of, params = Decoder(Qwen35Target(DENSE), None, "coupled", 0), make_params(DENSE)
+    of, params = Decoder(Qwen35Target(DENSE), None, "coupled", 0, margins=True), make_params(DENSE)
     state, logits = feed(of, params, PROMPTS)
     sizes = []
     for leanings in (LEANINGS, LEANINGS[::-1], [Leaning(((1, 1.0),))] * len(PROMPTS)):
         rows = [replace(row, draft=DraftConfig(0), leaning=each) for row, each in zip(ROWS, leanings, strict=True)]
         own = jax.tree.map(jnp.copy, state)
         begun, _ = start(of, own, logits, jnp.full(len(rows), 4), of.settings(rows), jnp.arange(len(rows)))
-        decode_chunk(of, params, begun, 2)
+        decode_chunk(of, params, begun, 8)
         sizes.append((decode_chunk._cache_size(), start_rows._cache_size()))
     assert len(set(sizes)) == 1
 
 
-LEAN = Leaning(bias=((0, 0.7), (2, -0.4)), presence=0.6, frequency=0.9)
-
-
 @cache
-def leaning_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence after the prompt (0), from the table of logits."""
-    logits, odds = np.asarray(tables()["target"]), {}
-    before = [text for place in range(length) for text in product(range(VOCAB), repeat=place)]
+def leaning_shares(sampler: SamplerConfig) -> dict[tuple[int, ...], np.ndarray]:
+    """The distribution after every text shorter than the longest, from the table of logits."""
+    logits = np.asarray(tables()["target"])
+    before = [text for place in range(max(BUDGETS)) for text in product(range(VOCAB), repeat=place)]
     own = [logits[sum(text[-2:-1]) * VOCAB + sum(text[-1:])] + offset_after(LEAN, text, VOCAB) for text in before]
     shares = np.exp(np.asarray(warp(jnp.asarray(own), alike(len(before), sampler)), np.float64))
-    after = dict(zip(before, shares / shares.sum(axis=1, keepdims=True), strict=True))
+    return dict(zip(before, shares / shares.sum(axis=1, keepdims=True), strict=True))
+
+
+def leaning_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], float]:
+    """The probability of every sequence after the prompt (0)."""
+    after, odds = leaning_shares(sampler), {}
     for tokens in product(range(VOCAB), repeat=length):
         p = math.prod(after[tokens[:place]][token] for place, token in enumerate(tokens))
         if p:
@@ -147,10 +149,10 @@ def leaning_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], f
 
 
 @both
-def test_sequences_have_the_probabilities_of_the_target_that_leans(rule: Rule) -> None:
+def test_sequences_have_the_probabilities_of_the_target_that_leans(rule: DrawingRule) -> None:
     """Through the whole loop. What is left of the drafter's probabilities hangs on where its round began."""
     sampler = SamplerConfig(temperature=0.8, top_k=2)
-    drawn = by_budget(sample_sequences(TableDrafter(), rule, sampler=sampler, leaning=LEAN))
+    (drawn,) = sample_together(Settings(sampler, seed=11, leaning=LEAN, rule=rule, drafters=(DRAWS,)))[0]
     for budget, sequences in drawn:
         assert p_value(sequences, leaning_odds(sampler, budget)) > 1e-3, budget
     assert p_value(drawn[-1][1], leaning_odds(SamplerConfig(temperature=0.8), len(drawn[-1][1][0]))) < 1e-6

@@ -40,9 +40,16 @@ SAMPLERS = [
     SamplerConfig(1.5),
 ] * 2
 ROWS = [
-    Settings(sampler, DraftConfig(row % 4, skip_streak=row % 3), seed=row * 2**28)
+    Settings(
+        sampler, DraftConfig(row % 4, skip_streak=row % 3), seed=row * 2**28, rule=("rejection", "block")[row // 8]
+    )
     for row, sampler in enumerate(SAMPLERS)
 ]
+GREEDY_DRAFTS = [Settings(draft=row.draft) for row in ROWS]
+several_rules = pytest.mark.parametrize(
+    "rule", ["coupled", "each", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("rejection", "block"))]
+)
+"""With "each", half of the rows have rejection and half of them block: one program for both."""
 GREEDY_ROWS = [row for row, sampler in enumerate(SAMPLERS) if sampler.greedy]
 
 
@@ -107,7 +114,7 @@ def test_greedy_rows_keep_their_tokens_beside_rows_that_draw() -> None:
         assert [mixed(rule).tokens[row] for row in GREEDY_ROWS] == [greedy.tokens[row] for row in GREEDY_ROWS]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@several_rules
 def test_every_row_drafts_as_many_as_it_wants(rule: Rule) -> None:
     rounds = mixed(rule).rounds
     for row, wants in enumerate(ROWS):
@@ -122,8 +129,8 @@ def test_every_row_drafts_as_many_as_it_wants(rule: Rule) -> None:
 @pytest.mark.parametrize("most", [1, 2])
 def test_drafting_ends_when_no_row_wants_more(most: int) -> None:
     """Seen by confidences: a draft that has not been made has 0."""
-    of = decoder("rejection")
-    rows = [replace(row, draft=DraftConfig(min(most, row.draft.n_max))) for row in ROWS]
+    of = decoder("greedy")
+    rows = [replace(row, draft=DraftConfig(min(most, row.draft.n_max))) for row in GREEDY_DRAFTS]
     drafted = jax.jit(draft, static_argnums=0)  # the same program for all cases
     proposal, n_drafted = drafted(of, make_params(DENSE), started(of, rows)[0])
     assert proposal is not None
@@ -142,7 +149,7 @@ def test_every_row_ends_at_its_own_stop_tokens() -> None:
         assert tokens == whole[: end + 1]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@several_rules
 def test_log_probabilities_are_those_of_the_raw_distribution(rule: Rule) -> None:
     """For any mix of rows: greedy ones, filtered ones, with drafts and without. The reference feeds the whole text."""
     result, longest = mixed(rule), max(LENGTHS) + MAX_TOKENS
@@ -165,10 +172,10 @@ def test_log_probabilities_are_those_of_the_raw_distribution(rule: Rule) -> None
 
 
 def test_only_what_is_asked_for_is_recorded() -> None:
-    _, record = started(decoder(logprobs=None), ROWS)
+    _, record = started(decoder("greedy", logprobs=None), GREEDY_DRAFTS)
     assert record.logprob is None
     assert record.top_logprobs is None
-    _, record = started(decoder(logprobs=0), ROWS)
+    _, record = started(decoder("greedy", logprobs=0), GREEDY_DRAFTS)
     assert record.logprob is not None
     assert record.top_logprobs is not None
     assert record.top_logprobs.tokens.shape == (len(ROWS), 1, 0)
@@ -205,11 +212,11 @@ def test_every_array_of_a_state_has_the_batch_as_its_first_axis() -> None:
 
 def test_a_batch_may_change_its_rule_between_rounds() -> None:
     """As when the last row that draws has left: one state serves every rule."""
-    params, rows = make_params(DENSE), [Settings(draft=row.draft) for row in ROWS]
-    begun = {rule: started(decoder(rule), rows)[0] for rule in ("greedy", "rejection")}
-    half, _ = decode_chunk(decoder("greedy"), params, begun["greedy"], ROUNDS)
+    params, drawing = make_params(DENSE), decoder("coupled")
+    begun = {of: started(of, GREEDY_DRAFTS)[0] for of in (decoder("greedy"), drawing)}
+    half, _ = decode_chunk(decoder("greedy"), params, begun[decoder("greedy")], ROUNDS)
     want, _ = decode_chunk(decoder("greedy"), params, half, ROUNDS)
-    state, _ = decode_chunk(decoder("rejection"), params, begun["rejection"], ROUNDS)
+    state, _ = decode_chunk(drawing, params, begun[drawing], ROUNDS)
     assert state.active.any()
     got, _ = decode_chunk(decoder("greedy"), params, state, ROUNDS)
     np.testing.assert_array_equal(got.pending, want.pending)
