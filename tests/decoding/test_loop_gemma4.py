@@ -48,12 +48,12 @@ def prompts(name: str, rows: tuple[int, ...] = BATCH) -> list[list[int]]:
     return [every[row] for row in rows]
 
 
-def decoder(name: str, drafts: int) -> Decoder:
+def decoder(name: str, drafts: int, sampler: SamplerConfig = SamplerConfig()) -> Decoder:
     target, assistant, _ = model(name)
     return Decoder(
         Gemma4Target(target),
         ScriptedAssistant(target, assistant) if drafts else None,
-        "coupled",
+        "greedy" if sampler.greedy else "coupled",
         drafts,
         margins=True,
     )
@@ -61,7 +61,7 @@ def decoder(name: str, drafts: int) -> Decoder:
 
 @cache
 def plain(name: str, sampler: SamplerConfig = SamplerConfig()) -> Run:
-    result = run(decoder(name, 0), model(name)[2], prompts(name), MAX_TOKENS, sampler=sampler)
+    result = run(decoder(name, 0, sampler), model(name)[2], prompts(name), MAX_TOKENS, sampler=sampler)
     if sampler.greedy:
         assert result.rounds.margin is not None
         assert result.rounds.margin[:, :, 0].min() > 5e-4, "near-ties: equality would hang on rounding"
@@ -79,7 +79,9 @@ def correct_drafts(drafts: int) -> np.ndarray:
 def speculate(name: str, drafts: int, rows: tuple[int, ...] = BATCH, sampler: SamplerConfig = SamplerConfig()) -> Run:
     truth = [plain(name, sampler).tokens[row] for row in rows]
     scripted = script(model(name)[2], prompts(name, rows), truth, correct_drafts(drafts)[list(rows)])
-    return run(decoder(name, drafts), scripted, prompts(name, rows), MAX_TOKENS, sequence=rows, sampler=sampler)
+    return run(
+        decoder(name, drafts, sampler), scripted, prompts(name, rows), MAX_TOKENS, sequence=rows, sampler=sampler
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,7 @@ def test_a_row_alone_decodes_as_in_the_batch() -> None:
     assert speculate("edge", 4, (row,)).tokens == [plain("edge").tokens[row]]
 
 
+@pytest.mark.slow  # the rule does not know what is drafted for: other targets are held to it in `make test`
 def test_coupled_speculation_equals_plain_sampling() -> None:
     assert speculate("edge", 4, sampler=WARM).tokens == plain("edge", WARM).tokens
 
@@ -109,7 +112,8 @@ def test_coupled_speculation_equals_plain_sampling() -> None:
 def test_after_any_rounds_the_hidden_row_waits_as_after_a_fresh_prefill(name: str, drafts: int) -> None:
     got = speculate(name, drafts)
     seen = [prompt + tokens[:-1] for prompt, tokens in zip(prompts(name), got.tokens, strict=True)]
-    fresh, _ = feed(decoder(name, drafts), model(name)[2], seen)
+    scripted = script(model(name)[2], prompts(name), plain(name).tokens, 0)  # as in the run: the same program
+    fresh, _ = feed(decoder(name, drafts), scripted, seen)
     after = got.state.sequences
     np.testing.assert_array_equal(after.length, fresh.length)
     assert relative_rms(after.drafter.hidden, fresh.drafter.hidden) < 1e-5

@@ -32,15 +32,8 @@ def test_greedy_speculation_equals_plain_greedy(config: Qwen35Config, drafts: in
         assert_accepted_as_scripted(got, drafts, seed)
 
 
-@pytest.mark.parametrize(
-    ("drafts", "rollback"),
-    [
-        pytest.param(1, "snapshot", marks=pytest.mark.slow),
-        (2, "replay"),
-        pytest.param(3, "snapshot", marks=pytest.mark.slow),
-        pytest.param(5, "replay", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # coupled rows, and greedy ones of a whole model, are held to it in `make test`
+@pytest.mark.parametrize(("drafts", "rollback"), [(1, "snapshot"), (2, "replay"), (3, "snapshot"), (5, "replay")])
 def test_a_row_alone_decodes_as_in_the_batch(drafts: int, rollback: RollbackStrategy) -> None:
     for row in (2, 4, 7):
         assert speculate(DENSE, drafts, GREEDY, rollback, (row,)).tokens == [plain(DENSE, GREEDY).tokens[row]]

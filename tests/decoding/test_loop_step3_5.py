@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scripted import CAPACITY, HEAD, Run, Scripted, feed, ragged_prompts, run, script
@@ -14,6 +15,7 @@ from tiny_models import relative_rms
 
 import checkpoints
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.shift import shift_context
 from specjax.models.protocol import Params
 from specjax.models.registry import FAMILIES
 from specjax.models.step3_5 import Step35Config, Step35MTP, Step35Target
@@ -107,12 +109,19 @@ def test_after_any_rounds_every_head_has_been_fed_as_by_a_fresh_prefill() -> Non
     got = speculate(3, said=run(decoder(3), wrong, prompts(), MAX_TOKENS).tokens)
     assert set(got.rounds.n_accepted[got.rounds.n_drafted == 3]) == set(range(4))
     seen = [prompt + tokens[:-1] for prompt, tokens in zip(prompts(), got.tokens, strict=True)]
-    fresh, _ = feed(decoder(3), model()[1], seen)
+    fresh, _ = feed(decoder(3), wrong, seen)
     after: SequenceState = got.state.sequences
     np.testing.assert_array_equal(after.length, fresh.length)
     assert relative_rms(after.drafter.hidden[:, -1], fresh.drafter.hidden[:, -1]) < 1e-5
     fed = np.asarray(after.length - after.drafter.count + 1)  # the rows after these wait for the next round
     assert_same_layers(after.drafter.kv, fresh.drafter.kv, fed)
+
+
+def test_a_shift_of_rows_that_drop_nothing_changes_no_bit() -> None:
+    state, _ = feed(decoder(3), script(model()[1], prompts(), [[]] * len(BATCH), 0), prompts())
+    before = jax.tree.map(np.array, state)
+    after = shift_context(state, jnp.array([0, 5, 0, 9]), jnp.zeros(len(BATCH), jnp.int32))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
 def test_more_drafts_than_heads_are_refused() -> None:
