@@ -46,6 +46,12 @@ VOCAB = 3
 BATCH = 20000
 BUDGETS = (1, 2, 3, 5)  # tokens that a row emits, by row
 both = pytest.mark.parametrize("rule", ["rejection", "block"])
+both_kinds = pytest.mark.parametrize(
+    ("rule", "own"),
+    [("rejection", False), pytest.param("block", False, marks=pytest.mark.slow), ("block", True)],
+    ids=["rejection", "block", "block-of-rows"],
+)
+"""As the rule of the program, or as one that rows have of their own."""
 block_at_least = pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
 
 
@@ -231,24 +237,6 @@ def by_budget(sequences: list[list[int]]) -> list[tuple[int, list[list[int]]]]:
     return [(budget, sequences[row :: len(BUDGETS)]) for row, budget in enumerate(BUDGETS)]
 
 
-@both
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        pytest.param({"draft": DraftConfig(n_max=1, skip_streak=2)}, marks=pytest.mark.slow),
-        {"draft": DraftConfig(n_max=3, p_min=0.5), "stop_tokens": (2,)},
-        {"sampler": SamplerConfig(temperature=1.3, top_k=2), "draft": DraftConfig(n_max=3, n_min=3)},
-    ],
-    ids=["k3", "k1-skips", "k3-stops-and-ends", "k3-top-k"],
-)
-def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any], rule: DrawingRule) -> None:
-    sampler = changes.get("sampler", SamplerConfig(temperature=0.8))
-    eos = changes.get("stop_tokens", (None,))[0]
-    for budget, sequences in by_budget(sample_sequences(TableDrafter(), rule, **changes)):
-        assert p_value(sequences, enumerate_sequences(sampler, budget, eos)) > 1e-3, budget
-
-
 @block_at_least
 def test_drafts_that_are_looked_up_leave_the_probabilities_of_the_target(rule: DrawingRule) -> None:
     for budget, sequences in by_budget(sample_sequences(LOOKED_UP, rule)):
@@ -295,6 +283,31 @@ def sample_together(*wants: Settings) -> tuple[list[list[tuple[int, list[list[in
         for index in range(len(wants))
     ]
     return said, result, own
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"draft": DraftConfig(n_max=1, skip_streak=2)}, marks=pytest.mark.slow),
+        {"draft": DraftConfig(n_max=3, p_min=0.5), "stop_tokens": (2,)},
+        {"sampler": SamplerConfig(temperature=1.3, top_k=2), "draft": DraftConfig(n_max=3, n_min=3)},
+    ],
+    ids=["k3", "k1-skips", "k3-stops-and-ends", "k3-top-k"],
+)
+def test_sequences_have_the_probabilities_of_the_target(changes: dict[str, Any], rule: DrawingRule, own: bool) -> None:
+    sampler = changes.get("sampler", SamplerConfig(temperature=0.8))
+    eos = changes.get("stop_tokens", (None,))[0]
+    if own:
+        wants = Settings(
+            **({"sampler": sampler, "draft": DraftConfig(3), "seed": 11, "rule": rule, "drafters": (DRAWS,)} | changes)
+        )
+        (said,) = sample_together(wants)[0]
+    else:
+        said = by_budget(sample_sequences(TableDrafter(), rule, **changes))
+    for budget, sequences in said:
+        assert p_value(sequences, enumerate_sequences(sampler, budget, eos)) > 1e-3, budget
 
 
 @both
