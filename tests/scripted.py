@@ -78,14 +78,14 @@ def feed(
     """Prefill in pieces of one size, so that few programs are compiled. Rings have room for these and no more."""
     batch, longest = len(prompts), max(len(prompt) for prompt in prompts)
     state = decoder.init_state(batch, CAPACITY, chunk=PIECE)
-    logits = jnp.zeros((batch, decoder.target.vocab_size), jnp.float32)
+    logits: Any = None
     for start in range(0, longest, PIECE):
         tokens, n_valid = np.full((batch, PIECE), padding, np.int32), np.zeros(batch, np.int32)
         for row, prompt in enumerate(prompts):
             piece = prompt[start : start + PIECE]
             tokens[row, : len(piece)], n_valid[row] = piece, len(piece)
         state, new = feed_rows(decoder.target, decoder.drafter, params, state, None, tokens, n_valid)
-        logits = jnp.where((n_valid > 0)[:, None], new, logits)
+        logits = new if logits is None else jnp.where((n_valid > 0)[:, None], new, logits)
     return state, logits
 
 
@@ -101,14 +101,15 @@ def start(
 ) -> tuple[DecodeState, RoundRecord]:
     """Let every row decode after its prompt; the record is that of the first tokens, which `budget` counts."""
     batch, budget = len(budget), jnp.asarray(budget, jnp.int32)  # else `jnp.full` makes another program: a weak type
-    pending, budgets, streak, skip, stream, none = (jnp.zeros((batch,), jnp.int32) for _ in range(6))
+    pending, budgets, streak, stream, none = (np.zeros(batch, np.int32) for _ in range(5))
     own, held = (jax.tree.map(jnp.copy, each) for each in (settings, constraint))
     counts = None if settings.leaning is None else no_counts(batch, decoder.target.vocab_size)
-    idle = DecodeState(sequences, pending, budgets, streak, skip > 0, stream, own, none, held, counts)
+    idle = DecodeState(sequences, pending, budgets, streak, np.zeros(batch, bool), stream, own, none, held, counts)
     grammars, said = None if constraint is None else constraint.rows, jax.tree.map(jnp.copy, counts)
-    new = Newcomers(jnp.arange(batch), settings, sequence, budget - 1, jnp.zeros_like(none) + dropped, grammars, said)
+    rows = np.arange(batch, dtype=np.int32)
+    new = Newcomers(rows, settings, sequence, budget - 1, np.zeros(batch, np.int32) + dropped, grammars, said)
     state, record = start_rows(decoder, idle, logits, new)
-    return state, jax.tree.map(lambda x: x[0], record.rounds)
+    return state, jax.tree.map(lambda x: x[0] if isinstance(x, jax.core.Tracer) else np.asarray(x)[0], record.rounds)
 
 
 @dataclass

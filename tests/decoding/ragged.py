@@ -143,8 +143,8 @@ def assert_same_committed(got: SequenceState, want: SequenceState) -> None:
     below = np.arange(CAPACITY) < np.asarray(want.length)[:, None]
     for layer, reference in zip(got.layers, want.layers, strict=True):
         if isinstance(reference, KVCache):
-            assert relative_rms(layer.keys[below], reference.keys[below]) < 1e-5
-            assert relative_rms(layer.values[below], reference.values[below]) < 1e-5
+            assert relative_rms(np.asarray(layer.keys)[below], np.asarray(reference.keys)[below]) < 1e-5
+            assert relative_rms(np.asarray(layer.values)[below], np.asarray(reference.values)[below]) < 1e-5
         else:
             assert relative_rms(layer.matrix_state(), reference.matrix_state()) < 1e-5
             assert relative_rms(layer.conv_window(), reference.conv_window()) < 1e-5

@@ -21,6 +21,7 @@ CORRECTING = ("rejection", "block")
 
 jitted_accept = jax.jit(accept, static_argnames="rule")
 jitted_warp = jax.jit(warp)
+jitted_propose = jax.jit(propose_token, static_argnames="rule")
 
 
 def judge(logits, drafts, logq, n_drafted, rule="rejection", config=WARM, sequence=SEQUENCE, position=POSITION):
@@ -106,7 +107,7 @@ def test_rows_without_drafts_are_plain_decoding(rule, config, logits, logq):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_greedy_config_drafts_the_argmax(rule, logits):
     draws = {"settings": wants(GREEDY), "sequence": SEQUENCE, "position": POSITION, "ahead": np.arange(B)}
-    proposal = propose_token(jnp.asarray(logits[:, 0]), rule=rule, **draws)
+    proposal = jitted_propose(logits[:, 0], rule=rule, **draws)
     same(proposal.token, np.argmax(logits[:, 0], axis=-1))
 
 
@@ -201,9 +202,8 @@ def test_verdicts_do_not_depend_on_batch_composition(rule, logits, logq):
 
 
 def test_proposals_come_with_their_distribution_and_a_confidence_that_ignores_the_draw(logits):
-    draws = {"settings": wants(WARM), "sequence": SEQUENCE, "position": POSITION, "ahead": np.zeros(B, np.int32)}
-    propose = jax.jit(propose_token, static_argnames="rule")
-    by_rule = {rule: propose(logits[:, 0], rule=rule, **draws) for rule in RULES}
+    draws = {"settings": wants(WARM), "sequence": SEQUENCE, "position": POSITION, "ahead": np.zeros(B, int)}
+    by_rule = {rule: jitted_propose(logits[:, 0], rule=rule, **draws) for rule in RULES}
     for proposal in by_rule.values():
         np.testing.assert_allclose(proposal.confidence, softmax(logits[:, 0], axis=-1).max(axis=-1), rtol=1e-6)
     same(by_rule["coupled"].token, plain(logits)[:, 0])

@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+from short_model import short_model
 
 from benchmarks import programs
-from specjax.runtime.loading import open_models
 from specjax.state import KVTypes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers")  # JAX lets no plugin for Apple take them over
@@ -35,10 +35,9 @@ CACHES = KVTypes("q8_0", "turbo3")
 
 @cache
 def outlined(platform: str, rule: str, drafts: int, kv_types: KVTypes) -> programs.Outlined:
-    """The bundled model by shapes, with what is chosen on a platform."""
-    models = open_models(None, None)
+    """A model like the bundled one by shapes, with what is chosen on a platform."""
     settings: dict[str, Any] = {"rule": rule, "max_drafts": drafts, "kv_types": kv_types}
-    return programs.Outlined.of(models, platform, **settings)
+    return programs.Outlined.of(short_model(), platform, **settings)
 
 
 PROGRAMS = {

@@ -79,7 +79,7 @@ def test_a_draft_model_is_left_with_what_was_committed() -> None:
             assert relative_rms(layer.matrix_state(), reference.matrix_state()) < 1e-5
         else:
             below = np.arange(CAPACITY) < np.asarray(both.length)[:, None]
-            assert relative_rms(layer.keys[below], reference.keys[below]) < 1e-5
+            assert relative_rms(np.asarray(layer.keys)[below], np.asarray(reference.keys)[below]) < 1e-5
 
 
 def look_up(text: list[int], drafts: int, shortest: int, longest: int) -> list[tuple[int, float]]:

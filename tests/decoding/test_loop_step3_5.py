@@ -71,14 +71,14 @@ def speculate(drafts: int, rows: tuple[int, ...] = BATCH, said: list[list[int]] 
     return run(decoder(drafts), scripted, prompts(rows), MAX_TOKENS, sequence=rows)
 
 
-def committed(cache: KVCache, length: np.ndarray) -> list[jax.Array]:
+def committed(cache: KVCache, length: np.ndarray) -> list[np.ndarray]:
     """Keys and values of every position that a later token can still see."""
     positions = np.arange(CAPACITY)
     seen = positions < length[:, None]
     if cache.window is not None:
         seen &= positions >= length[:, None] - cache.window + 1
     rows, where = np.nonzero(seen)
-    return [array[rows, where % cache.capacity] for array in (cache.keys, cache.values)]
+    return [np.asarray(array)[rows, where % cache.capacity] for array in (cache.keys, cache.values)]
 
 
 def assert_same_layers(got: tuple[KVCache, ...], want: tuple[KVCache, ...], length: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import pytest
+from short_model import short_model
 
 import specjax
 from benchmarks import programs
@@ -26,8 +27,9 @@ SIZES = {"batch": 1, "slots": 4096}
 
 
 def outlined(name: str, platform: str, **settings: Any) -> Any:
-    """A model by name, "bundled" or a number of layers of Qwen3.6-27B, by shapes."""
-    models = open_models(None, None) if name == "bundled" else opened(shape_of_27b(int(name)), "Q4_K")
+    """A model by name, "bundled", "short" or a number of layers of Qwen3.6-27B, by shapes."""
+    named = {"bundled": lambda: open_models(None, None), "short": short_model}
+    models = named[name]() if name in named else opened(shape_of_27b(int(name)), "Q4_K")
     return programs.Outlined.of(models, platform, dtype="float32", **settings)
 
 
@@ -37,7 +39,9 @@ def bundled() -> specjax.Model:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("name", ["bundled", *(pytest.param(each, marks=pytest.mark.slow) for each in ("4", "64"))])
+@pytest.mark.parametrize(
+    "name", ["short", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bundled", "4", "64"))]
+)
 def test_rounds_lower_with_the_kernels_of_their_platform(name: str, platform: str) -> None:
     lowered = outlined(name, platform).rounds(**SIZES)
     assert set(programs.kernels_in(lowered)) == KERNELS
@@ -50,7 +54,7 @@ def test_rounds_lower_with_the_kernels_of_their_platform(name: str, platform: st
 )
 def test_prompts_lower_with_the_kernels_of_their_platform(platform: str, products: str, attention: str) -> None:
     """More rows than kernels for verification take."""
-    model = outlined("bundled", platform, kv_types=KVTypes("f16", "f16"))
+    model = outlined("short", platform, kv_types=KVTypes("f16", "f16"))
     lowered = model.feeding(1, 256, columns=1, tokens=64)
     assert {"causal_conv1d", "gated_delta_prefill", products, attention} <= set(programs.kernels_in(lowered))
     assert not [target for target, _ in programs.custom_calls(lowered) if target.startswith(NATIVE)]
@@ -70,7 +74,7 @@ def test_choices_follow_the_platform_and_not_the_machine() -> None:
     """Without kernels that are named: a program for a TPU calls nothing that only this machine has."""
     targets = {}
     for platform in ("cpu", "tpu"):
-        model = outlined("bundled", platform, kernels="auto")
+        model = outlined("short", platform, kernels="auto")
         targets[platform] = {target for target, _ in programs.custom_calls(model.rounds(**SIZES))}
     assert not [target for target in targets["tpu"] if target.startswith((NATIVE, *programs.KERNEL_CALLS))]
     if native.available():
