@@ -22,6 +22,7 @@ from specjax.state import KVCache, RollbackStrategy, SequenceState
 
 LENGTHS = (1, 2, 5, 17, 64, 65, 130, 300)
 MAX_TOKENS = 24
+noise_of = jax.jit(gumbel, static_argnames="vocab_size")
 WARM = SamplerConfig(temperature=0.7, top_k=20, top_p=0.95)
 PROMPT_SEED = {DENSE: 3, MOE: 4}  # chosen for continuations without near-ties, see `plain`
 BATCH = tuple(range(len(LENGTHS)))
@@ -74,12 +75,13 @@ def assert_clear_choices(
         whole = [*prompt, *continuation]
         tokens[row, : len(whole)] = whole
     position = np.array([len(prompt) for prompt in chosen])[:, None] + np.arange(MAX_TOKENS)
-    logits = np.take_along_axis(logits_of(config, make_params(config), tokens), position[..., None] - 1, axis=1)
+    logits = np.asarray(logits_of(config, make_params(config), tokens))
+    logits = np.take_along_axis(logits, position[..., None] - 1, axis=1)
     if sampler.greedy:
         assert top2_margin(logits).min() > 5e-4, "near-ties"
         return
-    kept = warp(logits, alike(len(chosen), sampler))
-    noise = gumbel(0, jnp.array(sequence), position, Purpose.TOKEN, config.vocab_size)
+    kept = jax.jit(warp)(logits, alike(len(chosen), sampler))
+    noise = noise_of(np.uint32(0), np.array(sequence), position, Purpose.TOKEN, config.vocab_size)
     assert top2_margin(kept + noise).min() > 5e-4, "near-ties of what decides a draw: logits with noise"
     best = -np.sort(-logits / sampler.temperature)
     assert (best[..., sampler.top_k - 1] - best[..., sampler.top_k]).min() > 1e-4, "a near-tie at the edge of top-k"

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_acceptance_exact import PLAIN, WARPED, always, distance, nodes_along
-from test_loop_distribution import (
-    DRAWS,
-    LOOKS_UP,
-    THREE,
-    VOCAB,
-    TableTarget,
-    both,
-    enumerate_sequences,
-    p_value,
-    sample_together,
-    tables,
-)
+from test_loop_distribution import TableTarget
 from wants import alike
 
 from specjax.analysis.lossless.enumeration import CORRECT, Language, speculation_odds, target_odds
-from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.grammar import FORBIDDEN, Constraint, Grammar, GrammarRows, GrammarTables
 from specjax.decoding.sampling import warp
-from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
+from specjax.decoding.settings import DraftConfig, Settings
 
 NO = FORBIDDEN
 TOY = Grammar(np.array([[1, NO, 0, 2], [NO, 2, NO, NO], [0, NO, 1, NO]], np.int32), np.arange(4, dtype=np.int32))
@@ -99,61 +86,6 @@ def test_to_drop_drafts_because_they_are_not_allowed_would_bias_the_text(rule: s
         return np.minimum(np.cumprod(good, axis=1).sum(axis=1), np.maximum(budget - 1, 0))
 
     assert distance(rule, spoken, 2, PLAIN, until_forbidden)[1] > 0.005
-
-
-@cache
-def masked_shares(sampler: SamplerConfig) -> np.ndarray:
-    """The distributions by state of the grammar and by node."""
-    logits = np.asarray(tables()["target"])
-    masked = np.where(THREE.next[:, None] == NO, -np.inf, logits).reshape(-1, VOCAB)
-    odds = np.exp(np.asarray(warp(masked, alike(len(masked), sampler)), np.float64))
-    return (odds / odds.sum(axis=1, keepdims=True)).reshape(len(THREE.next), *logits.shape)
-
-
-def masked_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence after the prompt (0), from tables of logits and of the grammar."""
-    shares, odds = masked_shares(sampler), {}
-    for tokens in product(range(VOCAB), repeat=length):
-        node, state, p = 0, 0, 1.0
-        for token in tokens:
-            p *= shares[state, node, token]
-            if not p:
-                break
-            node, state = (node * VOCAB + token) % VOCAB**2, int(THREE.next[state, token])
-        if p:
-            odds[tokens] = p
-    assert abs(sum(odds.values()) - 1) < 1e-9
-    return odds
-
-
-@cache
-def held_to_three(rule: DrawingRule, drafters: tuple[int, ...], masked: bool) -> list[tuple[int, list[list[int]]]]:
-    """What rows with the grammar say, by budget."""
-    draft = DraftConfig(n_max=3, masked=masked)
-    wants = Settings(SamplerConfig(temperature=0.8), draft, 11, grammar=THREE, rule=rule, drafters=drafters)
-    return sample_together(wants)[0][0]
-
-
-@both
-@pytest.mark.parametrize("masked", [True, False])
-def test_sequences_have_the_masked_probabilities_of_the_target(rule: DrawingRule, masked: bool) -> None:
-    """Through the whole loop. The drafter does not say what it drafted before: that makes no text less exact."""
-    for budget, sequences in held_to_three(rule, (DRAWS,), masked):
-        assert p_value(sequences, masked_odds(SamplerConfig(temperature=0.8), budget)) > 1e-3, budget
-
-
-def test_several_drafters_leave_the_masked_probabilities() -> None:
-    """Of those that draw and those that look up: what is looked up is not masked."""
-    for budget, sequences in held_to_three("rejection", (LOOKS_UP, DRAWS), True):
-        assert p_value(sequences, masked_odds(SamplerConfig(temperature=0.8), budget)) > 1e-3, budget
-
-
-def test_the_chi_square_test_sees_the_probabilities_without_the_grammar() -> None:
-    budget, sequences = held_to_three("rejection", (DRAWS,), True)[-1]
-    free = enumerate_sequences(SamplerConfig(temperature=0.8), budget, None)
-    possible = {text: p for text, p in free.items() if allowed(THREE, text)}
-    share = {text: p / sum(possible.values()) for text, p in possible.items()}
-    assert p_value(sequences, share) < 1e-6, "to leave texts out afterwards is another distribution"
 
 
 def test_a_grammar_for_another_vocabulary_is_refused() -> None:

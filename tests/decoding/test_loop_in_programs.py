@@ -21,9 +21,10 @@ from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
 
 DRAFTS, BUDGET, ROUNDS = 2, 12, 11
 PROMPTS = ragged_prompts(CONFIG, (3, 20), seed=5)
-DECODER = Decoder(Qwen35Target(CONFIG), Qwen35MTP(CONFIG), "coupled", DRAFTS)
+DECODER, BEST = (Decoder(Qwen35Target(CONFIG), Qwen35MTP(CONFIG), rule, DRAFTS) for rule in ("coupled", "greedy"))
 ROWS = [Settings(SamplerConfig(0.8), DraftConfig(DRAFTS), seed=3), Settings(GREEDY, DraftConfig(1))]
 SETTINGS = DECODER.settings(ROWS)
+BEST_SETTINGS = BEST.settings([replace(row, sampler=GREEDY) for row in ROWS])
 
 
 @cache
@@ -39,8 +40,8 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths
 
 
-def opened(params: Any, settings: Any = SETTINGS) -> tuple[DecodeState, ChunkRecord]:
-    return begin(DECODER, params, *arrays(), settings, jnp.full(len(PROMPTS), BUDGET, jnp.int32), slots=64)
+def opened(params: Any, settings: Any = SETTINGS, decoder: Decoder = DECODER) -> tuple[DecodeState, ChunkRecord]:
+    return begin(decoder, params, *arrays(), settings, jnp.full(len(PROMPTS), BUDGET, jnp.int32), slots=64)
 
 
 def texts(*records: Any) -> list[list[int]]:
@@ -54,11 +55,11 @@ def texts(*records: Any) -> list[list[int]]:
 
 
 @cache
-def stepped() -> list[list[int]]:
+def stepped(decoder: Decoder = DECODER) -> list[list[int]]:
     """The loop as the engine runs it: from the host, chunk by chunk."""
     params = params_of_small_model()
-    state, first = opened(params)
-    state, chunk = decode_chunk(DECODER, params, state, ROUNDS)
+    state, first = opened(params, SETTINGS if decoder is DECODER else BEST_SETTINGS, decoder)
+    state, chunk = decode_chunk(decoder, params, state, ROUNDS)
     assert not state.active.any()
     want = texts(first.rounds, jax.tree.map(lambda x: x[: int(chunk.n_rounds)], chunk.rounds))
     assert [len(row) for row in want] == [BUDGET, BUDGET]
@@ -77,20 +78,27 @@ def test_inside_jit() -> None:
     assert texts(first.rounds, jax.tree.map(lambda x: x[: int(chunk.n_rounds)], chunk.rounds)) == stepped()
 
 
-@partial(jax.jit, static_argnames="rounds")
-def scanned(params: Any, settings: Any, rounds: int = ROUNDS) -> tuple[ChunkRecord, Any]:
-    state, first = opened(params, settings)
+@partial(jax.jit, static_argnames="decoder")
+def scanned(params: Any, settings: Any, decoder: Decoder = DECODER) -> tuple[ChunkRecord, Any]:
+    state, first = opened(params, settings, decoder)
 
     def one_round(state: DecodeState, _: None) -> tuple[DecodeState, Any]:
-        state, record, _ = decode_round(DECODER, params, state)
+        state, record, _ = decode_round(decoder, params, state)
         return state, record
 
-    return first, jax.lax.scan(one_round, state, length=rounds)[1]
+    return first, jax.lax.scan(one_round, state, length=ROUNDS)[1]
 
 
-def test_inside_scan() -> None:
-    first, rounds = scanned(params_of_small_model(), SETTINGS)
-    assert texts(first.rounds, rounds) == stepped()
+@pytest.mark.parametrize(
+    ("decoder", "settings"),
+    [
+        pytest.param(DECODER, SETTINGS, id="coupled", marks=pytest.mark.slow),
+        pytest.param(BEST, BEST_SETTINGS, id="greedy"),
+    ],
+)
+def test_inside_scan(decoder: Decoder, settings: Any) -> None:
+    first, rounds = scanned(params_of_small_model(), settings, decoder)
+    assert texts(first.rounds, rounds) == stepped(decoder)
 
 
 @pytest.mark.slow

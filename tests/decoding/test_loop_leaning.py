@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +11,12 @@ import numpy as np
 import pytest
 from ragged import logits_of
 from scripted import Run, feed, ragged_prompts, run, start
-from test_loop_distribution import BUDGETS, DRAWS, LEAN, VOCAB, both, p_value, sample_together, tables
 from test_loop_grammar import trimmed_head
 from tiny_models import DENSE, make_params
-from wants import alike
 
-from specjax.decoding.acceptance import DrawingRule
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.leaning import MOST_BIASES, Leaning, offset_after, pairs_of
+from specjax.decoding.leaning import MOST_BIASES, Leaning, pairs_of
 from specjax.decoding.loop import decode_chunk
-from specjax.decoding.sampling import warp
 from specjax.decoding.seats import start_rows
 from specjax.decoding.settings import DraftConfig, RowSettings, SamplerConfig, Settings
 from specjax.models.protocol import Drafter
@@ -125,37 +119,6 @@ def test_other_leanings_compile_nothing() -> None:
         decode_chunk(of, params, begun, 8)
         sizes.append((decode_chunk._cache_size(), start_rows._cache_size()))
     assert len(set(sizes)) == 1
-
-
-@cache
-def leaning_shares(sampler: SamplerConfig) -> dict[tuple[int, ...], np.ndarray]:
-    """The distribution after every text shorter than the longest, from the table of logits."""
-    logits = np.asarray(tables()["target"])
-    before = [text for place in range(max(BUDGETS)) for text in product(range(VOCAB), repeat=place)]
-    own = [logits[sum(text[-2:-1]) * VOCAB + sum(text[-1:])] + offset_after(LEAN, text, VOCAB) for text in before]
-    shares = np.exp(np.asarray(warp(jnp.asarray(own), alike(len(before), sampler)), np.float64))
-    return dict(zip(before, shares / shares.sum(axis=1, keepdims=True), strict=True))
-
-
-def leaning_odds(sampler: SamplerConfig, length: int) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence after the prompt (0)."""
-    after, odds = leaning_shares(sampler), {}
-    for tokens in product(range(VOCAB), repeat=length):
-        p = math.prod(after[tokens[:place]][token] for place, token in enumerate(tokens))
-        if p:
-            odds[tokens] = p
-    assert abs(sum(odds.values()) - 1) < 1e-9
-    return odds
-
-
-@both
-def test_sequences_have_the_probabilities_of_the_target_that_leans(rule: DrawingRule) -> None:
-    """Through the whole loop. What is left of the drafter's probabilities hangs on where its round began."""
-    sampler = SamplerConfig(temperature=0.8, top_k=2)
-    (drawn,) = sample_together(Settings(sampler, seed=11, leaning=LEAN, rule=rule, drafters=(DRAWS,)))[0]
-    for budget, sequences in drawn:
-        assert p_value(sequences, leaning_odds(sampler, budget)) > 1e-3, budget
-    assert p_value(drawn[-1][1], leaning_odds(SamplerConfig(temperature=0.8), len(drawn[-1][1][0]))) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,12 @@ def plain(target: jax.Array, settings: RowSettings, sequence: jax.Array, positio
 @partial(jax.jit, static_argnames="rule")
 def speculate(rule: Rule, target: jax.Array, drafter: jax.Array, n_drafted: jax.Array, **rows: Any) -> Any:
     position = rows.pop("position")
-    choices = [propose_token(drafter[:, i], rule=rule, position=position + i, **rows) for i in range(DRAFTS)]
-    drafts = jnp.stack([choice.token for choice in choices], axis=1)
-    logq = None if rule == "coupled" else jnp.stack([choice.logq for choice in choices], axis=1)
+
+    def choice(i: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        made = propose_token(drafter[:, i], rule=rule, position=position + i, **rows)
+        return made.token, made.logq
+
+    drafts, logq = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), jax.lax.map(choice, jnp.arange(DRAFTS)))
     return drafts, accept(target, drafts, logq, n_drafted, rule=rule, position=position, **rows).tokens
 
 
