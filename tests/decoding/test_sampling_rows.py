@@ -113,6 +113,20 @@ def test_distributions_do_not_depend_on_the_rows_beside() -> None:
             np.testing.assert_array_equal(beside[0], alone[0], err_msg=f"{sampler} beside {neighbour}")
 
 
+sizes: list[int] = []
+
+
+@jax.jit
+def any_positive(target: jax.Array, settings: RowSettings) -> jax.Array:
+    """Puts down in `sizes` how many tokens it was given to look at."""
+
+    def report(candidates: Any) -> jax.Array:
+        jax.debug.callback(sizes.append, jnp.int32(candidates.tokens.shape[-1]))
+        return jnp.any(candidates.scores > 0)
+
+    return with_shortlist(target, settings, report)
+
+
 @pytest.mark.parametrize(
     ("sampler", "length"),
     [
@@ -129,14 +143,8 @@ def test_distributions_do_not_depend_on_the_rows_beside() -> None:
 )
 def test_noise_is_made_for_few_tokens_where_few_are_kept(sampler: SamplerConfig, length: int) -> None:
     """Seen by what the way that is taken calls: the number of tokens whose noise it would make."""
-    sizes: list[int] = []
-
-    def report(candidates: Any) -> jax.Array:
-        jax.debug.callback(sizes.append, jnp.int32(candidates.tokens.shape[-1]))
-        return jnp.any(candidates.scores > 0)
-
-    target = jnp.asarray(logits()[0][2:3, 0])
-    jax.block_until_ready(with_shortlist(jnp.repeat(target, 2, axis=0), settings_of([sampler, GREEDY]), report))
+    sizes.clear()
+    jax.block_until_ready(any_positive(np.repeat(logits()[0][2:3, 0], 2, axis=0), settings_of([sampler, GREEDY])))
     jax.effects_barrier()
     assert [int(size) for size in sizes] == [length]
 
