@@ -100,6 +100,12 @@ OPERATIONS = {
             Implementation("fast", _doubled),
             Implementation("reads_all", lambda x: 2 * x + 0 * x[0], ANYWHERE, reads_all=True),
         ),
+        _operation(
+            "fatal",
+            Implementation("crashing", on_host(_abort)),
+            Implementation("failing", on_host(_fail)),
+            Implementation("fast", _doubled),
+        ),
         _operation("good", Implementation("fast", _doubled)),
         _operation("hanging", Implementation("endless", on_host(_sleep)), Implementation("fast", _doubled)),
         _operation("alone"),

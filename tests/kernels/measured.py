@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 from pallas_kernels.choices import Choice
+from pallas_kernels.measuring.timing import Effort
 
 DIMS = {"rows": 64, "N": 256}
+QUICK = Effort(copies=1, cache_bytes=1, seconds=0.01, runs=3)
 
 
 def choice(number: int) -> Choice:

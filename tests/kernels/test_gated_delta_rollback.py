@@ -1,9 +1,6 @@
 """The two ways back to an accepted length agree: snapshots, and records with a commit."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +17,9 @@ SERIAL = ("cpu_native", "xla_recurrent", "pallas_tpu_interpret", "pallas_gpu_int
 """Implementations whose three operations compute a token in the same order of operations."""
 
 
-@pytest.mark.parametrize("impl", here(SERIAL))
-@pytest.mark.parametrize(
-    ("n_tokens", "head_map"), [(1, "tiled"), (4, "grouped"), pytest.param(16, "tiled", marks=pytest.mark.slow)]
-)
-def test_commit_of_serial_records_equals_every_snapshot_bit_for_bit(n_tokens, head_map, impl):
+def expect_commit_to_equal_every_snapshot(n_tokens, head_map, impl, compiler_options=None):
     verify, verify_snapshots, commit = (
-        jax.jit(functools.partial(function, impl=impl, head_map=head_map))
+        jax.jit(functools.partial(function, impl=impl, head_map=head_map), compiler_options=compiler_options)
         for function in (gated_delta.verify, gated_delta.verify_snapshots, gated_delta.commit)
     )
     inputs = type(draw())(*(x[:1] for x in draw().first(n_tokens)))
@@ -34,27 +27,26 @@ def test_commit_of_serial_records_equals_every_snapshot_bit_for_bit(n_tokens, he
     slots = np.broadcast_to(inputs.state[:, None], (1, n_tokens, *inputs.state.shape[1:]))
     _, slots = verify_snapshots(*inputs[:5], slots, np.array([n_tokens - 1]))
     lengths = np.arange(n_tokens + 1)
-    repeated = jax.tree.map(lambda x: jnp.repeat(x, n_tokens + 1, axis=0), (jnp.asarray(inputs.state), records))
+    repeated = jax.tree.map(lambda x: np.repeat(x, n_tokens + 1, axis=0), (inputs.state, records))
     np.testing.assert_array_equal(commit(*repeated, lengths), [inputs.state[0], *np.asarray(slots)[0, ::-1]])
 
 
-def test_commit_equals_every_snapshot_in_programs_that_llvm_optimises_too():
+@pytest.mark.parametrize("impl", here(SERIAL))
+@pytest.mark.parametrize(
+    ("n_tokens", "head_map"), [(1, "tiled"), (4, "grouped"), pytest.param(16, "tiled", marks=pytest.mark.slow)]
+)
+def test_commit_of_serial_records_equals_every_snapshot_bit_for_bit(n_tokens, head_map, impl):
+    expect_commit_to_equal_every_snapshot(n_tokens, head_map, impl)
+
+
+@pytest.mark.parametrize(("n_tokens", "head_map"), [(1, "tiled"), (4, "grouped"), (16, "tiled")])
+def test_commit_equals_every_snapshot_in_programs_that_llvm_optimises_too(n_tokens, head_map):
     """The suite turns LLVM's optimiser off, which fuses multiplications with additions; 3 is the level users run at.
 
     Only programs for CPUs are held to that: what an interpreter makes of a kernel says nothing of a device's compiler.
     """
-    check = test_commit_of_serial_records_equals_every_snapshot_bit_for_bit.__name__
-    chosen = ["-m", "", "-k", f"{check} and xla_recurrent"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *chosen],
-        env={**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=3"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert "3 passed" in ran.stdout
+    options = {"xla_backend_optimization_level": 3}
+    expect_commit_to_equal_every_snapshot(n_tokens, head_map, "xla_recurrent", options)
 
 
 def test_rows_that_keep_no_token_stay_as_they_are_between_others():

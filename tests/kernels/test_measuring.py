@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 from fake_kernels import OPERATIONS, case_of, on_host
-from measured import DIMS, choice, process
+from measured import DIMS, QUICK, choice, process
 
 from pallas_kernels import memory, using
 from pallas_kernels.choices import Choice, key_of
@@ -28,8 +28,6 @@ from pallas_kernels.measuring.measure import _workers
 from pallas_kernels.measuring.timing import Effort
 from pallas_kernels.measuring.turns import Turns
 from pallas_kernels.table import ANYWHERE
-
-QUICK = Effort(copies=1, cache_bytes=1, seconds=0.01, runs=3)
 
 
 def test_what_is_slow_wrong_or_goes_under_is_passed_over_with_the_right_word(folder: Path) -> None:
@@ -63,22 +61,31 @@ def test_what_is_slow_wrong_or_goes_under_is_passed_over_with_the_right_word(fol
     assert all("Please report this line, and {'device': 'cpu', 'machine': " in each for each in warnings)
 
 
-def test_what_hangs_is_left_out_and_a_second_time_measures_nothing(folder: Path) -> None:
-    calls = [("hanging", DIMS), ("good", DIMS), ("alone", DIMS), ("good", {**DIMS, "rows": 8})]
-    work = worth_measuring(calls)
-    assert sorted(work, key=str) == sorted(calls[:3], key=str)  # the most rows of those that share a choice
+def test_several_processes_leave_out_what_hangs_time_in_turns_and_a_second_time_measure_nothing(folder: Path) -> None:
+    calls = [("hanging", DIMS), ("good", DIMS), ("alone", DIMS), ("good", {**DIMS, "N": 64})]
+    fewer_rows = ("good", {**DIMS, "rows": 8})
+    work = worth_measuring([*calls, fewer_rows])
+    assert sorted(work, key=str) == sorted(calls, key=str)  # the most rows of those that share a choice
     done: list[tuple[int, int]] = []
-    with pytest.warns(RuntimeWarning, match=r"hanging endless is left out on cpu, .*: did not end within 4 seconds\."):
-        report = measure(work, cases="fake_kernels", effort=QUICK, patience=4, progress=lambda *step: done.append(step))
-    assert done == [(1, 3), (2, 3), (3, 3)]
-    assert report.choices[key_of(*calls[0])].order[0] == "fast"
-    assert report.choices[key_of(*calls[1])].order[0] == "fast"
-    assert report.choices[key_of(*calls[2])].order == ()
-    assert worth_measuring(calls) == []
+    with pytest.warns(RuntimeWarning, match=r"hanging endless is left out on cpu, .*: did not end within 6 seconds\."):
+        report = measure(
+            calls,
+            cases="fake_kernels",
+            effort=QUICK,
+            patience=6,
+            workers=3,  # the first has two calls
+            progress=lambda *step: done.append(step),
+        )
+    assert done == [(number, 4) for number in range(1, 5)]
+    assert not report.unfinished
+    assert report.choices.keys() == {key_of(*call) for call in calls} == memory.remembered().keys()
+    firsts = {key: choice.order[:1] for key, choice in report.choices.items()}
+    assert firsts == {key_of(*call): () if call[0] == "alone" else ("fast",) for call in calls}
+    assert worth_measuring([*calls, fewer_rows]) == []
     memory._known.clear()  # as in another process
-    assert worth_measuring(calls) == []
+    assert worth_measuring([*calls, fewer_rows]) == []
     assert choose(OPERATIONS["good"], None, {**DIMS, "rows": 3}).name == "fast"
-    assert len(worth_measuring(calls, anew=True)) == 3
+    assert len(worth_measuring([*calls, fewer_rows], anew=True)) == 4
 
 
 def test_what_hangs_takes_the_time_of_other_calls(folder: Path) -> None:
@@ -122,27 +129,6 @@ def test_processes_share_what_is_left_of_a_gpus_memory(
     assert _workers() == workers
 
 
-def test_several_processes_measure_side_by_side_and_time_in_turns(folder: Path) -> None:
-    good = [("good", {**DIMS, "N": n}) for n in (64, 128, 512)]
-    calls = [("hanging", DIMS), *good, ("bad", DIMS)]  # the first two processes have two calls each
-    done: list[tuple[int, int]] = []
-    with pytest.warns(RuntimeWarning, match="left out on cpu"):
-        report = measure(
-            calls,
-            cases="fake_kernels",
-            effort=QUICK,
-            patience=6,
-            workers=3,
-            progress=lambda *step: done.append(step),
-        )
-    assert done == [(number, 5) for number in range(1, 6)]
-    assert not report.unfinished
-    assert report.choices.keys() == {key_of(*call) for call in calls} == memory.remembered().keys()
-    assert {choice.order[0] for choice in report.choices.values()} <= {"fast", "reads_all"}
-    memory._known.clear()
-    assert worth_measuring(calls) == []
-
-
 def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
     path = tmp_path / "turns"
     path.touch()
@@ -162,7 +148,7 @@ def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
         assert list(only.with_others()) == list(only.without_others()) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_law_that_goes_wrong_and_want_of_memory_cost_their_calls_alone(folder: Path, workers: int) -> None:
     calls = [(name, DIMS) for name in ("good", "large", "lawless", "alone", "starving")]
     calls.append(("good", {**DIMS, "N": 128}))  # behind the lawless one, whether that process has all calls or half
@@ -225,7 +211,8 @@ def test_what_cannot_be_measured_is_no_choice(folder: Path) -> None:
 MEASURER = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it starts in the background
-from test_measuring import DIMS, QUICK, measure
+from measured import DIMS, QUICK
+from pallas_kernels.measuring import measure
 calls = [("good", {**DIMS, "N": width}) for width in range(64, 164)]
 measure(calls, cases="fake_kernels", effort=QUICK, progress=lambda *step: print(*step, flush=True))
 """
@@ -259,7 +246,8 @@ def test_ctrl_c_leaves_the_file_whole_and_no_process_behind(folder: Path) -> Non
 
 
 HANGING = """
-from test_measuring import DIMS, QUICK, measure
+from measured import DIMS, QUICK
+from pallas_kernels.measuring import measure
 print("begins", flush=True)
 measure([("hanging", DIMS)], cases="fake_kernels", effort=QUICK)
 """
@@ -277,8 +265,9 @@ def test_no_process_is_left_behind_by_one_that_was_killed(folder: Path) -> None:
 
 HERE = """
 import sys
-from test_measuring import DIMS, QUICK, measure
-report = measure([("bad", DIMS), ("good", DIMS)], cases="fake_kernels", effort=QUICK, here=True)
+from measured import DIMS, QUICK
+from pallas_kernels.measuring import measure
+report = measure([("fatal", DIMS), ("good", DIMS)], cases="fake_kernels", effort=QUICK, here=True)
 print(*[report.choices[key].left_out.get("crashing") for key in sorted(report.choices)])
 """
 
@@ -288,7 +277,7 @@ def test_what_crashes_this_process_is_not_tried_again(folder: Path) -> None:
     with process(HERE, stderr=subprocess.PIPE) as first:
         first.communicate()
     assert first.returncode == -signal.SIGABRT
-    crashed = [(key_of("bad", DIMS), "crashing")]
+    crashed = [(key_of("fatal", DIMS), "crashing")]
     assert memory.fatal() == crashed
     with memory.noted("a call of another model", "fast"):
         assert memory.fatal() == [*crashed, ("a call of another model", "fast")]
@@ -297,8 +286,8 @@ def test_what_crashes_this_process_is_not_tried_again(folder: Path) -> None:
         assert second.communicate()[0] == "crashed the process that tried it None\n"
     assert second.returncode == 0
     memory._known.clear()
-    found = memory.remembered()[key_of("bad", DIMS)]
-    assert found.order[0] in ("fast", "reads_all")
+    found = memory.remembered()[key_of("fatal", DIMS)]
+    assert found.order[0] == "fast"
     assert re.match("failed when it ran", found.left_out["failing"])
     assert memory.fatal() == []
 
