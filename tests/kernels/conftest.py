@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from gpu_compiler import Assembled, assembled
 from lowering import lowered, triton_calls
@@ -35,6 +36,28 @@ def _blocks_and_warpgroups_share_a_program() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if hasattr(thread_map, "_run_jaxpr"):  # it is JAX's own; without it tests take longer
             patch.setattr(thread_map, "_run_jaxpr", run)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels_talk_to_their_interpreter_in_numpy() -> Iterator[None]:
+    """JAX makes an array on its device of every number that Mosaic GPU's interpreter is told, which then asks for it.
+
+    Most of what an interpreted load or store takes is that. Here it is told arrays of numpy, its own copies.
+    """
+    from jax._src import callback as callbacks
+
+    as_it_is = getattr(callbacks, "io_callback_impl", None)
+
+    def impl(*given: Any, callback: Any, **settings: Any) -> Any:
+        told = getattr(callback, "callback_func", None)
+        if not getattr(getattr(told, "func", told), "__module__", "").startswith("jax._src.pallas.mosaic"):
+            return as_it_is(*given, callback=callback, **settings)
+        return jax.tree.map(np.asarray, callback(*map(np.array, given)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if as_it_is is not None:  # it is JAX's own; without it tests take longer
+            patch.setattr(callbacks, "io_callback_impl", impl)
         yield
 
 

@@ -85,6 +85,16 @@ def law(profile: str = "model", dtype: str = "float32", head_map: str = "tiled",
     return Law(np.concatenate(outs, axis=1), np.concatenate(us, axis=1), states[1:])
 
 
+@functools.cache
+def mixed(profiles: tuple[str, ...]) -> tuple[Inputs, Law]:
+    """A batch of which each row has a profile of its own, and its law."""
+    inputs, laws = [draw(each) for each in profiles], [law(each) for each in profiles]
+    parts = (np.stack([x[row] for row, x in enumerate(each)]) for each in zip(*inputs, strict=True))
+    out, u = (np.stack([x[row] for row, x in enumerate(each)]) for each in zip(*(x[:2] for x in laws), strict=True))
+    states = [np.stack([x[row] for row, x in enumerate(each)]) for each in zip(*(x.states for x in laws), strict=True)]
+    return Inputs(*parts), Law(out, u, states)
+
+
 def rms_error(got: jax.Array, expected: np.ndarray) -> float:
     """Relative RMS of the difference."""
     difference = np.asarray(got, np.float64) - expected

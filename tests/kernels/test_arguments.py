@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import stored
 from gated_delta_cases import draw
 
 from pallas_kernels import cache_attention, explain, gated_delta
 from pallas_kernels.hadamard import walsh_hadamard
-from pallas_kernels.kv_formats import KVStore
 
 DAMAGE: dict[str, Callable[[Any], Any]] = {
     "a list": lambda x: x.tolist(),
@@ -60,18 +61,23 @@ def test_commit_names_what_is_damaged(damage: str) -> None:
 
 
 @pytest.mark.parametrize("impl", ["xla_recurrent", "pallas_tpu_interpret", "reference"])
-@pytest.mark.parametrize("dtype", [np.int8, np.uint32, np.int64])
-def test_slots_are_named_by_integers_of_any_type(dtype: Any, impl: str) -> None:
-    given = {**deltas(), "slot": np.array([2, 1])}
-    del given["state"]
-    expected = gated_delta.verify_snapshots(**given, impl=impl)
-    got = gated_delta.verify_snapshots(**{**given, "slot": given["slot"].astype(dtype)}, impl=impl)
+def test_slots_are_named_by_integers_of_any_type(impl: str) -> None:
+    given = deltas()
+    del given["state"], given["slot"]
+    call = partial(gated_delta.verify_snapshots, impl=impl)
+    run = jax.jit(call)
+    expected = run(**given, slot=np.array([2, 1], np.int32))
+    for dtype in (np.int8, np.uint32):
+        got = run(**given, slot=np.array([2, 1], dtype))
+        jax.tree.map(partial(np.testing.assert_array_equal, err_msg=dtype.__name__), got, expected)
+    # As an argument of a program it would be an int32.
+    got = jax.jit(lambda given: call(**given, slot=np.array([2, 1], np.int64)))(given)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 def attention() -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    k, v = (KVStore.of(jnp.asarray(rng.standard_normal((2, 150, 2, 16)), jnp.float32), "f32") for _ in range(2))
+    k, v = (stored(rng.standard_normal((2, 150, 2, 16)).astype(np.float32), "f32") for _ in range(2))
     q = rng.standard_normal((2, 3, 4, 16)).astype(np.float32)
     positions = np.array([[125, 126, 127], [3, 4, -1]])
     return {"q": q, "k": k, "v": v, "positions": positions, "scale": 0.25, "sinks": np.zeros(4, np.float32)}
@@ -101,15 +107,17 @@ def test_attention_names_what_is_damaged(name: str, bad: Any, message: str) -> N
 
 
 @pytest.mark.parametrize("impl", [None, "xla_floats", "xla_tiles", "pallas_tpu_interpret"])
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32])
-def test_positions_are_integers_of_any_type(dtype: Any, impl: str | None) -> None:
+def test_positions_are_integers_of_any_type(impl: str | None) -> None:
     """The last positions that a type has among them: the next one is no number of the type."""
-    given = attention()
-    last = min(np.iinfo(dtype).max, 149)
-    given = {**given, "sinks": None, "positions": np.array([[last - 2, last - 1, last], [3, 4, 5]])}
-    expected = cache_attention.attend(**given, impl=impl)
-    got = cache_attention.attend(**{**given, "positions": given["positions"].astype(dtype)}, impl=impl)
-    np.testing.assert_array_equal(got, expected)
+    given = {**attention(), "sinks": None}
+    del given["positions"]
+    caches = {name: given.pop(name) for name in ("q", "k", "v")}
+    run = jax.jit(partial(cache_attention.attend, **given, impl=impl))
+    for dtype in (np.int8, np.uint8, np.uint32):
+        last = min(np.iinfo(dtype).max, 149)
+        positions = np.array([[last - 2, last - 1, last], [3, 4, 5]], np.int32)
+        expected, got = (run(**caches, positions=positions.astype(each)) for each in (np.int32, dtype))
+        np.testing.assert_array_equal(got, expected, err_msg=dtype.__name__)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float64, bool, np.complex64])
@@ -124,7 +132,7 @@ def test_a_transform_is_of_floats(dtype: Any) -> None:
 @pytest.mark.parametrize("impl", [None, "pallas_tpu_interpret", "pallas_gpu_interpret", "reference"])
 @pytest.mark.parametrize("width", [8, 256])
 def test_the_transform_of_no_vectors_is_none(width: int, impl: str | None) -> None:
-    assert walsh_hadamard(jnp.zeros((3, 0, width)), impl=impl).shape == (3, 0, width)
+    assert walsh_hadamard(np.zeros((3, 0, width), np.float32), impl=impl).shape == (3, 0, width)
 
 
 SIZES = {"T": 4, "Hk": 2, "Hv": 4, "Dk": 16, "Dv": 16}

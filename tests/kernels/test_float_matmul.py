@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from pallas_kernels.matmul import experts, explain_float, float_matmul, from_blo
 from pallas_kernels.matmul.experts import EXPERTS
 from pallas_kernels.matmul.floats import FLOAT_MATMUL
 
-N, K, E = 24, 40, 5
+N, K, E = 24, 40, 6
 EXACT = {"float32": 1e-6, "bfloat16": 5e-3}
 """Of both factors in the weight's dtype."""
 
@@ -63,8 +64,8 @@ def test_few_rows_have_a_form_of_their_own_on_cpus_alone() -> None:
     ("x", "weight", "options", "message"),
     [
         (draw(2, K), draw(N, K + 1), {}, r"got x \(2, 40\), weight \(24, 41\)"),
-        (draw(2, K), draw(E, N, K), {}, r"got x \(2, 40\), weight \(5, 24, 40\)"),
-        (draw(2, K), draw(E, N, K), {"index": np.zeros(2, int)}, r"got x \(2, 40\), weight \(5, 24, 40\)"),
+        (draw(2, K), draw(E, N, K), {}, r"got x \(2, 40\), weight \(6, 24, 40\)"),
+        (draw(2, K), draw(E, N, K), {"index": np.zeros(2, int)}, r"got x \(2, 40\), weight \(6, 24, 40\)"),
         (draw(2, 1, K), draw(E, N, K), {"index": np.zeros(3, int)}, r"index has shape \(3,\); \[B\] is \(2,\)"),
         (draw(2, 1, K), draw(E, N, K), {"index": np.zeros(2)}, "index is float64; accepted: an integer dtype"),
         (draw(2, K), draw(N, K), {"impl": "xla"}, "matmul.float: impl='xla' is not known"),
@@ -90,9 +91,21 @@ def stacks(kind: str) -> tuple[list[Any], list[np.ndarray]]:
     return [prepare(each) for each in blocks], [np.asarray(dequantize(each)) for each in blocks]
 
 
-@pytest.mark.parametrize("kind", ["floats", "packed"])
-@pytest.mark.parametrize("activation", [None, lambda gate, up: jax.nn.gelu(gate) * up])
-@pytest.mark.parametrize("rows", [1, 7, 60])
+def gelu(gate: Any, up: Any) -> Any:
+    return jax.nn.gelu(gate) * up
+
+
+CROSSED = [
+    *((1, None, "floats"), (7, gelu, "floats"), (60, None, "floats")),
+    *((1, gelu, "packed"), (7, None, "packed"), (60, gelu, "packed")),
+]
+OTHERS = [each for each in product((1, 7, 60), (None, gelu), ("floats", "packed")) if each not in CROSSED]
+
+
+@pytest.mark.parametrize(
+    ("rows", "activation", "kind"),
+    [*CROSSED, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)],
+)
 @pytest.mark.parametrize("impl", EXPERTS.names())
 def test_experts_are_summed_with_their_weights(impl: str, rows: int, activation: Any, kind: str) -> None:
     given, (gate, up, down) = stacks(kind)
@@ -106,7 +119,7 @@ def test_experts_are_summed_with_their_weights(impl: str, rows: int, activation:
     assert relative_rms(got, want) < (1e-6 if kind == "floats" else 1e-3)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 60])
+@pytest.mark.parametrize("rows", [1, pytest.param(7, marks=pytest.mark.slow), 60])
 @pytest.mark.parametrize("impl", EXPERTS.names())
 def test_experts_that_are_elsewhere_add_nothing(impl: str, rows: int) -> None:
     """Two parts of the experts, each of which numbers its own from 0, add up to all of them."""

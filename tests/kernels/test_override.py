@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import dequantize, prepare
 from test_quant_formats import random_blocks
 
 import pallas_kernels
@@ -128,13 +129,13 @@ def test_a_program_for_another_platform_gets_that_platforms_choices(variable: py
 
 def test_plain_xla_reads_the_layout_of_the_native_kernels(variable: pytest.MonkeyPatch) -> None:
     """Weights are laid out when a model is loaded, whatever is chosen later."""
-    blocks = matmul.from_blocks(jnp.asarray(random_blocks("Q8_0", 37, 4, 0)), "Q8_0")
-    weight = matmul.prepare(blocks)
-    x = jax.random.normal(jax.random.key(0), (2, 128))
+    blocks = matmul.from_blocks(random_blocks("Q8_0", 37, 4, 0), "Q8_0")
+    weight = prepare(blocks)
+    x = np.random.default_rng(0).standard_normal((2, 128), np.float32)
     with using("xla"):
         assert re.search("xla_dequant +chosen", matmul.explain(x, weight))
-        got = matmul.quant_matmul(x, weight)
-    expected = x @ matmul.dequantize(blocks).T
+        got = jax.jit(matmul.quant_matmul)(x, weight)
+    expected = x @ np.asarray(dequantize(blocks)).T
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 

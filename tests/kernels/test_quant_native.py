@@ -1,15 +1,16 @@
 """The native CPU kernels keep the law of products with quantized matrices, row by row alike in a call of any size."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import dequantize, prepare, submatrix, take_rows
+from compiled import dequantize, prepare, submatrix
 from test_quant_formats import random_blocks
 
-from pallas_kernels import native
+from pallas_kernels import matmul, native
 from pallas_kernels.matmul import FORMATS, QTensor, explain, from_blocks, quant_matmul, reference
 from pallas_kernels.native import library
 
@@ -50,18 +51,19 @@ def off_by(got: jax.Array, expected: np.ndarray) -> float:
 def test_products_keep_the_law_and_rows_do_not_see_each_other(name: str, act: str) -> None:
     blocks, panels = matrix(name)
     x = activations(ROWS, blocks.width)
-    few = jax.jit(lambda x, w: [quant_matmul(x[:m], w, act=act, impl="cpu_native") for m in range(1, ROWS + 1)])
-    *fewer, whole = map(np.asarray, few(x, panels))
+    # Each a number of rows that kernels have code for, or the first or last of a tile.
+    few = [slice(m) for m in (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, ROWS)]
+    product = jax.jit(lambda x, w: [quant_matmul(x[m], w, act=act, impl="cpu_native") for m in (slice(16, None), *few)])
+    alone, *fewer, whole = map(np.asarray, product(x, panels))
     values = np.asarray(dequantize(blocks), np.float64)
     if name.startswith("TQ"):  # rotated activations are rounded, by as much as others
         assert off_by(whole, x.astype(np.float64) @ values.T) <= OFF[act]
     else:
         assert off_by(whole, rounded(x, act).astype(np.float64) @ values.T) <= 1e-6
         assert off_by(whole, law(x, blocks, act)) <= 5e-6
-    for product in fewer:
-        np.testing.assert_array_equal(product, whole[: len(product)])
-    alone = jax.jit(lambda x, w: quant_matmul(x, w, act=act, impl="cpu_native"))
-    np.testing.assert_array_equal(alone(x[16:], panels), whole[16:])
+    for few_rows in fewer:
+        np.testing.assert_array_equal(few_rows, whole[: len(few_rows)])
+    np.testing.assert_array_equal(alone, whole[16:])
 
 
 @pytest.mark.usefixtures("isa")
@@ -71,11 +73,12 @@ def test_many_rows_are_worked_on_in_slabs(name: str, act: str) -> None:
     """Slabs of 64, and with AMX in tiles of 16 of which the last one is not full."""
     _, panels = matrix(name)
     x = activations(131, panels.width)
-    whole = np.asarray(quant_matmul(x, panels, act=act, impl="cpu_native"))
-    for rows in (slice(14, 17), slice(63, 66), slice(128, 131)):
-        np.testing.assert_array_equal(quant_matmul(x[rows], panels, act=act, impl="cpu_native"), whole[rows])
-    np.testing.assert_array_equal(quant_matmul(x[:90], panels, act=act, impl="cpu_native"), whole[:90])
-    assert quant_matmul(x[:0], panels, act=act, impl="cpu_native").shape == (0, N)
+    some = [slice(0, 131), slice(14, 17), slice(63, 66), slice(128, 131), slice(90), slice(0)]
+    product = jax.jit(lambda x, w: [quant_matmul(x[rows], w, act=act, impl="cpu_native") for rows in some])
+    whole, *parts = map(np.asarray, product(x, panels))
+    for rows, part in zip(some[1:], parts, strict=True):
+        np.testing.assert_array_equal(part, whole[rows])
+    assert parts[-1].shape == (0, N)
 
 
 @pytest.mark.usefixtures("isa")
@@ -87,14 +90,14 @@ def test_zeros_denormals_huge_and_broken_values(name: str, act: str) -> None:
     broken = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
     x = np.stack([0 * normal, normal * 1e-41, normal * 1e34, normal, *(normal for _ in broken)]).astype(np.float32)
     x[4:, 40] = list(broken.values())
-    got = np.asarray(quant_matmul(x, panels, act=act, impl="cpu_native"))
-    many = quant_matmul(np.tile(x, (3, 1)), panels, act=act, impl="cpu_native")
+    product = jax.jit(lambda given, w: [quant_matmul(x, w, act=act, impl="cpu_native") for x in given])
+    got, many, alone = map(np.asarray, product((x, np.tile(x, (3, 1)), normal[None]), panels))
     np.testing.assert_array_equal(many, np.tile(got, (3, 1)))
     assert not got[0].any()
     assert np.abs(got[1]).max() < 1e-30
     exact = np.asarray(dequantize(blocks), np.float64) @ x[2].astype(np.float64)
     assert off_by(got[2], exact) <= 2 * OFF[act]
-    np.testing.assert_array_equal(got[3], np.asarray(quant_matmul(normal[None], panels, act=act))[0])
+    np.testing.assert_array_equal(got[3], alone[0])
     assert np.isnan(got[4:]).all()
 
 
@@ -140,24 +143,37 @@ def test_programs_may_batch_and_cast() -> None:
     assert off_by(half, np.asarray(whole, np.float64)) < 1e-2
 
 
+@jax.jit
+def of_panels(stack: QTensor, odd: QTensor, kept: QTensor, rows: jax.Array, x: jax.Array) -> tuple[Any, ...]:
+    """Values, some rows, and products: one program for all of them compiles in less time than many."""
+    products = [quant_matmul(x, weight, impl="cpu_native") for weight in (odd, kept)]
+    return [matmul.dequantize(each) for each in (stack, odd, kept)], matmul.take_rows(odd, rows), products
+
+
+@jax.jit
+def of_files(*weights: QTensor) -> list[jax.Array]:
+    return [matmul.dequantize(each) for each in weights]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_panels_hold_the_values_of_blocks_in_as_many_bytes(name: str) -> None:
     stack = from_blocks(np.stack([matrix(name, 48, seed)[0].parts["blocks"] for seed in range(2)]), name)
     panels = prepare(stack)
     assert panels.shape == stack.shape
     assert panels.nbytes <= 1.05 * stack.nbytes
-    np.testing.assert_array_equal(dequantize(panels), dequantize(stack))
     blocks, odd = matrix(name)
     rows = np.array([[0, 17, 36], [15, 99, 16]])
-    np.testing.assert_array_equal(take_rows(odd, rows), take_rows(blocks, rows))
     some = np.array([3, 36, 17, 0, 5, 31, 16, 15, 32, 99, 1, 2, 4, 6, 7, 8, 9])  # two panels, the second not full
     kept = submatrix(odd, some)
     assert (kept.shape, kept.layout) == ((17, odd.width), odd.layout)
-    np.testing.assert_array_equal(dequantize(kept), take_rows(blocks, some))
-    x = activations(2, odd.width)
-    whole, part = (np.asarray(quant_matmul(x, weight, impl="cpu_native")) for weight in (odd, kept))
+    read = jax.tree.map(np.asarray, of_panels(panels, odd, kept, rows, activations(2, odd.width)))
+    (of_stack, of_odd, of_kept), taken, (whole, part) = read
+    of_blocks, values = jax.tree.map(np.asarray, of_files(stack, blocks))
+    np.testing.assert_array_equal(of_stack, of_blocks)
+    np.testing.assert_array_equal(of_odd, values)
+    np.testing.assert_array_equal(of_kept, values[np.minimum(some, 36)])
+    np.testing.assert_array_equal(taken, values[np.minimum(rows, 36)])
     np.testing.assert_array_equal(part, whole[:, np.minimum(some, 36)])
-    np.testing.assert_array_equal(dequantize(odd), dequantize(blocks))
 
 
 def test_panels_are_chosen_and_an_instruction_set_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """Planes hold what blocks hold, and every reading of them gives the same values."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import dequantize, pack, submatrix, take_rows
+from compiled import dequantize, pack
 from test_quant_formats import random_blocks
 
-from pallas_kernels import using
+from pallas_kernels import matmul, using
 from pallas_kernels.elementwise import float_of_half
-from pallas_kernels.matmul import FORMATS, QTensor, from_blocks, layouts, quant_matmul
+from pallas_kernels.matmul import FORMATS, QTensor, from_blocks, layouts, planes, quant_matmul
 from pallas_kernels.matmul.planes import take_from_tiles
 
 N = 37
@@ -22,29 +25,43 @@ BITS = {
 
 def matrix(name: str, rows: int = N, seed: int = 0) -> QTensor:
     """Three chunks, the last one not full where blocks are shorter than chunks."""
-    return from_blocks(jnp.asarray(random_blocks(name, rows, -(-672 // FORMATS[name].values), seed)), name)
+    return from_blocks(random_blocks(name, rows, -(-672 // FORMATS[name].values), seed), name)
+
+
+@jax.jit
+def packed_and_read(stack: QTensor, rows: jax.Array) -> tuple[Any, ...]:
+    """Of a stack: it as planes, some rows of its second matrix, and a part of that; one program compiles faster."""
+    packed = planes.pack(stack)
+    kept = matmul.submatrix(packed[1], rows[0])
+    expected = planes.pack(matmul.submatrix(stack[1], rows[0]))
+    return packed, matmul.take_rows(packed[1], rows), kept, expected
+
+
+@jax.jit
+def read(*weights: QTensor) -> list[jax.Array]:
+    return [matmul.dequantize(each) for each in weights]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_planes_hold_the_values_of_blocks(name: str) -> None:
-    stack = from_blocks(jnp.stack([matrix(name, N, seed).parts["blocks"] for seed in range(2)]), name)
-    packed, expected = pack(stack), dequantize(stack)
+    stack = from_blocks(np.stack([matrix(name, N, seed).parts["blocks"] for seed in range(2)]), name)
+    rows = np.array([[0, 17, 36], [15, 99, 16]])
+    packed, taken, kept, part = packed_and_read(stack, rows)
     assert packed.shape == stack.shape
-    np.testing.assert_array_equal(dequantize(packed), expected)
-    rows = jnp.array([[0, 17, 36], [15, 99, 16]])
-    np.testing.assert_array_equal(take_rows(packed[1], rows), expected[1][jnp.minimum(rows, N - 1)])
-    kept = submatrix(packed[1], rows[0])
     assert (kept.shape, kept.layout) == ((3, packed.width), "planes")
-    np.testing.assert_array_equal(dequantize(kept), expected[1][rows[0]])
-    jax.tree.map(np.testing.assert_array_equal, kept, pack(submatrix(stack[1], rows[0])))
+    got, expected, got_of_kept = map(np.asarray, read(packed, stack, kept))
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(taken, expected[1][np.minimum(rows, N - 1)])
+    np.testing.assert_array_equal(got_of_kept, expected[1][rows[0]])
+    jax.tree.map(np.testing.assert_array_equal, kept, part)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint16])
 def test_columns_are_taken_from_tiles(dtype: jnp.dtype) -> None:
     limits = jnp.iinfo(dtype)
-    table = jnp.asarray(np.random.default_rng(0).integers(limits.min, limits.max + 1, (40, 384)), dtype)
-    chosen = jnp.asarray([0, 127, 128, 383, 200, 200])
-    np.testing.assert_array_equal(take_from_tiles(table, chosen), table[:, chosen])
+    table = np.random.default_rng(0).integers(limits.min, limits.max + 1, (40, 384)).astype(dtype)
+    chosen = np.array([0, 127, 128, 383, 200, 200])
+    np.testing.assert_array_equal(jax.jit(take_from_tiles)(table, chosen), table[:, chosen])
 
 
 def test_planes_take_as_many_bits_as_files_or_slightly_more() -> None:
@@ -65,17 +82,17 @@ def test_xla_multiplies_planes_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> 
     from pallas_kernels.matmul import xla_dequant
 
     weight = pack(matrix("Q4_K", 150))
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, weight.width)), jnp.float32)
-    whole = quant_matmul(x, weight, impl="xla_dequant")
-    expected = np.asarray(x, np.float64) @ np.asarray(dequantize(weight), np.float64).T
+    x = np.random.default_rng(1).normal(size=(2, 3, weight.width)).astype(np.float32)
+    whole = jax.jit(partial(quant_matmul, impl="xla_dequant"))(x, weight)
+    expected = x.astype(np.float64) @ np.asarray(dequantize(weight), np.float64).T
     monkeypatch.setattr(xla_dequant, "TILE_VALUES", 100 * weight.width)
-    for got in (whole, quant_matmul(x, weight, impl="xla_dequant")):
+    for got in (whole, jax.jit(partial(quant_matmul, impl="xla_dequant"))(x, weight)):
         assert np.linalg.norm(got - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
 def test_every_half_is_read_exactly() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
-    got = np.asarray(float_of_half(jnp.asarray(bits, jnp.int32)))
+    got = np.asarray(jax.jit(float_of_half)(bits.astype(np.int32)))
     expected = bits.view(np.float16).astype(np.float32)
     np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(np.signbit(got), np.signbit(expected))
