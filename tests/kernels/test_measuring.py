@@ -61,11 +61,19 @@ def test_what_is_slow_wrong_or_goes_under_is_passed_over_with_the_right_word(fol
     assert all("Please report this line, and {'device': 'cpu', 'machine': " in each for each in warnings)
 
 
-def test_several_processes_leave_out_what_hangs_time_in_turns_and_a_second_time_measure_nothing(folder: Path) -> None:
-    calls = [("hanging", DIMS), ("good", DIMS), ("alone", DIMS), ("good", {**DIMS, "N": 64})]
+def test_several_processes_time_in_turns_and_what_goes_wrong_costs_its_own_call_alone(folder: Path) -> None:
+    """A kernel that hangs, a law that crashes, and want of memory: each in a process that has other calls too."""
+    narrow = {**DIMS, "N": 64}
+    calls = [
+        # A column is what a process is given.
+        *(("starving", DIMS), ("hanging", DIMS), ("good", DIMS)),
+        *(("large", DIMS), ("good", narrow), ("lawless", DIMS)),
+        *(("alone", DIMS), ("alone", narrow), ("good", {**DIMS, "N": 128})),
+    ]
+    wrong = ("large", "lawless", "starving")
+    right = [call for call in calls if call[0] not in wrong]
     fewer_rows = ("good", {**DIMS, "rows": 8})
-    work = worth_measuring([*calls, fewer_rows])
-    assert sorted(work, key=str) == sorted(calls, key=str)  # the most rows of those that share a choice
+    assert sorted(worth_measuring([*right, fewer_rows]), key=str) == sorted(right, key=str)  # the most rows of a choice
     done: list[tuple[int, int]] = []
     with pytest.warns(RuntimeWarning, match=r"hanging endless is left out on cpu, .*: did not end within 6 seconds\."):
         report = measure(
@@ -73,19 +81,25 @@ def test_several_processes_leave_out_what_hangs_time_in_turns_and_a_second_time_
             cases="fake_kernels",
             effort=QUICK,
             patience=6,
-            workers=3,  # the first has two calls
+            workers=3,
             progress=lambda *step: done.append(step),
         )
-    assert done == [(number, 4) for number in range(1, 5)]
-    assert not report.unfinished
-    assert report.choices.keys() == {key_of(*call) for call in calls} == memory.remembered().keys()
+    assert [step for step, _ in done] == sorted(step for step, _ in done)
+    assert done[-1] == (9, 9)
+    want_of_memory, law, killed = sorted(report.unfinished)
+    assert killed == "starving rows=64 N=256: signal SIGKILL"
+    assert want_of_memory.startswith("large ")
+    assert "RESOURCE_EXHAUSTED" in want_of_memory
+    assert law.startswith("lawless ")
+    assert "crashed: signal SIGABRT" in law
+    assert report.choices.keys() == {key_of(*call) for call in right} == memory.remembered().keys()
     firsts = {key: choice.order[:1] for key, choice in report.choices.items()}
-    assert firsts == {key_of(*call): () if call[0] == "alone" else ("fast",) for call in calls}
-    assert worth_measuring([*calls, fewer_rows]) == []
+    assert firsts == {key_of(*call): () if call[0] == "alone" else ("fast",) for call in right}
+    assert worth_measuring([*right, fewer_rows]) == []
     memory._known.clear()  # as in another process
-    assert worth_measuring([*calls, fewer_rows]) == []
+    assert worth_measuring([*right, fewer_rows]) == []
     assert choose(OPERATIONS["good"], None, {**DIMS, "rows": 3}).name == "fast"
-    assert len(worth_measuring([*calls, fewer_rows], anew=True)) == 4
+    assert len(worth_measuring([*right, fewer_rows], anew=True)) == 6
 
 
 def test_what_hangs_takes_the_time_of_other_calls(folder: Path) -> None:
@@ -148,7 +162,8 @@ def test_one_process_times_when_no_other_compiles(tmp_path: Path) -> None:
         assert list(only.with_others()) == list(only.without_others()) == []
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_law_that_goes_wrong_and_want_of_memory_cost_their_calls_alone(folder: Path, workers: int) -> None:
     calls = [(name, DIMS) for name in ("good", "large", "lawless", "alone", "starving")]
     calls.append(("good", {**DIMS, "N": 128}))  # behind the lawless one, whether that process has all calls or half

@@ -1,6 +1,7 @@
 """The GPU kernel for many rows multiplies with the decoded values, both factors rounded to bfloat16."""
 
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,12 +10,11 @@ import numpy as np
 import pytest
 from compiled import dequantize, pack
 from lowering import kernel_calls, lowered
-from test_quant_formats import random_blocks
-from test_quant_pallas_gpu import activations, as_multiplied, matrix, off_by
+from test_quant_pallas_gpu import activations, as_multiplied, matrix, off_by, stack_of
 from test_quant_pallas_lowering import ODD, SMALL, arguments
 
 from pallas_kernels import mosaic_gpu, using
-from pallas_kernels.matmul import FORMATS, explain, from_blocks, quant_matmul
+from pallas_kernels.matmul import FORMATS, explain, quant_matmul
 from pallas_kernels.matmul.config import FEW_ROWS
 from pallas_kernels.matmul.formats import tq_rotation, turned
 from pallas_kernels.matmul.implementations import QUANT_MATMUL
@@ -28,7 +28,7 @@ QUICK = ("Q4_K", "Q5_1", "Q6_K", "TQ3_1S")
 
 
 def rounded(x: Any) -> np.ndarray:
-    return np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32))
+    return np.asarray(x).astype(jnp.bfloat16).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_rows_are_multiplied_with_the_values_in_bfloat16(name: str) -> None:
 
 
 def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_the_tile() -> None:
-    weight, x = pack(matrix("Q8_0", 40)), activations(20, 512).at[1, 5].set(jnp.nan)
-    whole = kernel(x, weight, "a16", config=Config(1, 128), interpret=True)
+    weight, x = pack(matrix("Q8_0", 40)), activations(20, 512, broken=(1, 5))
+    whole = np.asarray(kernel(x, weight, "a16", config=Config(1, 128), interpret=True))
     assert np.isnan(whole[1]).all()
     assert np.isfinite(whole[2:]).all()
     np.testing.assert_array_equal(kernel(x[:5], weight, "a16", config=Config(2, 64), interpret=True), whole[:5])
@@ -54,10 +54,10 @@ def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_the_tile() -> None:
 
 @pytest.mark.parametrize("impl", ["pallas_gpu_prefill_interpret", "xla_decoded"])
 def test_blocks_of_rows_meet_the_matrices_that_an_index_names(impl: str) -> None:
-    stack = pack(from_blocks(jnp.stack([matrix("Q4_0", 40, seed).parts["blocks"] for seed in range(3)]), "Q4_0"))
-    x = activations(4, FEW_ROWS + 1, stack.width).at[2].set(jnp.nan)
-    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl=impl)
-    values = dequantize(stack)
+    stack = pack(stack_of([matrix("Q4_0", 40, seed) for seed in range(3)]))
+    x = activations(4, FEW_ROWS + 1, stack.width, broken=(2,))
+    got = np.asarray(jax.jit(partial(quant_matmul, impl=impl))(x, stack, index=np.array([2, 0, -1, 7])))
+    values = np.asarray(dequantize(stack))
     for block, number in ((0, 2), (1, 0), (3, 2)):
         assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF
     assert not np.any(got[2])
@@ -68,7 +68,7 @@ def test_the_warpgroups_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> 
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
     monkeypatch.setattr(mosaic_gpu, "interpreter", lambda: InterpretGPUParams(detect_races=True))
-    blocks = from_blocks(jnp.asarray(random_blocks("Q4_0", 40, 1024 // 32, 0)), "Q4_0")  # each buffer many times
+    blocks = matrix("Q4_0", 40, width=1024)  # each buffer many times
     x = activations(20, blocks.width)
     got = kernel(x, pack(blocks), "a16", config=Config(2, 64), interpret=True)
     assert off_by(got, rounded(x), rounded(dequantize(blocks))) <= OFF
@@ -127,4 +127,4 @@ def test_every_tile_lowers(config: Config) -> None:
     def product(x: jax.Array, weight: Any) -> jax.Array:
         return kernel(x, weight, "a16", config=config)
 
-    assert len(kernel_calls(lowered(product, "cuda", *arguments("Q5_K", SMALL, 300)), "cuda")) == 1
+    assert len(kernel_calls(lowered(product, "cuda", *arguments("Q4_0", SMALL, 300)), "cuda")) == 1

@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from functools import partial
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import dequantize, pack
 from gpu_compiler import Assembled
 from lowering import needs_jax_triton, needs_triton
 from test_quant_gpu_prefill import rounded
-from test_quant_pallas_gpu import OFF, activations, matrix, off_by
+from test_quant_pallas_gpu import OFF, activations, matrix, off_by, stack_of
 from test_quant_pallas_lowering import DEEP, EXPERTS, SMALL, WIDE, arguments, product
 
-from pallas_kernels.matmul import FORMATS, from_blocks, quant_matmul
+from pallas_kernels.matmul import FORMATS, quant_matmul
 from pallas_kernels.matmul.formats import tq_rotation, turned
 from pallas_kernels.matmul.triton_prefill import Config, candidates, heuristic
 from pallas_kernels.matmul.triton_prefill import quant_matmul as kernel
@@ -36,7 +35,7 @@ def test_rows_are_multiplied_with_the_values_in_bfloat16(name: str) -> None:
 
 @needs_triton
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
-    weight, x = pack(matrix("Q8_0", 70)), activations(20, 512).at[1, 5].set(jnp.nan)
+    weight, x = pack(matrix("Q8_0", 70)), activations(20, 512, broken=(1, 5))
     product = partial(kernel, act="a16", interpret=True)
     whole = product(x, weight, config=Config(32, 64, 4, 2))
     assert np.isnan(whole[1]).all()
@@ -49,10 +48,10 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 
 @needs_triton
 def test_blocks_of_rows_meet_the_matrices_that_an_index_names() -> None:
-    stack = pack(from_blocks(jnp.stack([matrix("Q4_0", 40, seed).parts["blocks"] for seed in range(3)]), "Q4_0"))
-    x = activations(4, 17, stack.width).at[2].set(jnp.nan)
-    got = quant_matmul(x, stack, index=jnp.array([2, 0, -1, 7]), impl=IMPL)
-    values = dequantize(stack)
+    stack = pack(stack_of([matrix("Q4_0", 40, seed) for seed in range(3)]))
+    x = activations(4, 17, stack.width, broken=(2,))
+    got = quant_matmul(x, stack, index=np.array([2, 0, -1, 7]), impl=IMPL)
+    values = np.asarray(dequantize(stack))
     for block, number in ((0, 2), (1, 0), (3, 2)):
         assert off_by(got[block], rounded(x[block]), rounded(values[number])) <= OFF
     assert not np.any(got[2])
