@@ -69,7 +69,7 @@ def of_several(x: Any, *weights: QTensor) -> list[jax.Array]:
     return quant_matmuls(x, weights, impl="pallas_gpu")
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("name", ["Q8_0", pytest.param("Q4_K", marks=pytest.mark.slow)])
 def test_products_with_one_x_are_one_launch(name: str) -> None:
     """A gated delta net of Qwen3.6-27B, and gate, up and down."""
     x = jax.ShapeDtypeStruct((4, 5120), jnp.bfloat16)
