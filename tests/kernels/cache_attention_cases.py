@@ -8,7 +8,7 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 import numpy as np
-from compiled import decoded, rotated, stored
+from compiled import read_caches, rotate, stored_caches, unrotate
 from scipy.special import softmax
 
 from pallas_kernels.cache_attention.call import Call
@@ -70,12 +70,12 @@ def rounded(x: np.ndarray, name: str | None) -> np.ndarray:
     return x if name is None else x.astype(jnp.dtype(name)).astype(np.float32)
 
 
-def entries(impl: str, store: KVStore) -> np.ndarray:
-    """Rotated vectors of a cache as an implementation multiplies them.
+def entries(impl: str, store: KVStore, values: np.ndarray) -> np.ndarray:
+    """Rotated vectors of a cache, which `values` are, as an implementation multiplies them.
 
     Tensor cores get them in 16 bits; TPUs their codes, or the centroids of these, and scale the products.
     """
-    values, name = np.asarray(rotated(store)), rounded_weights(impl, store.format)
+    name = rounded_weights(impl, store.format)
     if impl.startswith("pallas_tpu") and "scales" in store.parts:
         scales = np.asarray(store.parts["scales"], np.float32)
         scales = np.repeat(np.where(scales == 0, np.float32(1), scales), values.shape[-1] // scales.shape[-1], axis=-1)
@@ -114,8 +114,13 @@ class Case:
         """[B, S, G, N] of any values: a ring may have gone round."""
         rng = np.random.default_rng(1)
         shape = (len(self.rows), self.slots, self.kv_heads, self.width)
-        k, v = (stored(rng.normal(size=shape).astype(np.float32), name) for name in (self.k_type, self.v_type))
-        return k, v
+        k, v = rng.normal(size=(2, *shape)).astype(np.float32)
+        return stored_caches(k, v, k_type=self.k_type, v_type=self.v_type)
+
+    @cached_property
+    def vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Keys and values, and both rotated."""
+        return jax.tree.map(np.asarray, read_caches(*self.caches))
 
     def call(self, caches: tuple[KVStore, KVStore] | None = None) -> Call:
         """What implementations take; with other caches where these are given."""
@@ -139,7 +144,7 @@ class Case:
     @cached_property
     def want(self) -> np.ndarray:
         """The law's."""
-        keys, values = (np.asarray(decoded(store)) for store in self.caches)
+        keys, values = self.vectors[0]
         return law(self.q, keys, values, self.rows, **self.options)  # type: ignore[arg-type]
 
     def wanted_from(self, impl: str) -> np.ndarray:
@@ -147,12 +152,13 @@ class Case:
 
         How far a rounded score is off grows with the score; rounding is no error of a kernel that is made for it.
         """
-        (k, v), of_queries = self.caches, rounded_weights(impl, self.k_type)
+        (k, v), (keys, values), of_queries = self.caches, self.vectors[1], rounded_weights(impl, self.k_type)
         if of_queries is None and rounded_weights(impl, self.v_type) is None:
             return self.want
-        q = rounded(np.asarray(jax.jit(k.kind.rotate)(self.q)), of_queries)
-        out = law(q, entries(impl, k), entries(impl, v), self.rows, **self.options)  # type: ignore[arg-type]
-        return np.asarray(jax.jit(v.kind.unrotate, static_argnums=1)(out.astype(np.float32), self.width))
+        q = rounded(np.asarray(rotate(k.kind, self.q)), of_queries)
+        keys, values = entries(impl, k, keys), entries(impl, v, values)
+        out = law(q, keys, values, self.rows, **self.options)  # type: ignore[arg-type]
+        return np.asarray(unrotate(v.kind, out.astype(np.float32), self.width))
 
     @cached_property
     def seen(self) -> np.ndarray:
@@ -166,13 +172,13 @@ class Case:
     def poisoned(self) -> tuple[KVStore, KVStore]:
         """The caches with NaN in every float of the slots that no row sees."""
 
-        def poison(part: jax.Array) -> jax.Array:
+        def poison(part: jax.Array) -> np.ndarray:
             poisoned, unseen = np.array(part), ~self.seen
             if part.dtype == jnp.uint16:  # of bfloat16
                 poisoned[unseen] = 0x7FC0
             elif jnp.issubdtype(part.dtype, jnp.floating):
                 poisoned[unseen] = np.nan
-            return jnp.asarray(poisoned)
+            return poisoned
 
         k, v = (store.map(poison) for store in self.caches)
         return k, v
