@@ -95,6 +95,7 @@ def verify_snapshots(
         return (state, lax.dynamic_update_index_in_dim(slots, new, index, axis=1)), out
 
     ages = jnp.arange(n_tokens - 1, -1, -1)
+    slots = jnp.asarray(slots)  # NumPy's arrays cannot be asked for what is known only when the program runs
     carry = (slots[jnp.arange(n_rows), slot], slots)
     (_, slots), out = lax.scan(step, carry, (ages, *_time_major(*map(shifted, _per_value_head(tokens, head_map)))))
     unshifted = jnp.minimum(jnp.arange(n_tokens) + (n_tokens - n_valid)[:, None], n_tokens - 1)

@@ -61,7 +61,7 @@ def test_commit_names_what_is_damaged(damage: str) -> None:
 
 
 @pytest.mark.parametrize("impl", ["xla_recurrent", "pallas_tpu_interpret", "reference"])
-def test_slots_are_named_by_integers_of_any_type(impl: str) -> None:
+def test_slots_are_named_by_integers_of_any_type_and_may_be_constants(impl: str) -> None:
     given = deltas()
     del given["state"], given["slot"]
     call = partial(gated_delta.verify_snapshots, impl=impl)
@@ -71,7 +71,8 @@ def test_slots_are_named_by_integers_of_any_type(impl: str) -> None:
         got = run(**given, slot=np.array([2, 1], dtype))
         jax.tree.map(partial(np.testing.assert_array_equal, err_msg=dtype.__name__), got, expected)
     # As an argument of a program it would be an int32.
-    got = jax.jit(lambda given: call(**given, slot=np.array([2, 1], np.int64)))(given)
+    constants = {"slots": given.pop("slots"), "slot": np.array([2, 1], np.int64)}
+    got = jax.jit(lambda given: call(**given, **constants))(given)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
