@@ -316,7 +316,7 @@ class Engine:
 
     def _decode(self, *, alone: bool, awaited: bool, most: int | None) -> int:
         """Start a chunk of rounds if anybody decodes, see `Rounds.start`; whether one was started, as a number."""
-        decoding = {row: job for row, job in self._seated().items() if job.fed}
+        decoding = {row: job for row, job in self._seated().items() if job.fed and job.limit > 1}
         if not decoding:
             return 0
         program = self.decoder, self.params, self._running

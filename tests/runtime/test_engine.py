@@ -17,6 +17,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.loop import decode_chunk
 from specjax.decoding.settings import DraftConfig, SamplerConfig, Settings
 from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
+from specjax.runtime import rounds
 from specjax.runtime.engine import Engine
 from specjax.runtime.pace import Pace
 from specjax.runtime.request import Job, Request
@@ -228,6 +229,24 @@ def test_a_cancelled_request_leaves_its_seat_and_no_trace() -> None:
         assert_as_alone(job)
     running.cancel(stays[0])
     assert stays[0].finish_reason == "length", "what has finished stays as it is"
+
+
+def test_one_token_needs_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the program of rounds, which takes longest to compile."""
+    firsts = {index: (alone(index).tokens[:1], "length") for index in (0, 1, 2, 4)}
+    calls, start = [], rounds.decode_chunk
+    monkeypatch.setattr(rounds, "decode_chunk", lambda *given, **more: calls.append(given) or start(*given, **more))
+    running = engine(DRAFTING, SEATS, 512)
+    jobs = {index: running.submit(request(PROMPTS[index], 1, WANTS[index], index)) for index in firsts}
+    finish(running)
+    assert {index: (job.tokens, job.finish_reason) for index, job in jobs.items()} == firsts
+    assert not calls
+    beside = running.submit(request(PROMPTS[0], 24, WANTS[0], 0))
+    one = running.submit(request(PROMPTS[1], 1, WANTS[1], 1))
+    finish(running)
+    assert (one.tokens, one.finish_reason) == firsts[1]
+    assert_as_alone(beside)
+    assert calls
 
 
 def test_a_stop_token_ends_a_row_and_is_still_emitted() -> None:
