@@ -149,6 +149,7 @@ def run(each: Slice, out: Path, lock: IO[str]) -> Outcome:
                     stderr=errors,
                     env={**os.environ, "PYTHONPATH": paths},
                     start_new_session=True,
+                    preexec_fn=_hear_interrupts,
                     pass_fds=[lock.fileno()],
                 )
                 try:
@@ -168,6 +169,11 @@ def run(each: Slice, out: Path, lock: IO[str]) -> Outcome:
     output.unlink(missing_ok=True)
     said = log.read_text(errors="replace").strip().splitlines()[-3:]
     return Outcome(status, round(time.monotonic() - begin, 1), "\n".join(said), time.time())
+
+
+def _hear_interrupts() -> None:
+    """A program that a script has started in the background ignores them, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -236,7 +242,8 @@ def main() -> int:
             print(f"{each.name:<24} {day.status(each):<12} {' '.join(map(str, each.command))}")
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
+            signal.signal(number, _interrupt)
     try:
         with locked(day.out) as lock:
             _same_device(day, lock)

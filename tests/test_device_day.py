@@ -163,6 +163,15 @@ def test_kernels_are_gone_on_with_after_a_crash(day: ModuleType, tmp_path: Path)
         assert day.run(day.Slice("x", python("import os; os.abort()"), attempts=2), tmp_path, lock).status == "failed"
 
 
+@pytest.fixture
+def in_the_background() -> Iterator[None]:
+    """A program that a shell without a terminal starts with & ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_the_background")
 def test_a_slice_whose_time_is_over_can_tidy_up(day: ModuleType, tmp_path: Path) -> None:
     """As after Ctrl-C. On a TPU a note of what was tried would else be taken for that of a crash."""
     tidy = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('tidied up')"
@@ -171,6 +180,7 @@ def test_a_slice_whose_time_is_over_can_tidy_up(day: ModuleType, tmp_path: Path)
     assert (outcome.status, outcome.said) == ("out of time", "tidied up")
 
 
+@pytest.mark.usefixtures("in_the_background")
 def test_a_model_is_removed_when_its_time_is_over(day: ModuleType, tmp_path: Path) -> None:
     model = next(each for each in day.slices("cpu", tmp_path) if each.name.startswith("model-"))
     (shell, option, script), file = model.command, tmp_path / "random.gguf"
@@ -181,7 +191,10 @@ def test_a_model_is_removed_when_its_time_is_over(day: ModuleType, tmp_path: Pat
     assert not file.exists()
 
 
-def test_a_broken_connection_ends_the_slice_and_two_do_not_work_in_a_folder(day: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_broken_connection_ends_the_slice_and_two_do_not_work_in_a_folder(
+    day: ModuleType, nohup: bool, tmp_path: Path
+) -> None:
     script = f"""
 import sys, time; sys.path.insert(0, {str(day.ROOT / "benchmarks")!r})
 import device_day as day
@@ -189,6 +202,7 @@ day.device = lambda platform: day.Slice("device", (sys.executable, "-c", {GOOD!r
 code = "import os, time; open({str(tmp_path / "pid")!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 day.slices = lambda platform, out: [day.Slice("sleeps", (sys.executable, "-c", code))]
 sys.argv = ["device_day.py", "cpu", "--out", {str(tmp_path)!r}]
+{"day.signal.signal(day.signal.SIGHUP, day.signal.SIG_IGN)" if nohup else ""}
 sys.exit(day.main())
 """
     environment = {**os.environ, "PYTHONPATH": str(day.ROOT)}
@@ -199,6 +213,10 @@ sys.exit(day.main())
         second = subprocess.run(python(script), env=environment, capture_output=True, text=True)
         assert "still runs in" in second.stderr
         running.send_signal(signal.SIGHUP)
+        if nohup:
+            time.sleep(1)
+            assert running.poll() is None
+            running.send_signal(signal.SIGTERM)
         said = running.communicate(timeout=60)[0]
     assert running.returncode == 130
     assert "interrupted; the same command goes on" in said

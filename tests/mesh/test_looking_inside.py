@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from test_diverge import CommitsTooFar, WaitsOffByOne
+from test_diverge import faulty
 from test_mesh_drafters import OwnTable
 from test_tokens import PROMPTS
 
@@ -107,24 +107,23 @@ def test_states_are_compared_as_on_one_device(load: Load, mesh: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "path"),
+    ("fault", "path"),
     [
-        ("target", ("layer 0", "recurrent state")),
-        pytest.param("drafter", ("drafter", "waiting hidden states"), marks=pytest.mark.slow),
+        ("committed too far", ("layer 0", "recurrent state")),
+        pytest.param("waits off by one", ("drafter", "waiting hidden states"), marks=pytest.mark.slow),
     ],
 )
-def test_a_wrong_state_on_a_mesh_is_named(load: Load, part: str, path: tuple[str, ...]) -> None:
+def test_a_wrong_state_on_a_mesh_is_named(load: Load, fault: str, path: tuple[str, ...]) -> None:
     model = load("hybrid", mesh="1x4")
     tokens = model.generate(PROMPTS[0], max_tokens=12, draft=0).tokens
-    faulty = {"target": CommitsTooFar, "drafter": WaitsOffByOne}[part](model.target.config)
-    report = specjax.diverge(replace(model, **{part: faulty}), PROMPTS[0], {"draft": DRAFTS}, tokens, max_tokens=12)
+    report = specjax.diverge(faulty(model, fault), PROMPTS[0], {"draft": DRAFTS}, tokens, max_tokens=12)
     assert report.verdict == "state gone wrong"
     state = report.sides[0].state
     assert state is not None
     first = state.deviations[0]
     assert first.path == path
     assert "1 token too" in first.likely
-    assert part == "drafter" or first.heads == tuple(range(model.target.config.linear_value_heads))
+    assert path[0] == "drafter" or first.heads == tuple(range(model.target.config.linear_value_heads))
 
 
 def test_a_difference_is_judged_on_a_mesh(load: Load) -> None:
