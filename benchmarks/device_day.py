@@ -142,16 +142,16 @@ def run(each: Slice, out: Path, lock: IO[str]) -> Outcome:
         while status == "failed" and attempts < each.attempts:
             attempts += 1
             with output.open("w") as printed:
-                process = subprocess.Popen(
-                    each.command,
-                    cwd=ROOT,
-                    stdout=printed if each.figures else errors,
-                    stderr=errors,
-                    env={**os.environ, "PYTHONPATH": paths},
-                    start_new_session=True,
-                    preexec_fn=_hear_interrupts,
-                    pass_fds=[lock.fileno()],
-                )
+                with _heard_interrupts():
+                    process = subprocess.Popen(
+                        each.command,
+                        cwd=ROOT,
+                        stdout=printed if each.figures else errors,
+                        stderr=errors,
+                        env={**os.environ, "PYTHONPATH": paths},
+                        start_new_session=True,
+                        pass_fds=[lock.fileno()],
+                    )
                 try:
                     code = process.wait(max(0.0, begin + each.limit - time.monotonic()))
                 except subprocess.TimeoutExpired:
@@ -171,9 +171,14 @@ def run(each: Slice, out: Path, lock: IO[str]) -> Outcome:
     return Outcome(status, round(time.monotonic() - begin, 1), "\n".join(said), time.time())
 
 
-def _hear_interrupts() -> None:
-    """A program that a script has started in the background ignores them, and so would all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextmanager
+def _heard_interrupts() -> Iterator[None]:
+    """What is started here hears them. A program in the background of a script ignores them, and so would that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.at_first_use import AtFirstUse
+
+if TYPE_CHECKING:
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+else:
+    plgpu = AtFirstUse("jax.experimental.pallas.mosaic_gpu")
 
 WARPGROUP = 128
 """Threads of a warpgroup, which is what a kernel's program runs on."""

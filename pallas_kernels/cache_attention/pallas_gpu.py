@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.block_sizes import BlockSizes, at_least_one, multiple_of
 from pallas_kernels.cache_attention.arguments import too_many_rows
@@ -37,7 +36,7 @@ from pallas_kernels.cache_attention.temporary import too_many_sums
 from pallas_kernels.cache_attention.visibility import in_span, spans, visible_tiles
 from pallas_kernels.kv_formats import KVStore, format_named
 from pallas_kernels.kv_formats.turbo import GROUP
-from pallas_kernels.mosaic_gpu import interpreter
+from pallas_kernels.mosaic_gpu import interpreter, plgpu
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
 

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.cache_attention.lanes import Lanes
 from pallas_kernels.kv_formats.blocks import BLOCK
 from pallas_kernels.kv_formats.turbo import GROUP
-from pallas_kernels.mosaic_gpu import load
+from pallas_kernels.mosaic_gpu import load, plgpu
 
 WARPS, LANES = 4, 32
 MOST_VECTOR = 8

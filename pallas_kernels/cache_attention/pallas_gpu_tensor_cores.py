@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.cache_attention.blocks import Blocks
 from pallas_kernels.cache_attention.call import Call
@@ -39,6 +38,7 @@ from pallas_kernels.mosaic_gpu import (
     kernel_options,
     laid_out,
     load,
+    plgpu,
     product,
     tiled_memory,
 )

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from pallas_kernels.block_sizes import BlockSizes, between, one_of
 from pallas_kernels.causal_conv1d.example import MODEL_SHAPES, example
-from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
+from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load, plgpu
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
 

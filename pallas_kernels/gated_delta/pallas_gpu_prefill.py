@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.tokens import Tokens
 from pallas_kernels.gated_delta.xla_chunked import joined, transform
-from pallas_kernels.mosaic_gpu import kernel_options, load
+from pallas_kernels.mosaic_gpu import kernel_options, load, plgpu
 from pallas_kernels.table import Dims
 
 CHUNK = 64

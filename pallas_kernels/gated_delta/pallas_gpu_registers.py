@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.config import GpuConfig
 from pallas_kernels.gated_delta.heads import HeadMap, key_head
 from pallas_kernels.gated_delta.tokens import Records, Tokens
-from pallas_kernels.mosaic_gpu import interpreter, laid_out, load
+from pallas_kernels.mosaic_gpu import interpreter, laid_out, load, plgpu
 from pallas_kernels.table import Dims
 
 LANE_ROWS = 4

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.config import TIMED, GpuConfig, example_slots, gpu_tunable
 from pallas_kernels.gated_delta.heads import HeadMap
 from pallas_kernels.gated_delta.pallas_gpu_registers import Registers, with_factors
 from pallas_kernels.gated_delta.tokens import Tokens
+from pallas_kernels.mosaic_gpu import plgpu
 from pallas_kernels.tuning import config_for
 
 

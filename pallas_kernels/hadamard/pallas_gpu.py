@@ -14,19 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.block_sizes import BlockSizes, power_of_two
 from pallas_kernels.hadamard.butterflies import butterflies
 from pallas_kernels.hadamard.example import SHAPES, example
-from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load
+from pallas_kernels.mosaic_gpu import WARPGROUP, kernel_options, load, plgpu
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
 
 MAX_WIDTH = 4096
 MAX_BLOCK = 128
-ONE_EACH = plgpu.Layout.WG_STRIDED((WARPGROUP,), vec_size=1)
-"""One value for each thread."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,10 @@ def _body(
     outer_blocks = x_ref.shape[1] // block
     rows = pl.ds(lax.axis_index("rows") * WARPGROUP, WARPGROUP)
 
+    one_each = plgpu.Layout.WG_STRIDED((WARPGROUP,), vec_size=1)  # one value for each thread
+
     def values(ref: Any, n: Any) -> Array:
-        return load(ref.at[rows, n], ONE_EACH, interpreted=interpreted).astype(jnp.float32)
+        return load(ref.at[rows, n], one_each, interpreted=interpreted).astype(jnp.float32)
 
     def inner(index: Any, carry: None) -> None:
         numbers = [index * block + k for k in range(block)]

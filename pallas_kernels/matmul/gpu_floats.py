@@ -11,12 +11,11 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float
 
 from pallas_kernels.matmul.gpu_tile import Tile, quotient_and_rest
 from pallas_kernels.matmul.planes import CHUNK, code_values, floats, plane_names, scale_and_bias
-from pallas_kernels.mosaic_gpu import WARPGROUP, laid_out, load
+from pallas_kernels.mosaic_gpu import WARPGROUP, laid_out, load, plgpu
 
 UNROLL = 8
 """Bytes of a plane and column that are loaded before the next ones."""

@@ -12,18 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.experimental.mosaic.gpu import FragmentedArray
-from jax.experimental.mosaic.gpu import utils as mosaic
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import arith, vector
-from jaxlib.mlir.dialects import llvm
 from jaxtyping import Float, Int, Int8, UInt8, UInt32
+
+from pallas_kernels.at_first_use import AtFirstUse
+from pallas_kernels.mosaic_gpu import plgpu
+
+if TYPE_CHECKING:
+    from jax.experimental.mosaic.gpu import FragmentedArray, fragmented_array
+    from jax.experimental.mosaic.gpu import utils as mosaic
+    from jaxlib.mlir.dialects import llvm
+else:
+    fragmented_array = AtFirstUse("jax.experimental.mosaic.gpu.fragmented_array")
+    mosaic = AtFirstUse("jax.experimental.mosaic.gpu.utils")
+    llvm = AtFirstUse("jaxlib.mlir.dialects.llvm")
 
 ROWS = 4
 """Of x, in a product: each has two columns of its right factor."""
@@ -300,7 +308,7 @@ def _array(shape: tuple[int, ...], layout: Any, registers: Sequence[Sequence[Any
         for words in registers
     ]
     whole = jnp.issubdtype(dtype, jnp.integer)
-    return FragmentedArray(
+    return fragmented_array.FragmentedArray(
         _registers=np.array(vectors, dtype=object).reshape(placed.registers_shape(shape)),
         _layout=placed,
         _is_signed=bool(jnp.issubdtype(dtype, jnp.signedinteger)) if whole else None,

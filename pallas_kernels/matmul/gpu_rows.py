@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int8
 
 from pallas_kernels.matmul.gpu_fragments import ROWS
 from pallas_kernels.matmul.planes import CHUNK, GROUP
-from pallas_kernels.mosaic_gpu import laid_out, load
+from pallas_kernels.mosaic_gpu import laid_out, load, plgpu
 
 LARGEST, TINY = 127 * 256 + 127, np.float32(1e-33)
 """The largest whole number that is 256 times a number of 8 bits and one more such number; and what counts as the
@@ -27,9 +26,11 @@ MOST_CHUNKS = 8
 """So many are rounded at a time: a thread holds eight numbers of each."""
 IN_CHUNK = CHUNK // GROUP
 
-_TILING = plgpu.Tiling(((ROWS, IN_CHUNK, GROUP), (8,)))
-LAYOUT = plgpu.Layout.TILED(_TILING, warp_dims=(-4,), lane_dims=(-3, -2), vector_dim=-1)
-"""Of numbers [rows, groups, 32]: a warp has a row, and four of its threads have a group."""
+
+def layout() -> Any:
+    """Of numbers [rows, groups, 32]: a warp has a row, and four of its threads have a group."""
+    tiling = plgpu.Tiling(((ROWS, IN_CHUNK, GROUP), (8,)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-4,), lane_dims=(-3, -2), vector_dim=-1)
 
 
 def by_groups(x: Float[Array, "B M K"]) -> Float[Array, "B R G 32"]:
@@ -48,7 +49,7 @@ def rounded(
     """
     x = x.astype(jnp.float32)
     largest = jnp.maximum(jnp.max(jnp.abs(x), axis=-1), TINY)
-    factor = laid_out(lax.broadcast_in_dim(LARGEST / largest, x.shape, (0, 1)), LAYOUT, interpreted=interpreted)
+    factor = laid_out(lax.broadcast_in_dim(LARGEST / largest, x.shape, (0, 1)), layout(), interpreted=interpreted)
     whole = jnp.round(x * factor).astype(jnp.int32)
     high = (whole + 128) >> 8
     return high.astype(jnp.int8), (whole - 256 * high).astype(jnp.int8), largest
@@ -82,7 +83,7 @@ class Rows:
         groups = self.chunks * IN_CHUNK
         for i in range(self.sets):
             rows = pl.ds(i * ROWS, ROWS)
-            x = load(self.x.at[rows, pl.ds(first * IN_CHUNK, groups)], LAYOUT, interpreted=self.interpreted)
+            x = load(self.x.at[rows, pl.ds(first * IN_CHUNK, groups)], layout(), interpreted=self.interpreted)
             high, low, largest = rounded(x, interpreted=self.interpreted)
             self.parts[rows, :, 0] = high
             self.parts[rows, :, 1] = low

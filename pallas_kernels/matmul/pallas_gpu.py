@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
 from pallas_kernels.matmul import gpu_floats, gpu_integers
@@ -30,7 +29,7 @@ from pallas_kernels.matmul.gpu_rows import by_groups
 from pallas_kernels.matmul.gpu_tile import Tile
 from pallas_kernels.matmul.operands import Operands, added, example, model_shapes
 from pallas_kernels.matmul.qtensor import Activations, QTensor
-from pallas_kernels.mosaic_gpu import kernel_options
+from pallas_kernels.mosaic_gpu import kernel_options, plgpu
 from pallas_kernels.tuning import Tunable, config_for
 
 

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Float, Int
 
 from pallas_kernels.block_sizes import BlockSizes, one_of
@@ -32,7 +31,7 @@ from pallas_kernels.matmul.planes import (
     scale_and_bias,
 )
 from pallas_kernels.matmul.qtensor import Activations, QTensor
-from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, tiled_memory
+from pallas_kernels.mosaic_gpu import MMA_ROWS, kernel_options, laid_out, load, plgpu, tiled_memory
 from pallas_kernels.table import Dims
 from pallas_kernels.tuning import Tunable, config_for
 
