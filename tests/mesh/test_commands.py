@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from made_models import write
 
 from checkpoints.quantization import read_imatrix
 from specjax.cli.main import main
@@ -14,8 +15,9 @@ pytestmark = pytest.mark.mesh
 MESH = ("--mesh", "1x2")
 
 
-def test_generate_measures_and_compares_on_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", "--max-tokens", "24", "--json", "--compare"]
+def test_generate_measures_and_compares_on_a_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", str(write(tmp_path, "hybrid", "Q8_0")), "--tokens", "7,8,9", "--ignore-eos"]
+    arguments = ["generate", *model, "--max-tokens", "24", "--json", "--compare"]
     said = []
     for mesh in ((), MESH):
         assert main([*arguments, *mesh]) == 0

@@ -85,7 +85,8 @@ def serving(model: specjax.Model, settings: Settings, access: Access, *, warm: b
 def serving_all(model: specjax.Model, folder: Path) -> Iterator[Running]:
     """The server that all tests of a folder share. Its sessions are kept there."""
     options = specjax.GenerateOptions(draft=DRAFTS, temperature=1.0)
-    limits = Limits(queue=40, tokens=300, choices=16, body_bytes=100_000, body_seconds=1, seconds=60)
+    # A request may have to wait for a program that is compiled for it.
+    limits = Limits(queue=40, tokens=300, choices=16, body_bytes=100_000, body_seconds=1, seconds=240)
     settings = Settings("demo", options, seats=SEATS, slots=SLOTS, prefix_bytes=2**24, sessions=folder, limits=limits)
     access = Access(KEY, ("127.0.0.1",), ("https://page.example",))
     with serving(model, settings, access, warm=True) as running:

@@ -39,7 +39,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-SECONDS = 60.0
+SECONDS = 180.0
 PROMPT = "class Stack:\n    def __init__(self):\n"
 
 
