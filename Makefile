@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo       run the bundled model: draft, verify, accept; compared with plain decoding"
-	@echo "make test       run the tests (twenty to thirty minutes on two cores)"
+	@echo "make test       run the tests (fifteen to twenty-five minutes on two cores)"
 	@echo "make test-slow  run the longer checks as well"
 	@echo "make test-mesh  run the tests on four devices, slow ones too; they are parts of the CPU"
 	@echo "make test-tpu   compile the TPU kernels with libtpu; needs no TPU (Linux on x86-64)"
