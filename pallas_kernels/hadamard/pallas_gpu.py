@@ -55,7 +55,6 @@ def _body(
 ) -> None:
     outer_blocks = x_ref.shape[1] // block
     rows = pl.ds(lax.axis_index("rows") * WARPGROUP, WARPGROUP)
-
     one_each = plgpu.Layout.WG_STRIDED((WARPGROUP,), vec_size=1)  # one value for each thread
 
     def values(ref: Any, n: Any) -> Array:

@@ -315,7 +315,7 @@ class Engine:
     # Rounds
 
     def _decode(self, *, alone: bool, awaited: bool, most: int | None) -> int:
-        """Start a chunk of rounds if anybody decodes, see `Rounds.start`; whether one was started, as a number."""
+        """Start a chunk if anybody has more to say than a first token, see `Rounds.start`; how many were started."""
         decoding = {row: job for row, job in self._seated().items() if job.fed and job.limit > 1}
         if not decoding:
             return 0

@@ -61,6 +61,16 @@ def test_what_is_slow_wrong_or_goes_under_is_passed_over_with_the_right_word(fol
     assert all("Please report this line, and {'device': 'cpu', 'machine': " in each for each in warnings)
 
 
+def assert_given_up(unfinished: list[str]) -> None:
+    """The calls "large", "lawless" and "starving" are, each for its own reason."""
+    want_of_memory, law, killed = sorted(unfinished)
+    assert killed == "starving rows=64 N=256: signal SIGKILL"
+    assert want_of_memory.startswith("large ")
+    assert "RESOURCE_EXHAUSTED" in want_of_memory
+    assert law.startswith("lawless ")
+    assert "crashed: signal SIGABRT" in law
+
+
 def test_several_processes_time_in_turns_and_what_goes_wrong_costs_its_own_call_alone(folder: Path) -> None:
     """A kernel that hangs, a law that crashes, and want of memory: each in a process that has other calls too."""
     narrow = {**DIMS, "N": 64}
@@ -86,12 +96,7 @@ def test_several_processes_time_in_turns_and_what_goes_wrong_costs_its_own_call_
         )
     assert [step for step, _ in done] == sorted(step for step, _ in done)
     assert done[-1] == (9, 9)
-    want_of_memory, law, killed = sorted(report.unfinished)
-    assert killed == "starving rows=64 N=256: signal SIGKILL"
-    assert want_of_memory.startswith("large ")
-    assert "RESOURCE_EXHAUSTED" in want_of_memory
-    assert law.startswith("lawless ")
-    assert "crashed: signal SIGABRT" in law
+    assert_given_up(report.unfinished)
     assert report.choices.keys() == {key_of(*call) for call in right} == memory.remembered().keys()
     firsts = {key: choice.order[:1] for key, choice in report.choices.items()}
     assert firsts == {key_of(*call): () if call[0] == "alone" else ("fast",) for call in right}
@@ -169,12 +174,7 @@ def test_a_law_that_goes_wrong_and_want_of_memory_cost_their_calls_alone(folder:
     calls.append(("good", {**DIMS, "N": 128}))  # behind the lawless one, whether that process has all calls or half
     report = measure(calls, cases="fake_kernels", effort=QUICK, workers=workers)
     assert report.choices.keys() == {key_of(*call) for call in calls if call[0] in ("good", "alone")}
-    want_of_memory, law, killed = sorted(report.unfinished)
-    assert killed == "starving rows=64 N=256: signal SIGKILL"
-    assert want_of_memory.startswith("large ")
-    assert "RESOURCE_EXHAUSTED" in want_of_memory
-    assert law.startswith("lawless ")
-    assert "crashed: signal SIGABRT" in law
+    assert_given_up(report.unfinished)
 
 
 def test_what_comes_with_the_package_is_measured_here_all_the_same(

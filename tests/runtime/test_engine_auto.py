@@ -159,28 +159,27 @@ def test_programs_are_built_once_and_nothing_after_that(monkeypatch: pytest.Monk
     assert sum(job.stats.rounds_by_drafts) == job.stats.rounds
 
 
-def test_costs_that_another_process_has_measured_are_taken_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
+    """An engine for which another process has measured costs of rounds: drafts are not worth theirs."""
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
+    running = engine(DRAFTING, SEATS, 512)
+    CostMemory(DRAFTING, SEATS, running.params).write({0: 1.0, 3: 9.0})
+    return running
+
+
+def test_costs_that_another_process_has_measured_are_taken_over(measured: Engine) -> None:
     """The first depth is then the best one, and not the one that nothing is known of."""
-    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
-    running = engine(DRAFTING, SEATS, 512)
-    CostMemory(DRAFTING, SEATS, running.params).write({0: 1.0, 3: 9.0})
-    job = running.submit(Request(tuple(PROMPTS[0]), 8, Settings(WANTS[0].sampler, AUTO)))
-    finish(running)
+    job = measured.submit(Request(tuple(PROMPTS[0]), 8, Settings(WANTS[0].sampler, AUTO)))
+    finish(measured)
     assert job.stats.rounds_by_drafts[0] == job.stats.rounds
-    assert running.experience.costs[DRAFTING, SEATS].keys() == {0, 3}
+    assert measured.experience.costs[DRAFTING, SEATS].keys() == {0, 3}
 
 
-def test_a_fixed_depth_before_leaves_what_another_process_has_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
-    running = engine(DRAFTING, SEATS, 512)
-    CostMemory(DRAFTING, SEATS, running.params).write({0: 1.0, 3: 9.0})
+def test_a_fixed_depth_before_leaves_what_another_process_has_measured(measured: Engine) -> None:
     for draft in (DraftConfig(n_max=3), AUTO):
-        job = running.submit(Request(tuple(PROMPTS[0]), 24, Settings(WANTS[0].sampler, draft)))
-        finish(running)
+        job = measured.submit(Request(tuple(PROMPTS[0]), 24, Settings(WANTS[0].sampler, draft)))
+        finish(measured)
     assert job.stats.rounds_by_drafts[0] == job.stats.rounds
 
 
