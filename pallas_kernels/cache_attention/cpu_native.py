@@ -38,7 +38,7 @@ def unfit(dims: Dims) -> str | None:
     return None
 
 
-def _elsewhere(call: Call) -> Array:
+def _plain(call: Call) -> Array:
     form = xla_tiles if call.k.kind.quantized or call.v.kind.quantized else xla_floats
     return form.attend(call)
 
@@ -73,5 +73,5 @@ def _padded(width: int) -> int:
     return -(-width // _PAD) * _PAD
 
 
-attend = native.on_cpu(_attend, _elsewhere)
+attend = native.differentiable(_attend, _plain)
 """[B, T, H, N] float32; zeros for a row that sees nothing."""

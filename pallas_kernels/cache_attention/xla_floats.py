@@ -1,7 +1,5 @@
 """Attention over caches of floats in plain XLA: products over the whole cache."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -12,6 +10,7 @@ from pallas_kernels.cache_attention.softmax import capped, softmax
 from pallas_kernels.cache_attention.visibility import as_mask
 from pallas_kernels.kv_formats import KVStore
 from pallas_kernels.kv_formats.format import FloatFormat
+from pallas_kernels.override import current_platform
 
 UNSEEN = jnp.finfo(jnp.float32).min
 """The score of a slot that a row does not see. It is finite, so that a row that sees nothing does not become NaN."""
@@ -44,11 +43,8 @@ def attend_masked(
     keys, values = _floats(k), _floats(v)
     grouped = q.reshape(batch, rows, kv_heads, heads // kv_heads, width).astype(keys.dtype)
     logits = None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, heads // kv_heads)
-    in_place, by_head = (partial(form, scale=scale, soft_cap=soft_cap) for form in (_in_place, _by_head))
-    if rows * heads <= FEW_QUERIES:
-        out = jax.lax.platform_dependent(grouped, keys, values, visible, logits, cpu=in_place, default=by_head)
-    else:
-        out = by_head(grouped, keys, values, visible, logits)
+    form = _in_place if rows * heads <= FEW_QUERIES and current_platform() == "cpu" else _by_head
+    out = form(grouped, keys, values, visible, logits, scale=scale, soft_cap=soft_cap)
     return out.reshape(batch, rows, heads, -1)
 
 

@@ -32,5 +32,5 @@ def _run(inputs: Array, weight: Array, *, activation: str | None, dtype: DTypeLi
     return call(*given, isa=native.instruction_set(), silu=activation == "silu").astype(dtype)
 
 
-convolve = native.on_cpu(_run, xla_shifted.convolve)
+convolve = native.differentiable(_run, xla_shifted.convolve)
 """`inputs` [B, W-1+T, C] with the window in front; returns [B, T, C]. Derivatives are those of `xla_shifted`."""

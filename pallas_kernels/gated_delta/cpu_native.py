@@ -54,11 +54,11 @@ def _settings(head_map: HeadMap) -> dict[str, str | bool]:
     return {"isa": native.instruction_set(), "tiled": head_map == "tiled"}
 
 
-verify = native.on_cpu(partial(_run, "verify"), masked(xla_wy.verify))
+verify = native.differentiable(partial(_run, "verify"), masked(xla_wy.verify))
 """Outputs and u, both [B, T, Hv, Dv] in float32."""
-prefill = native.on_cpu(partial(_run, "prefill"), masked(xla_chunked.prefill))
+prefill = native.differentiable(partial(_run, "prefill"), masked(xla_chunked.prefill))
 """Outputs in float32 and the final state, in the memory of the one given where that is free."""
-verify_snapshots = native.on_cpu(partial(_run, "verify_snapshots"), zeroed(xla_recurrent.verify_snapshots))
+verify_snapshots = native.differentiable(partial(_run, "verify_snapshots"), zeroed(xla_recurrent.verify_snapshots))
 """Outputs in float32 and the slots, in the memory of those given where that is free."""
-commit = native.on_cpu(_commit, masked(xla_recurrent.commit))
+commit = native.differentiable(_commit, masked(xla_recurrent.commit))
 """The state after the first n_valid[b] records, in the memory of the one given where that is free."""

@@ -22,6 +22,7 @@ def _dot(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float[Array, 
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
+@partial(jax.jit, inline=True)  # traced once for shapes, not in every layer
 def _weight_left(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float[Array, "... N"]:
     """With the matrix as the left operand; the barrier keeps XLA from swapping the operands back.
 
@@ -37,12 +38,6 @@ def _weight_left(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float
     return lax.optimization_barrier(out)[:, :rows].T.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@partial(jax.jit, inline=True)  # traced once for shapes, not in every layer
-def _few_rows(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float[Array, "... N"]:
-    """For a program that is lowered here for another platform, the plain product there."""
-    return lax.platform_dependent(x, weight, cpu=_weight_left, default=_dot)
-
-
 def _too_many_rows(dims: Dims) -> str | None:
     return f"M={dims['M']}: made for at most {FEW_ROWS} rows" if dims["M"] > FEW_ROWS else None
 
@@ -52,7 +47,7 @@ def _reference(x: Float[Array, "... K"], weight: Float[Array, "N K"]) -> Float[A
 
 
 FLOAT_MATMUL = dispatch.operation(
-    "matmul.float", xla_few_rows=Form(_few_rows, _too_many_rows), xla_dot=Form(_dot), reference=Form(_reference)
+    "matmul.float", xla_few_rows=Form(_weight_left, _too_many_rows), xla_dot=Form(_dot), reference=Form(_reference)
 )
 
 

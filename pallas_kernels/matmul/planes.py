@@ -35,6 +35,7 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from pallas_kernels.elementwise import look_up
 from pallas_kernels.matmul.formats import FORMATS, BlockFormat, tq_rotation, turned
 from pallas_kernels.matmul.qtensor import BLOCKS, QTensor
+from pallas_kernels.override import current_platform
 
 PLANES = "planes"
 CHUNK = 256
@@ -132,7 +133,7 @@ def keep(tensor: QTensor, rows: Int[Array, " M"]) -> dict[str, Array]:
 
 
 def _take_columns(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:
-    return lax.platform_dependent(part, chosen, tpu=take_from_tiles, default=partial(jnp.take, axis=-1))
+    return take_from_tiles(part, chosen) if current_platform() == "tpu" else jnp.take(part, chosen, axis=-1)
 
 
 def take_from_tiles(part: Shaped[Array, "R N"], chosen: Int[Array, " M"]) -> Shaped[Array, "R M"]:

@@ -32,5 +32,5 @@ def _run(x: Array, weight: Array | None, gate: Array | None, *, scale: float, ep
     return call(rows, weight, gate.reshape(rows.shape) if gate.size else gate, **settings).reshape(x.shape)
 
 
-normalize = native.on_cpu(_run, xla_reduce.normalize)
+normalize = native.differentiable(_run, xla_reduce.normalize)
 """The same as `xla_reduce.normalize`, with the derivatives of that form."""

@@ -31,5 +31,5 @@ def _run(x: Array) -> tuple[Array, Array]:
     return log_total.reshape(leading), entropy.reshape(leading)
 
 
-totals = native.on_cpu(_run, xla_sums.totals)
+totals = native.differentiable(_run, xla_sums.totals)
 """The same as `xla_sums.totals`, with the derivatives of that form."""

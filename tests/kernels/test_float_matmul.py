@@ -14,6 +14,7 @@ from compiled import dequantize, prepare
 from test_quant_formats import random_blocks
 from tiny_models import relative_rms
 
+from pallas_kernels import using
 from pallas_kernels.matmul import experts, explain_float, float_matmul, from_blocks, swiglu
 from pallas_kernels.matmul.experts import EXPERTS
 from pallas_kernels.matmul.floats import FLOAT_MATMUL
@@ -56,7 +57,8 @@ def test_few_rows_have_a_form_of_their_own_on_cpus_alone() -> None:
     assert "xla_few_rows  chosen" in explain_float(x, weight, platform="cpu")
     for platform in ("gpu", "tpu", "metal", "mps"):
         assert "xla_dot       chosen" in explain_float(x, weight, platform=platform)
-    program = jax.export.export(jax.jit(float_matmul), platforms=["tpu"])(x, weight).mlir_module()
+    with using(platform="tpu"):
+        program = jax.export.export(jax.jit(float_matmul), platforms=["tpu"])(x, weight).mlir_module()
     assert "optimization_barrier" not in program
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lowering import here, needs_native
 
-from pallas_kernels import explain, native
+from pallas_kernels import explain, native, using
 from pallas_kernels.native import library
 from pallas_kernels.softmax_totals import softmax_totals
 from pallas_kernels.softmax_totals.implementations import SOFTMAX_TOTALS
@@ -85,7 +85,8 @@ def test_derivatives_are_those_of_plain_xla_and_batches_are_allowed() -> None:
 
 def test_a_program_for_another_platform_is_plain_xla() -> None:
     x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
-    lowered = jax.jit(softmax_totals).trace(x).lower(lowering_platforms=("tpu",))
+    with using(platform="tpu"):
+        lowered = jax.jit(softmax_totals).trace(x).lower(lowering_platforms=("tpu",))
     assert "custom_call" not in lowered.as_text()
     lines = explain("softmax_totals", V=64, platform="tpu").splitlines()
     assert [line.split()[0] for line in lines if "chosen" in line and "on cpu only" not in line] == ["xla_sums"]
