@@ -107,7 +107,7 @@ test-neon: neon-python $(VENV)/.dev
 	$(ON_NEON) -m neon tests/neon
 	$(ON_NEON) -k 'neon or cpu_native' $(NATIVE:%=tests/kernels/test_%.py)
 
-# The day with a device. Torch and flash-linear-attention are timed too where somebody has installed them there.
+# The day with a device. Torch, FlashInfer and flash-linear-attention are timed too where somebody has installed them.
 DAY ?= device-day
 EXTRAS_gpu := cuda,gpu-triton
 EXTRAS_tpu := tpu

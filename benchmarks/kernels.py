@@ -18,8 +18,8 @@ chained inside one program, each over memory of its own, and the best of several
 
 Sizes are those of a layer of Qwen3.6-27B, or smaller ones (--small, the default on CPUs). Interpreters and references
 are left out. What does not compile, does not take the sizes, or gives other results is listed with the reason; the exit
-status is 1 if results differ. On an NVIDIA GPU kernels of torch and of flash-linear-attention are timed too, where they
-are installed (kernels_peers.py).
+status is 1 if results differ. On an NVIDIA GPU kernels of torch, FlashInfer and flash-linear-attention are timed too,
+where they are installed (kernels_peers.py).
 
 --json keeps the figures after each call. The same command goes on with the calls that are not in the file. It leaves
 out what crashed, hung or failed on the device before; after such a failure the exit status is 3.
