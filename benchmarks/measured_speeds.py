@@ -15,6 +15,9 @@ from specjax.state import KVTypes
 
 T = TypeVar("T")
 
+OTHER_MODELS = ("drafter", "draft_vocab", "place", "mesh")
+"""Options that make another model of a file, or another drafter."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -74,12 +77,18 @@ class Measured:
             drafts: of the rounds.
 
         Raises:
-            ValueError: they are of another model, of several sequences, or of numbers of drafts that are not there.
+            ValueError: they are of another model, of several sequences, or of numbers of drafts that are not there; or
+                the model was loaded with an option that changes what a round reads.
         """
         if (own := Path(self.document["model"]).name) != model:
             raise ValueError(f"{self.path} has measured {own} and not {model}; give the file that was measured")
         if batch != 1:
             raise ValueError(f"{self.path} has measured rounds of one sequence; --batch is {batch}, leave it out")
+        if self.document.get("packed") == "off":
+            raise ValueError(f"{self.path} was measured with --packed off, whose limits are not computed here")
+        if others := [name for name in OTHER_MODELS if self.document.get(name)]:
+            option = f"--{others[0].replace('_', '-')}"
+            raise ValueError(f"{self.path} was measured with {option}, whose limits are not computed here")
         if missing := [each for each in drafts if each not in self.drafts]:
             known = ", ".join(map(str, self.drafts))
             raise ValueError(f"{self.path} has no rounds of {missing[0]} drafts; --draft can be {known}")

@@ -135,6 +135,8 @@ def test_matrices_that_are_not_packed_have_the_bytes_of_the_dtype(benchmark: Any
         ({}, ["--dtype", "bfloat16"], "was measured with float32; --dtype is bfloat16, leave it out"),
         ({"dtype": None}, [], "does not say with which dtype it was measured; give it by --dtype"),
         ({}, ["--batch", "2"], "has measured rounds of one sequence; --batch is 2"),
+        ({"packed": "off"}, [], "was measured with --packed off, whose limits are not computed here"),
+        ({"draft_vocab": "32768"}, [], "was measured with --draft-vocab, whose limits"),
         ({"speeds": None}, [], "has no speeds of a model; give what `specjax bench --json` has written"),
     ],
 )

@@ -62,9 +62,11 @@ def test_the_table_says_that_lots_were_drawn(cli: Cli, headless: Path) -> None:
 
 
 def test_the_document_says_what_was_measured(cli: Cli, headless: Path) -> None:
-    types = ("--dtype", "bfloat16", "--kv-type-k", "q8_0")
+    types = ("--dtype", "bfloat16", "--kv-type-k", "q8_0", "--packed", "off")
     document = json.loads(cli("bench", headless, "--draft", 0, *LOTS, *types, "--json").out)
     assert (document["dtype"], document["kv_type_k"], document["kv_type_v"]) == ("bfloat16", "q8_0", "f32")
+    assert (document["packed"], document["place"], document["mesh"]) == ("off", [], None)
+    assert (document["drafter"], document["draft_vocab"]) == (None, None)
 
 
 @pytest.mark.parametrize(
