@@ -1,12 +1,14 @@
 """How many kernels a GPU launches in a round, counted in the program that XLA makes for an H100: without a GPU.
 
+    export JAX_PLATFORMS=cpu # where there is no GPU
     python benchmarks/gpu_launches.py bundled
     python benchmarks/gpu_launches.py Qwen3.6-27B --layers 4 8 --type Q4_K
     python benchmarks/gpu_launches.py Qwen3.6-27B --layers 4 --kernels xla --by-scope
 
 It needs jax 0.11 with the plugin for CUDA, and NVIDIA's assembler (pip install 'jax[cuda13-local]>=0.11,<0.12'
-nvidia-cuda-nvcc). No GPU and no driver has to be there. Beside a GPU XLA tries forms of products and takes the fastest;
-here nothing can be tried. So a product may take one kernel more or fewer on a device.
+nvidia-cuda-nvcc). No GPU and no driver has to be there; without JAX_PLATFORMS the plugin would look for them. Beside a
+GPU XLA tries forms of products and takes the fastest; here nothing can be tried. So a product may take one kernel more
+or fewer on a device.
 
 Counted is the list of what the program runs ("thunks"), as XLA writes it to the folder of its dumps. Of loops the body
 counts as often as it turns, the loop over drafts K - 1 times; of branches the longest.
