@@ -80,7 +80,7 @@ def programs_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for compiled programs. Pages and notebooks of all workers share it: they have many in common."""
+    """A folder for compiled programs. Pages and notebooks share it, whichever process they run in."""
     own = tmp_path_factory.getbasetemp()
     return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "programs"
 
@@ -100,13 +100,13 @@ def shared_programs(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Workers take whole folders, whose tests share programs, models and a server. Pages and notebooks go alone."""
+    """Workers take whole folders, whose tests share programs, models and a server. So do pages; notebooks go alone."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Folders(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            if path.endswith(("test_docs.py", "test_notebooks.py")):
+            if path.endswith("test_notebooks.py"):
                 return nodeid
             folder = path.rpartition("/")[0]
             return path if folder.endswith(("tests", "mesh")) else folder

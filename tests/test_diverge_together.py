@@ -10,18 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from diverging import DRAFTS, PROMPT, TOKENS, diverge
+from diverging import DRAFTS, PROMPT, diverge
 from small_model import write_small_model
 
 import specjax
 from specjax.analysis.diverge.rerun import Rerun
 from specjax.decoding.grammar import GrammarWindow
-from specjax.models.parts.paired import PairedState, PairedWindow
-from specjax.models.protocol import Features
-from specjax.models.qwen3_5 import Qwen35MTP, Qwen35Target
+from specjax.models.qwen3_5 import Qwen35Target
 from specjax.runtime import memory
 from specjax.runtime.memory import Memory
 from specjax.runtime.prefixes import PrefixCache
+from specjax.state import SequenceWindow
 
 
 @pytest.fixture(scope="module")
@@ -30,34 +29,55 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> specjax.Model:
 
 
 @dataclass(frozen=True)
-class TakesANeighbours(Qwen35MTP):
-    """The hidden states that wait are those of the row before, which is the row itself if it is alone."""
+class GivesANeighbours(Qwen35Target):
+    """The hidden states that it gives to the drafter are those of the row before, which is the row itself if it is
+    alone: if `params` say so, so that the programs are those of the sound model.
+    """
 
-    def observe(self, tokens: jax.Array, features: Features, state: PairedState) -> PairedWindow:
-        return super().observe(tokens, features._replace(final_hidden=jnp.roll(features.final_hidden, 1, 0)), state)
+    def verify(self, params: Any, *args: Any, **settings: Any) -> tuple[Any, SequenceWindow]:
+        output, window = super().verify(params, *args, **settings)
+        hidden = output.features.final_hidden
+        assert hidden is not None
+        given = jnp.where(params["neighbours"], jnp.roll(hidden, 1, 0), hidden)
+        return output._replace(features=output.features._replace(final_hidden=given)), window
+
+
+def giving(model: specjax.Model, *, neighbours: bool) -> specjax.Model:
+    target = GivesANeighbours(model.target.config)
+    return replace(model, target=target, params={**model.params, "neighbours": jnp.bool(neighbours)})
 
 
 BESIDE = ["import os\nimport", "class A"]
+LENGTH = 20
+OPTIONS = specjax.GenerateOptions(max_tokens=LENGTH, draft=2, temperature=0.9, seed=5, accept="coupled")
 
 
-def test_a_fault_that_needs_neighbours_shows_beside_them(hybrid: specjax.Model) -> None:
-    broken = replace(hybrid, drafter=TakesANeighbours(hybrid.config))
-    plain = hybrid.generate(PROMPT, max_tokens=TOKENS, draft=0).tokens
-    assert diverge(broken, {"draft": 2}, plain).verdict == "equal"
-    report = diverge(broken, {"draft": 2}, plain, beside=BESIDE, sequence=1)
+@pytest.fixture(scope="module")
+def sound(hybrid: specjax.Model) -> specjax.Model:
+    return giving(hybrid, neighbours=False)
+
+
+@pytest.fixture(scope="module")
+def said(sound: specjax.Model) -> list[list[int]]:
+    """What follows the prompt at each place of a batch."""
+    batches = [[*BESIDE[:place], PROMPT, *BESIDE[place:]] for place in range(3)]
+    return [sound.generate_batch(batch, OPTIONS)[place].tokens for place, batch in enumerate(batches)]
+
+
+def test_a_fault_that_needs_neighbours_shows_beside_them(hybrid: specjax.Model, said: list[list[int]]) -> None:
+    broken = giving(hybrid, neighbours=True)
+    assert diverge(broken, OPTIONS, said[0], max_tokens=LENGTH).verdict == "equal"
+    report = diverge(broken, OPTIONS, said[1], beside=BESIDE, sequence=1, max_tokens=LENGTH)
     assert report.verdict == "state gone wrong"
     assert report.sides[0].state is not None
     assert report.sides[0].state.deviations[0].path == ("drafter", "waiting hidden states")
 
 
-def test_runs_beside_others_are_those_of_the_batch_and_healthy(hybrid: specjax.Model) -> None:
-    options = specjax.GenerateOptions(max_tokens=20, draft=2, temperature=0.9, seed=5, accept="coupled")
-    for sequence in range(3):
-        prompts = [*BESIDE[:sequence], PROMPT, *BESIDE[sequence:]]
-        batch = hybrid.generate_batch(prompts, options)
-        run = Rerun(hybrid, hybrid.encode(PROMPT), options, sequence, [hybrid.encode(each) for each in BESIDE])
-        assert run.tokens == batch[sequence].tokens, sequence
-    report = diverge(hybrid, options, batch[2].tokens, beside=BESIDE, sequence=2, max_tokens=20)
+def test_runs_beside_others_are_those_of_the_batch_and_healthy(sound: specjax.Model, said: list[list[int]]) -> None:
+    for place, tokens in enumerate(said):
+        run = Rerun(sound, sound.encode(PROMPT), OPTIONS, place, [sound.encode(each) for each in BESIDE])
+        assert run.tokens == tokens, place
+    report = diverge(sound, OPTIONS, said[2], beside=BESIDE, sequence=2, max_tokens=LENGTH)
     assert report.verdict == "equal", report
     assert report.sides[0].state is not None
     assert report.sides[0].state.drafted_alike == report.sides[0].state.drafted > 0

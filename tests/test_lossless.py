@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,16 @@ class Unstated(Qwen35MTP):
         return super().propose(*args, **kwargs)._replace(logq=None)
 
 
-def drafting(path: Path, way: str, *before: Any) -> specjax.Model:
-    """The model with this head, after other drafters."""
+@cache
+def with_head(path: Path, *before: str) -> specjax.Model:
+    """The model with the head, after other drafters."""
     head = Head(CONFIG)
-    model = specjax.load(path, drafter=[*before, head] if before else head)
+    return specjax.load(path, drafter=[*before, head] if before else head)
+
+
+def drafting(path: Path, way: str, *before: str) -> specjax.Model:
+    """The same, drafting in this way."""
+    model = with_head(path, *before)
     return replace(model, params={**model.params, "way": jnp.int32(WAYS.index(way))})
 
 

@@ -72,12 +72,14 @@ def test_parts_of_a_split_model_add_up_to_the_model() -> None:
 def test_the_largest_batch_and_context_fit_and_no_larger_ones_do() -> None:
     plan = planned(device_memory=0.05, context=256)
     assert plan.fits
+    batch, context = plan.largest_batch(), plan.largest_context()
     for larger in (0, 1):
-        assert planned(device_memory=0.05, context=256, batch=plan.largest_batch() + larger).fits == (larger == 0)
-        context = plan.largest_context() + 256 * larger
-        assert planned(device_memory=0.05, context=context).fits == (larger == 0) or context > 2048
-    assert not planned(device_memory=0.001).fits
-    assert planned(device_memory=0.001).largest_batch() == planned(device_memory=0.001).largest_context() == 0
+        assert planned(device_memory=0.05, context=256, batch=batch + larger).fits == (larger == 0)
+        longer = context + 256 * larger
+        assert planned(device_memory=0.05, context=longer).fits == (larger == 0) or longer > 2048
+    none = planned(device_memory=0.001)
+    assert not none.fits
+    assert none.largest_batch() == none.largest_context() == 0
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,10 @@ def head() -> Drafter:
 
 @cache
 def plain() -> list[list[int]]:
-    options = specjax.GenerateOptions(max_tokens=TOKENS, accept="coupled", ignore_eos=True, draft=0)
-    samplers = [sampler.temperature for sampler in SAMPLERS]
-    return [each.tokens for each in bundled().generate_batch(prompts(), options, temperature=samplers)]
+    wanted = [replace(row, draft=DraftConfig(n_max=0)) for row in rows()]
+    return run(
+        Decoder(bundled().target, None, "coupled", 0), dict(bundled().params), prompts(), TOKENS, rows=wanted
+    ).tokens
 
 
 @cache

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from program import Cli, Ran
-from small_model import write_small_model
+from small_model import CONFIG, agreeing_params, byte_tokenizer, write_small_model
 
+import checkpoints
 import specjax
 from specjax.cli.main import main
+from specjax.models.qwen3_5 import LINEAR_ATTENTION
+from specjax.models.registry import FAMILIES
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +36,16 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 @pytest.fixture(scope="session")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model with one layer, whose state has to be rolled back, and the head, which has a cache."""
+    path, config = tmp_path_factory.mktemp("model") / "shallow.gguf", replace(CONFIG, layer_types=(LINEAR_ATTENTION,))
+    params = agreeing_params(CONFIG)
+    params["target"] = {name: part for name, part in params["target"].items() if name != "layers_1"}
+    checkpoints.write_gguf(path, FAMILIES, config, params, byte_tokenizer())
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from program import Cli
-from small_model import CONFIG, agreeing_params, byte_tokenizer
-
-import checkpoints
-from specjax.models.qwen3_5 import LINEAR_ATTENTION
-from specjax.models.registry import FAMILIES
-
-
-@pytest.fixture
-def shallow(tmp_path: Path) -> Path:
-    """The small model with one layer, whose state has to be rolled back, and the head, which has a cache."""
-    config, params = replace(CONFIG, layer_types=(LINEAR_ATTENTION,)), agreeing_params(CONFIG)
-    params["target"] = {name: part for name, part in params["target"].items() if name != "layers_1"}
-    checkpoints.write_gguf(tmp_path / "shallow.gguf", FAMILIES, config, params, byte_tokenizer())
-    return tmp_path / "shallow.gguf"
 
 
 def test_check_passes_a_model_and_says_what_it_tried(cli: Cli, shallow: Path) -> None:

@@ -52,10 +52,10 @@ SLOW = "quantized weights are decoded anew for every product, which is slow: "
 
 
 @pytest.fixture(scope="module")
-def quantized(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model with matrices that stay packed."""
+def quantized(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of one layer with matrices that stay packed."""
     path = tmp_path_factory.mktemp("quantized") / "small.gguf"
-    assert main(["quantize", str(gguf), str(path), "--type", "Q8_0"]) == 0
+    assert main(["quantize", str(shallow), str(path), "--type", "Q8_0"]) == 0
     return path
 
 
@@ -73,12 +73,12 @@ def said(cli: Cli, tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.mark.skipif(not native.available(), reason="there are no native kernels on this machine")
 def test_products_without_kernels_are_said_to_be_slow(
-    said: Callable[..., list[str]], gguf: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
+    said: Callable[..., list[str]], shallow: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kernels in ("xla", "matmul.packed=xla_dequant"):
         why = f"--kernels {kernels} leaves no other way (--packed off: once)"
         assert said(quantized, "--kernels", kernels) == [why]
-    assert said(quantized) == said(gguf, "--kernels", "xla") == []
+    assert said(quantized) == said(shallow, "--kernels", "xla") == []
     assert said(quantized, "--kernels", "xla", "--packed", "off") == []
     monkeypatch.setenv("SPECJAX_KERNELS", "xla")
     assert said(quantized) == ["SPECJAX_KERNELS=xla leaves no other way (--packed off: once)"]
