@@ -46,13 +46,13 @@ class Decoding:
 
     @staticmethod
     def started(model: specjax.Model, options: specjax.GenerateOptions, batch: int, slots: int) -> Decoding:
-        """The state that an engine has reached, with budgets that do not end."""
+        """The state that an engine has reached after the first token, with budgets that do not end."""
         engine = model.engine([options], seats=batch, slots=slots)
         if drafts := engine.decoder.max_drafts:
             engine.decoder = replace(engine.decoder, rule=Synthetic((0.7,) * drafts))
         for sequence in range(batch):
             prompt = random_prompt(model.target.vocab_size, PROMPT_TOKENS, sequence)
-            engine.submit(model.request(prompt, options, sequence=sequence))
+            engine.submit(model.request(prompt, replace(options, max_tokens=1), sequence=sequence))
         for _ in engine.step():
             pass
         state = replace(engine.state, budget=jnp.full((batch,), slots, jnp.int32))

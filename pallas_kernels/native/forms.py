@@ -1,4 +1,4 @@
-"""Native kernels with derivatives."""
+"""Native kernels as programs call them: with the derivatives of plain XLA."""
 
 from collections.abc import Callable
 from functools import cache, partial
