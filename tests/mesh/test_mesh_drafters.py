@@ -28,6 +28,7 @@ WANTED: dict[str, Any] = {
     "top_k": [0, 20, 0],
     "seed": [0, 1, 2],
 }
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": 0}
 TARGET = FIXTURES / "drafter_target" / "hf"
 FILES = [
     *(f"eagle3/{name}" for name in ("specforge", "speculators", "speculators_layers", "speculators_qwen3")),
@@ -53,26 +54,29 @@ def compiles_nothing_again(split: specjax.Model, compiled: list[str], **options:
     """Other prompts, shorter texts and other settings run by the programs that there are."""
     compiled.clear()
     others = {"max_tokens": 5, "temperature": [0.7, 0.0, 0.5], "top_k": [9, 0, 0], "seed": [5, 4, 3]}
-    split.generate_batch([prompt[::-1] for prompt in PROMPTS], **(WANTED | options | others))
+    split.generate_batch([prompt[::-1] for prompt in PROMPTS], **(WANTED | others | options))
     assert not compiled
 
 
 MADE = [
-    ("eagle3", "1x4"),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dflash2", "2x2"), ("dspark", "1x2"), ("odd", "1x4"))),
+    pytest.param("eagle3", "1x4", GREEDY, id="eagle3-1x4-greedy"),
+    *(
+        pytest.param(*each, {}, marks=pytest.mark.slow, id="-".join(each))
+        for each in (("eagle3", "1x4"), ("dflash2", "2x2"), ("dspark", "1x2"), ("odd", "1x4"))
+    ),
 ]
 
 
-@pytest.mark.parametrize(("drafter", "mesh"), MADE)
+@pytest.mark.parametrize(("drafter", "mesh", "options"), MADE)
 def test_drafters_with_files_of_their_own_draft_the_same(
-    load: Load, compiled: list[str], drafter: str, mesh: str
+    load: Load, compiled: list[str], drafter: str, mesh: str, options: dict[str, Any]
 ) -> None:
     """With a vocabulary of its own that does not divide, with a selector, and with heads that correct slots; a small
     model with a token less.
     """
     one, split = (load("qwen3", mesh=each, drafter=drafter) for each in (None, mesh))
-    drafts_alike(one, split)
-    compiles_nothing_again(split, compiled)
+    drafts_alike(one, split, **options)
+    compiles_nothing_again(split, compiled, **options)
 
 
 @pytest.mark.slow
@@ -90,7 +94,7 @@ def test_assistants_draft_the_same(form: str, mesh: str) -> None:
     """The edge form has a centroid head. Neither 315 tokens nor the 60 that it scores at once divide evenly."""
     folder = FIXTURES / "gemma4" / form
     models = (specjax.load(folder / "hf", mesh=each, drafter=folder / "assistant") for each in (None, mesh))
-    drafts_alike(*models, temperature=0.0, top_k=0)
+    drafts_alike(*models, **GREEDY)
 
 
 @pytest.mark.slow
