@@ -22,10 +22,20 @@ def _devices() -> None:
 
 
 @pytest.fixture(scope="session")
+def compiled() -> list[str]:
+    """Has one more entry after each compilation; clear it at will."""
+    events: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: events.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    return events
+
+
+@pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., specjax.Model]:
     """(name, type of matrices, mesh, drafter) -> a model of `made_models`; each is made and loaded once.
 
-    The drafter is "ngram", an object, or the name of a model of a file of its own. Other settings are those of
+    The drafter is what `specjax.load` takes, or the name of a model of a file of its own. Other settings are those of
     `specjax.load`.
     """
     folder = tmp_path_factory.mktemp("models")

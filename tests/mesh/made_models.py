@@ -140,6 +140,7 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "assistant": lambda wide: assistant(),
     "narrow": lambda wide: plain("qwen3", head_width=8),
     "odd": lambda wide: plain("llama", wide, vocab_size=271, mlp_width=1280 if wide else 90),
+    "odd hybrid": lambda wide: hybrid(wide, vocab_size=271),
     "odd moe": lambda wide: hybrid(wide, vocab_size=271, moe=qwen3_5.MoEConfig(8, 2, 256 if wide else 32, 512)),
     "eagle3": lambda wide: eagle(),
     "qwen3 odd": lambda wide: plain("qwen3", wide, vocab_size=271),

@@ -115,7 +115,7 @@ def test_states_are_compared_as_on_one_device(load: Load, mesh: str) -> None:
 )
 def test_a_wrong_state_on_a_mesh_is_named(load: Load, fault: str, path: tuple[str, ...]) -> None:
     model = load("hybrid", mesh="1x4")
-    tokens = model.generate(PROMPTS[0], max_tokens=12, draft=0).tokens
+    tokens = faulty(model).generate(PROMPTS[0], max_tokens=12, draft=DRAFTS).tokens  # nothing is wrong with it yet
     report = specjax.diverge(faulty(model, fault), PROMPTS[0], {"draft": DRAFTS}, tokens, max_tokens=12)
     assert report.verdict == "state gone wrong"
     state = report.sides[0].state

@@ -28,6 +28,7 @@ WANTED: dict[str, Any] = {
     "top_k": [0, 20, 0],
     "seed": [0, 1, 2],
 }
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": 0}
 TARGET = FIXTURES / "drafter_target" / "hf"
 FILES = [
     *(f"eagle3/{name}" for name in ("specforge", "speculators", "speculators_layers", "speculators_qwen3")),
@@ -49,18 +50,33 @@ def drafts_alike(one: specjax.Model, split: specjax.Model, **options: Any) -> li
     return wanted
 
 
+def compiles_nothing_again(split: specjax.Model, compiled: list[str], **options: Any) -> None:
+    """Other prompts, shorter texts and other settings run by the programs that there are."""
+    compiled.clear()
+    others = {"max_tokens": 5, "temperature": [0.7, 0.0, 0.5], "top_k": [9, 0, 0], "seed": [5, 4, 3]}
+    split.generate_batch([prompt[::-1] for prompt in PROMPTS], **(WANTED | others | options))
+    assert not compiled
+
+
 MADE = [
-    ("eagle3", "1x4"),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dflash2", "2x2"), ("dspark", "1x2"), ("odd", "1x4"))),
+    pytest.param("eagle3", "1x4", GREEDY, id="eagle3-1x4-greedy"),
+    *(
+        pytest.param(*each, {}, marks=pytest.mark.slow, id="-".join(each))
+        for each in (("eagle3", "1x4"), ("dflash2", "2x2"), ("dspark", "1x2"), ("odd", "1x4"))
+    ),
 ]
 
 
-@pytest.mark.parametrize(("drafter", "mesh"), MADE)
-def test_drafters_with_files_of_their_own_draft_the_same(load: Load, drafter: str, mesh: str) -> None:
+@pytest.mark.parametrize(("drafter", "mesh", "options"), MADE)
+def test_drafters_with_files_of_their_own_draft_the_same(
+    load: Load, compiled: list[str], drafter: str, mesh: str, options: dict[str, Any]
+) -> None:
     """With a vocabulary of its own that does not divide, with a selector, and with heads that correct slots; a small
     model with a token less.
     """
-    drafts_alike(load("qwen3", drafter=drafter), load("qwen3", mesh=mesh, drafter=drafter))
+    one, split = (load("qwen3", mesh=each, drafter=drafter) for each in (None, mesh))
+    drafts_alike(one, split, **options)
+    compiles_nothing_again(split, compiled, **options)
 
 
 @pytest.mark.slow
@@ -78,22 +94,18 @@ def test_assistants_draft_the_same(form: str, mesh: str) -> None:
     """The edge form has a centroid head. Neither 315 tokens nor the 60 that it scores at once divide evenly."""
     folder = FIXTURES / "gemma4" / form
     models = (specjax.load(folder / "hf", mesh=each, drafter=folder / "assistant") for each in (None, mesh))
-    drafts_alike(*models, temperature=0.0, top_k=0)
+    drafts_alike(*models, **GREEDY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "weights", "drafter", "mesh"),
     [
         ("hybrid", "Q8_0", None, "1x4"),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                ("hybrid", "F32", None, "2x2"),
-                ("hybrid tied", "Q4_K", None, "1x2"),
-                ("qwen3", "F32", "qwen3", "1x4"),
-                ("qwen3", "F32", "dspark", "1x4"),
-            )
-        ),
+        ("hybrid", "F32", None, "2x2"),
+        ("hybrid tied", "Q4_K", None, "1x2"),
+        ("qwen3", "F32", "qwen3", "1x4"),
+        ("qwen3", "F32", "dspark", "1x4"),
     ],
 )
 def test_draft_vocabularies_draft_the_same(load: Load, name: str, weights: str, drafter: Any, mesh: str) -> None:
@@ -136,11 +148,27 @@ class Curious(OwnTable):
         return super().propose(params | {"seen": params["target"]}, *args, **options)
 
 
+@pytest.mark.slow
 def test_drafters_of_ones_own_are_whole_on_every_device(load: Load) -> None:
     """Odd sizes: 271 tokens on four devices. Their drafts can be trimmed, too."""
     one, split = (load("odd", mesh=mesh, drafter=OwnTable(), draft_vocab=99) for mesh in (None, "1x4"))
     drafts_alike(one, split)
     assert split.params["trimmed"]["rows"]["own"]["head"].shape == (99, 16)
+
+
+def test_drafters_share_a_draft_vocabulary(load: Load, compiled: list[str]) -> None:
+    """Of 102 tokens out of 271: neither divides. The model's head is split; a drafter of one's own is whole on every
+    device. Rows are so warm that they accept what is drafted at random.
+    """
+    one, split = (load("odd hybrid", "Q8_0", mesh, ("mtp", OwnTable()), draft_vocab=102) for mesh in (None, "1x4"))
+    np.testing.assert_array_equal(split.params["trimmed"]["tokens"], one.params["trimmed"]["tokens"])
+    assert split.params["trimmed"]["rows"]["own"]["head"].shape == (102, 16)
+    options = {"draft_by": ["mtp", "mtp", "OwnTable"], "accept": "coupled", "draft": 2}
+    wanted = drafts_alike(one, split, temperature=[0.0, 3.0, 3.0], top_k=0, **options)
+    by_head, warm, by_own = (each.stats.accepted_by_drafter for each in wanted)
+    assert by_head[0] + warm[0] > 0
+    assert by_own[1] > 0
+    compiles_nothing_again(split, compiled, **options)
 
 
 def test_a_drafter_that_reads_split_parameters_must_say_how(load: Load) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from test_tokens import LENGTH, PROMPTS, SAMPLERS
+from test_tokens import LENGTH, PROMPTS
 
 import specjax
 from specjax.decoding.loop import decode_chunk, leaves_behind
@@ -20,15 +20,6 @@ from specjax.runtime.backlog import Backlog
 pytestmark = pytest.mark.mesh
 
 Load = Callable[..., specjax.Model]
-
-
-def test_rows_of_a_batch_say_what_they_want(load: Load) -> None:
-    """Three prompts with settings of their own take four seats, two on each row of devices."""
-    wanted, got = (
-        load("hybrid", mesh=mesh).generate_batch(PROMPTS, draft=3, accept="coupled", **LENGTH, **SAMPLERS)
-        for mesh in (None, "2x2")
-    )
-    assert [each.tokens for each in got] == [each.tokens for each in wanted]
 
 
 def test_a_state_is_split_over_rows(load: Load) -> None:

@@ -37,7 +37,7 @@ def assert_outlined(outlined: Any, made: Any) -> None:
     [
         ("hybrid", "F32", "1x4", None),
         pytest.param("hybrid", "Q8_0", "2x2", None, marks=pytest.mark.slow),
-        ("moe", "Q4_K", "1x2", None),
+        ("exact moe", "Q4_K", "1x2", None),
         ("gemma4", "F32", "1x2", "assistant"),
         pytest.param("qwen3", "F32", "4x1", "ngram", marks=pytest.mark.slow),
     ],

@@ -16,14 +16,10 @@ pytestmark = pytest.mark.mesh
 
 Load = Callable[..., specjax.Model]
 
-PROMPTS = [np.random.default_rng(seed).integers(5, 250, length).tolist() for seed, length in ((0, 12), (1, 3), (2, 20))]
+LENGTHS = 20, 3, 28  # such that the second piece is as wide as the first, and runs by the same programs
+PROMPTS = [np.random.default_rng(seed).integers(5, 250, length).tolist() for seed, length in enumerate(LENGTHS)]
 LENGTH = {"max_tokens": 24, "ignore_eos": True}
-GREEDY = [
-    ("qwen3", "F32", "1x4"),
-    ("hybrid", "F32", "1x4"),
-    ("moe", "Q8_0", "2x2"),
-    ("odd", "Q4_K", "1x4"),
-]
+GREEDY = [("odd", "Q4_K", "1x4")]
 NAMES = ("odd", "odd moe", "qwen3", "llama", "hybrid", "hybrid tied", "moe", "gemma4", "gemma4 edge", "gemma4 moe")
 LATER = [
     (name, weights, mesh)
@@ -58,17 +54,26 @@ def test_greedy_tokens_are_those_of_one_device(load: Load, name: str, weights: s
     assert relative_rms(split.next_logits(PROMPTS[2]), one.next_logits(PROMPTS[2])) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "accept", ["rejection", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("coupled", "block"))]
-)
-def test_drawn_tokens_and_their_probabilities_are_those_of_one_device(load: Load, accept: Any) -> None:
-    models = load("hybrid"), load("hybrid", mesh="1x2")
-    wanted, got = (
-        model.generate_batch(PROMPTS, draft=3, accept=accept, logprobs=3, trace=True, **LENGTH, **SAMPLERS)
-        for model in models
-    )
+DRAWN = [
+    ("moe", "Q8_0", "2x2", "rejection", "snapshot"),
+    *(
+        pytest.param("hybrid", "F32", *each, "replay", marks=pytest.mark.slow)
+        for each in (("1x2", "rejection"), ("1x2", "coupled"), ("2x2", "coupled"), ("1x2", "block"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "weights", "mesh", "accept", "rollback"), DRAWN)
+def test_drawn_tokens_and_their_probabilities_are_those_of_one_device(
+    load: Load, name: str, weights: str, mesh: str, accept: Any, rollback: Any
+) -> None:
+    """Three prompts with settings of their own. On two rows of devices they take four seats, two on each."""
+    options = {"draft": 3, "accept": accept, "rollback": rollback, "logprobs": 3, "trace": True, **LENGTH, **SAMPLERS}
+    wanted, got = (load(name, weights, each).generate_batch(PROMPTS, **options) for each in (None, mesh))
+    assert any(each.stats.accepted for each in wanted)
     for want, own in zip(wanted, got, strict=True):
         assert own.tokens == want.tokens
+        assert own.stats.accepted == want.stats.accepted
         assert want.logprobs is not None
         assert own.logprobs is not None
         for one, two in zip(want.logprobs, own.logprobs, strict=True):
@@ -80,11 +85,8 @@ def test_drawn_tokens_and_their_probabilities_are_those_of_one_device(load: Load
             np.testing.assert_allclose(getattr(own.trace, name), getattr(want.trace, name), rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"rollback": "snapshot"}, pytest.param({"kv_type_k": "q8_0", "kv_type_v": "turbo3"}, marks=pytest.mark.slow)],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"rollback": "snapshot"}, {"kv_type_k": "q8_0", "kv_type_v": "turbo3"}], ids=str)
 def test_other_states_say_the_same(load: Load, options: dict[str, Any]) -> None:
     wanted, got = (
         load("hybrid", mesh=mesh).generate(PROMPTS[0], draft=3, **LENGTH, **options) for mesh in (None, "1x2")
