@@ -38,10 +38,7 @@ def pack(tensor: QTensor) -> QTensor:
     Raises:
         RuntimeError: there is no native library.
     """
-    blocks = jnp.asarray(tensor.parts[BLOCKS])
-    *lead, _, _ = blocks.shape
-    packed = _packer(tensor.format, tensor.width)(blocks.reshape(-1, *blocks.shape[-2:]))
-    parts = {name: part.reshape(*lead, *part.shape[1:]) for name, part in packed.items()}
+    parts = _packer(tensor.format, tensor.width)(tensor.parts[BLOCKS])
     return replace(tensor, parts=parts, layout=PANELS)
 
 
@@ -51,10 +48,12 @@ def _packer(format: str, width: int) -> Callable[[Array], dict[str, Array]]:
     symbol = native.target("specjax_quant_pack")
 
     def run(blocks: Array) -> dict[str, Array]:
-        lead = (blocks.shape[0], -(-blocks.shape[1] // LANES))
-        results = [jax.ShapeDtypeStruct((*lead, size), jnp.uint8) for size in sizes]
-        codes, scales = jax.ffi.ffi_call(symbol, results)(blocks, format=format)
-        return {CODES: codes, SCALES: scales}
+        *lead, rows, row_bytes = blocks.shape
+        matrices = blocks.reshape(-1, rows, row_bytes)
+        panels = -(-rows // LANES)
+        results = [jax.ShapeDtypeStruct((matrices.shape[0], panels, size), jnp.uint8) for size in sizes]
+        parts = jax.ffi.ffi_call(symbol, results)(matrices, format=format)
+        return {name: part.reshape(*lead, *part.shape[1:]) for name, part in zip((CODES, SCALES), parts, strict=True)}
 
     return jax.jit(run)
 

@@ -153,6 +153,8 @@ class Decoder:
         """What the drafter reads of the target."""
         return self.drafter.request if self.drafter else FeatureRequest()
 
+    # One program is compiled sooner than one for each shape.
+    @partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="chunk")
     def init_state(self, batch: int, capacity: int, *, chunk: int = LONGEST_CHUNK) -> SequenceState:
         """The state of `batch` sequences before their first token, with room for `capacity` tokens each.
 

@@ -17,7 +17,7 @@ from cache_attention_cases import LONG, SCALE, Case, integer_error
 from compiled import stored
 from tiny_models import relative_rms
 
-from pallas_kernels import native
+from pallas_kernels import native, using
 from pallas_kernels.cache_attention import attend
 from pallas_kernels.kv_formats import FORMATS, KVStore
 from pallas_kernels.native import library
@@ -240,8 +240,9 @@ def test_native_attention_has_the_derivatives_of_the_xla_form() -> None:
 
 def test_programs_for_other_platforms_do_without_native_kernels() -> None:
     case = LONG["q8_0"]
-    export = jax.export.export(jax.jit(partial(run, scale=SCALE)), platforms=["tpu"])
-    assert "specjax_attend" not in export(case.q, *case.caches, case.rows).mlir_module()
+    export = jax.export.export(jax.jit(partial(attend, scale=SCALE)), platforms=["tpu"])
+    with using(platform="tpu"):
+        assert "specjax_attend" not in export(case.q, *case.caches, case.rows).mlir_module()
 
 
 @cache

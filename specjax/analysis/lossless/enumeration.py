@@ -183,7 +183,7 @@ def _outcomes(
     and those behind are not.
     """
     n_rows, n_drafts = drafts.shape
-    judge = partial(_judge, correct=correct, sampler=sampler)
+    judge = partial(_judge, _alike(n_rows, sampler), correct=correct)
     thresholds = np.zeros((n_rows, n_drafts))
     for place in range(n_drafts):
         low, high = np.zeros(n_rows), np.ones(n_rows)
@@ -204,8 +204,9 @@ def _outcomes(
     return outcomes
 
 
-@partial(jax.jit, static_argnames=("correct", "sampler"))
+@partial(jax.jit, static_argnames="correct")
 def _judge(
+    settings: RowSettings,
     u: Array,
     logits: Array,
     drafts: Array,
@@ -213,7 +214,6 @@ def _judge(
     n_drafted: Array,
     *,
     correct: Correct,
-    sampler: SamplerConfig,
 ) -> tuple[Array, Array]:
     """How many drafts the rule accepts with these random numbers, and the distribution that it then draws from."""
 
@@ -222,12 +222,14 @@ def _judge(
         one_hot = jax.nn.one_hot(following.tokens, logits.shape[-1])
         return n_accepted, jnp.einsum("bn,bnv->bv", jax.nn.softmax(following.scores), one_hot)
 
-    return with_shortlist(logits, _alike(len(drafts), sampler), decide)
+    return with_shortlist(logits, settings, decide)
 
 
-@partial(jax.jit, static_argnames="sampler")
-def _warped(logits: Array, sampler: SamplerConfig) -> Array:
-    return warp(logits, _alike(len(logits), sampler))
+_warp = jax.jit(warp)
+
+
+def _warped(logits: np.ndarray, sampler: SamplerConfig) -> Array:
+    return _warp(logits, _alike(len(logits), sampler))
 
 
 def _alike(count: int, sampler: SamplerConfig) -> RowSettings:
