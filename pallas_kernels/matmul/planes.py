@@ -52,8 +52,7 @@ def plane_names(kind: BlockFormat) -> tuple[str, ...]:
 
 def pack(tensor: QTensor) -> QTensor:
     """A tensor in the layout "blocks" in planes; made on the default device, one matrix of a stack at a time."""
-    blocks = jnp.asarray(tensor.parts[BLOCKS])
-    return replace(tensor, parts=_pack(blocks, tensor.format), layout=PLANES)
+    return replace(tensor, parts=_pack(tensor.parts[BLOCKS], tensor.format), layout=PLANES)
 
 
 @partial(jax.jit, static_argnames="format")

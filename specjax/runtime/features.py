@@ -85,7 +85,7 @@ def text_features(
         own = slice(max(begin - position, 0), count)
         position += count
         if position > begin:
-            rows.append([np.asarray(leaf[0, own], np.float32) for leaf in jax.tree.leaves(output.features)])
+            rows.append([np.asarray(leaf)[0, own].astype(np.float32) for leaf in jax.tree.leaves(output.features)])
     arrays = [np.concatenate(each) for each in zip(*rows, strict=True)]
     return TextFeatures(
         tokens=tuple(tokens[begin:end]),
