@@ -10,7 +10,7 @@ import jax
 import pytest
 from jax import export
 
-from pallas_kernels import native, triton_launch
+from pallas_kernels import native, triton_launch, using
 
 GENERATIONS = ("v5e", "v6e")
 """TPUs that kernels are compiled for in tests marked `tpu_compiler`."""
@@ -78,4 +78,5 @@ def compiled_for_tpu(function: Callable[..., Any], generation: str, *shapes: Any
     placed = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(device)), shapes
     )
-    return jax.jit(function).lower(*placed).compile()
+    with using(platform="tpu"):
+        return jax.jit(function).lower(*placed).compile()
