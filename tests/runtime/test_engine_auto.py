@@ -150,7 +150,7 @@ def test_programs_are_built_once_and_nothing_after_that(monkeypatch: pytest.Monk
         finish(first)
     assert 3 in first.experience.costs[DRAFTING, SEATS]
     second = Engine(DRAFTING, first.params, seats=SEATS, slots=512, rounds_per_chunk=4, experience=first.experience)
-    first.experience.effort.rounds = 0.0  # nothing more may be built
+    first.experience.effort.rounds, first.experience.effort.building = 0.0, float("inf")  # nothing more may be built
     job = second.submit(request)
     finish(second)
     assert second.compile_seconds == 0
