@@ -29,12 +29,14 @@ class TensorInfo:
         shape: row-major, slowest axis first (the reverse of GGUF's own order).
         type: the stored type's name, such as "F32", "BF16", "Q4_K".
         num_bytes: its size in the file.
+        repeats: the name of another tensor with the same bytes, where somebody has looked.
     """
 
     name: str
     shape: tuple[int, ...]
     type: str
     num_bytes: int
+    repeats: str | None = None
 
 
 Only = Mapping[int, np.ndarray]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -35,6 +37,9 @@ DTYPES: Mapping[str, DTypeLike] = {
 
 TYPE_OF_DTYPE: Mapping[np.dtype, str] = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 """Their names, by what NumPy calls them."""
+
+_WHOLE = "model.safetensors"
+_HEAD, _EMBEDDING = "lm_head.weight", re.compile(r"model\.(language_model\.)?embed_tokens\.weight")
 
 _BYTES_PER_STEP = 1 << 22
 """Tensors are converted this many bytes at a time, so that no second copy of a whole one is made."""
@@ -66,10 +71,25 @@ class SafetensorsFiles:
         info, stored = self.tensors[name], np.dtype(DTYPES[self.tensors[name].type])
         region = Region.of(info.shape, only, 1, stored.itemsize)
         out, width = aligned_empty(region.shape, dtype), region.shape[-1] if info.shape else 1
-        rows, row = out.reshape(-1, width), (info.shape[-1] if info.shape else 1) * stored.itemsize
-        for portion, raw in self._ranges[name].steps(row, max(1, _BYTES_PER_STEP // max(1, row)), region):
+        rows = out.reshape(-1, width)
+        for portion, raw in self._steps(info, stored.itemsize, region):
             np.copyto(rows[portion], raw.view(stored), casting="unsafe")
         return out
+
+    def equal(self, name: str, other: str) -> bool:
+        """Whether two tensors have the same type, shape and bytes."""
+        one, two = self.tensors[name], self.tensors[other]
+        if (one.type, one.shape) != (two.type, two.shape):
+            return False
+        size = np.dtype(DTYPES[one.type]).itemsize
+        region = Region.of(one.shape, ALL, 1, size)
+        steps = zip(self._steps(one, size, region), self._steps(two, size, region), strict=True)
+        return all(np.array_equal(a, b) for (_, a), (_, b) in steps)
+
+    def _steps(self, info: TensorInfo, size: int, region: Region) -> Iterator[tuple[slice, np.ndarray]]:
+        """See `FileRange.steps`; `size` is that of a value."""
+        row = (info.shape[-1] if info.shape else 1) * size
+        return self._ranges[info.name].steps(row, max(1, _BYTES_PER_STEP // max(1, row)), region)
 
     def read_blocks(self, name: str, only: Only = ALL) -> np.ndarray:
         """The tensor's bytes as they lie in the file, [..., N, bytes of a row] uint8; a fresh array."""
@@ -103,6 +123,8 @@ class SafetensorsFiles:
 class SafetensorsDirectory(SafetensorsFiles):
     """A directory with config.json and model.safetensors, or the shards named in model.safetensors.index.json.
 
+    As in transformers, model.safetensors counts where there is an index that does not name it: it is of another model.
+
     Attributes:
         path: the directory.
         document: config.json.
@@ -119,12 +141,24 @@ class SafetensorsDirectory(SafetensorsFiles):
             raise FormatError(f"{self.path}: not a model directory: there is no config.json")
         self.document = read_object(config, FormatError)
         weight_map = self._weight_map()
-        names = ["model.safetensors"] if weight_map is None else sorted(set(weight_map.values()))
+        names = [_WHOLE] if weight_map is None else sorted(set(weight_map.values()))
         if absent := [name for name in names if not (self.path / name).is_file()]:
             raise FormatError(f"{self.path}: incomplete: missing {', '.join(absent)}")
         super().__init__(self.path / name for name in names)
         if weight_map is not None:
             self._check_index(weight_map)
+        self._compare_head()
+
+    def _compare_head(self) -> None:
+        """Look whether the output head repeats the embedding table: files of models that have one for both may do so.
+
+        Where it does not, the first bytes tell.
+        """
+        if (head := self.tensors.get(_HEAD)) is None or head.type not in DTYPES:
+            return
+        for name in filter(_EMBEDDING.fullmatch, self.tensors):
+            if self.equal(_HEAD, name):
+                self.tensors[_HEAD] = replace(head, repeats=name)
 
     def _check_index(self, weight_map: Mapping[str, str]) -> None:
         found = {name: entry.path.name for name, entry in self._ranges.items()}
@@ -145,4 +179,4 @@ class SafetensorsDirectory(SafetensorsFiles):
         weight_map = read_object(index, FormatError).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise FormatError(f"{index}: no weight_map that names the file of each tensor; download the file again")
-        return weight_map
+        return weight_map if _WHOLE in weight_map.values() or not (self.path / _WHOLE).is_file() else None

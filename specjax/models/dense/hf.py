@@ -32,7 +32,6 @@ _UNSUPPORTED = ("attention_bias", "mlp_bias", "use_sliding_window")
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> DenseConfig:
     """The config of a Hugging Face checkpoint; see `FileFormat.read_config`."""
-    del tensors
     arch = document["model_type"]
     hf.need(document, _FIELDS[arch].required, where)
     if asked := [key for key in _UNSUPPORTED if document.get(key)]:
@@ -40,7 +39,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     formula = hf.read_formula(hf.rope_of(document), where)
     return DenseConfig(
         architecture=arch,
-        **hf.read_uniform(document, _FIELDS[arch], where),
+        **hf.read_uniform(document, tensors, _FIELDS[arch], where),
         rope_theta=hf.rope_theta(document),
         rope_factors=formula is not None,
         rope_formula=formula,

@@ -99,10 +99,10 @@ def gguf_rules(config: Gemma4AssistantConfig, names: Collection[str] = ()) -> Ru
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4AssistantConfig:
     """The config of a Hugging Face checkpoint; see `FileFormat.read_config`."""
-    del tensors
     hf.need(document, (_TARGET_WIDTH, "text_config"), where)
-    if not document.get(gemma4_hf.TIED, True):
-        raise ConfigError(f"{where}: {gemma4_hf.TIED} is false; an assistant's head is its embedding table")
+    if not hf.is_tied(document.get(gemma4_hf.TIED, True), tensors):
+        raise ConfigError(f"{where}: an assistant's head is its embedding table; here {gemma4_hf.TIED} is false, or"
+                          " lm_head.weight has other values")  # fmt: skip
     centroids = None
     if document.get(_HAS_CENTROIDS, False):
         centroids = CentroidHead(

@@ -154,6 +154,7 @@ def read_common(
     """
     attention = (*_FULL.required, *_SLIDING.required, _KV_HEADS, _PATTERN)
     keys.need("block_count", "feed_forward_length", *fields.required, *attention, *needed)
+    keys.need_plain_attention()
     num_layers = keys.get("block_count")
     kinds = tuple(SLIDING_ATTENTION if slides else FULL_ATTENTION for slides in keys.per_layer(_PATTERN, num_layers))
     kv_heads = list(zip(keys.per_layer(_KV_HEADS, num_layers), kinds, strict=True))

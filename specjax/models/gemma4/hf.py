@@ -103,20 +103,19 @@ _ACTIVATION = "gelu_pytorch_tanh"
 _DEFAULT_KV_HEADS = 4
 _DEFAULT_HEAD_WIDTH, _DEFAULT_FULL_HEAD_WIDTH = 256, 512
 _DEFAULT_WINDOW = 512
-_DEFAULT_ROTARY_FACTOR = 0.25
+_ROTARY_FACTOR, _DEFAULT_ROTARY_FACTOR = "partial_rotary_factor", 0.25
 _DEFAULT_THETA: Mapping[str, float] = {FULL_ATTENTION: 1e6, SLIDING_ATTENTION: 1e4}
 
 
 def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str) -> Gemma4Config:
     """The config of a Hugging Face checkpoint, whose text model may be nested; see `FileFormat.read_config`."""
-    del tensors
     text = hf.text_of(document)
     has_experts = text.get("enable_moe_block", False)
     return Gemma4Config(
         **read_common(text, _FIELDS, where, *(_EXPERTS.required if has_experts else ())),
         per_layer_width=text.get(PER_LAYER_WIDTH, _DEFAULT_HEAD_WIDTH) or 0,
         moe=MoEConfig(**_EXPERTS.read(text.get)) if has_experts else None,
-        tied_embeddings=document.get(TIED, text.get(TIED, True)),
+        tied_embeddings=hf.is_tied(document.get(TIED, text.get(TIED, True)), tensors),
     )
 
 
@@ -147,6 +146,7 @@ def read_common(text: Mapping[str, Any], fields: Fields, where: str, *needed: st
     """
     hf.need(text, ("num_hidden_layers", *fields.required, *needed), where)
     hf.need_value(text, "hidden_activation", _ACTIVATION, where)
+    hf.need_causal(text, where)
     if text.get("use_bidirectional_attention") == "all":
         raise ConfigError(f"{where}: use_bidirectional_attention is 'all'; only causal text models can be decoded")
     if text.get("attention_bias", False):
@@ -170,7 +170,7 @@ def _attention(text: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple[A
     rope = text.get("rope_parameters") or {}
     kinds = {kind: {"rope_type": "default", **rope.get(kind, {})} for kind in _DEFAULT_THETA}
     if FULL_ATTENTION not in rope:
-        kinds[FULL_ATTENTION]["rope_type"] = "proportional"
+        kinds[FULL_ATTENTION] |= {"rope_type": "proportional", _ROTARY_FACTOR: _DEFAULT_ROTARY_FACTOR}
     types = kinds[SLIDING_ATTENTION]["rope_type"], kinds[FULL_ATTENTION]["rope_type"]
     if types != ("default", "proportional") or any(kind.get("factor", 1.0) != 1.0 for kind in kinds.values()):
         raise ValueError(f"rope_parameters {rope} are not supported: sliding layers must be 'default', full ones"
@@ -179,11 +179,11 @@ def _attention(text: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple[A
     kv_heads, width = text.get("num_key_value_heads", _DEFAULT_KV_HEADS), text.get("head_dim", _DEFAULT_HEAD_WIDTH)
     full_width = text.get("global_head_dim") or _DEFAULT_FULL_HEAD_WIDTH
     full_kv_heads = (text.get("num_global_key_value_heads") if text.get("attention_k_eq_v") else None) or kv_heads
-    overrides = text.get("per_layer_config") or {}
-    if overrides:
+    overrides = text.get("per_layer_config")
+    if overrides is not None:  # without any, all layers are alike
         own = overrides.get(str(layer_types.index(FULL_ATTENTION)), {})
         full_width, full_kv_heads = own.get("head_dim", width), own.get("num_key_value_heads", kv_heads)
-    factor = kinds[FULL_ATTENTION].get("partial_rotary_factor", _DEFAULT_ROTARY_FACTOR)
+    factor = kinds[FULL_ATTENTION].get(_ROTARY_FACTOR, 1.0)
     sliding = AttentionConfig(
         kv_heads, width, theta[SLIDING_ATTENTION], width, text.get("sliding_window", _DEFAULT_WINDOW)
     )
@@ -222,7 +222,7 @@ def common_document(
             FULL_ATTENTION: {
                 "rope_type": "proportional",
                 "rope_theta": full.rope_theta,
-                "partial_rotary_factor": full.rope_width / full.head_width,
+                _ROTARY_FACTOR: full.rope_width / full.head_width,
             },
         },
     }

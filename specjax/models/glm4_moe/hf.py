@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
 from checkpoints.mapping.rule import copies, weights, within
 from checkpoints.mapping.table import RuleTable
@@ -84,7 +85,9 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     text = hf.text_of(document)
     hf.need(text, (*_FIELDS.required, *_EXPERTS.required), where)
     hf.rope_type(hf.rope_of(text), where, "default")
-    settings, experts = hf.read_uniform(text, _FIELDS, where), _EXPERTS.read(text.get)
+    settings, experts = hf.read_uniform(text, tensors, _FIELDS, where), _EXPERTS.read(text.get)
+    if (shared := text.get(_SHARED, 1)) < 1:
+        raise ConfigError(f"{where}: {_SHARED} is {shared}; this family is built with one or more")
     block = _BLOCK.format(settings["num_layers"])
     declared = text.get(_HEAD_COUNT) or int(any(name.startswith(block) for name in tensors))
     return Glm4MoeConfig(
@@ -92,7 +95,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         **one_head(declared, block, _OWN_PARTS, tensors, where),
         rope_width=hf.rope_width(text, settings["head_width"], _DEFAULT_ROTARY_FACTOR),
         rope_theta=hf.rope_theta(text),
-        moe=MoEConfig(**experts, shared_expert_width=experts["expert_width"] * text.get(_SHARED, 1)),
+        moe=MoEConfig(**experts, shared_expert_width=experts["expert_width"] * shared),
     )
 
 

@@ -136,12 +136,19 @@ class Keys:
         if absent := [f"{self.arch}.{key}" for key in keys if f"{self.arch}.{key}" not in self.metadata]:
             raise ConfigError(f"{self.where}: the metadata lack {', '.join(absent)}; convert the model again")
 
-    def need_no_rope_scaling(self) -> None:
-        """Raise `ConfigError` if rotary frequencies are scaled."""
-        if (scaling := self.get("rope.scaling.type", "none")) != "none":
-            raise ConfigError(
-                f"{self.where}: rope scaling {scaling!r} is not supported for this architecture, only 'none'"
-            )
+    def need_plain_attention(self) -> None:
+        """Raise `ConfigError` if rotary frequencies are scaled, or tokens see those that come after them."""
+        kind = self.get("rope.scaling.type", "linear")  # as in llama.cpp, a factor alone scales
+        factor = self.get("rope.scaling.factor", self.get("rope.scale_linear", 1.0)) or 1.0
+        if kind not in ("none", "linear") or (kind == "linear" and factor != 1):
+            scaling = f"rope scaling {kind!r} with the factor {factor:g}"
+        elif (attention := self.get("rope.scaling.attn_factor", 1.0)) != 1:
+            scaling = f"attention scaled with positions, by {attention:g},"
+        elif not self.get("attention.causal", True):
+            scaling = "attention to later tokens"
+        else:
+            return
+        raise ConfigError(f"{self.where}: {scaling} is not supported for this architecture")
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """The values of fields, each of which is the same for all layers."""
@@ -149,7 +156,7 @@ class Keys:
 
     def read_uniform(self, fields: Fields, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
         """The fields of a model whose attention layers are all alike: these, among them `UNIFORM`, and two more."""
-        self.need_no_rope_scaling()
+        self.need_plain_attention()
         read = self.read(fields)
         read["num_kv_heads"] = read["num_kv_heads"] or read["num_heads"]
         read["head_width"] = read["head_width"] or read["width"] // read["num_heads"]

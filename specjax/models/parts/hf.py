@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from checkpoints.errors import ConfigError
 from checkpoints.mapping.rope_formula import DIVISORS, Llama3Rope
 from checkpoints.mapping.rule import Computed, Rule, Rules, Split, Stack, copies, repeated, weights
 from checkpoints.mapping.transforms import IDENTITY, Transform
+from checkpoints.source import TensorInfo
 from specjax.models.parts.fields import Fields
 
 ATTENTION = weights({f"self_attn.{x}_proj": f"attention.{x}_proj" for x in "qkvo"})
@@ -21,7 +23,8 @@ FUSED_EXPERTS: Rules = (
     *copies({"mlp.experts.down_proj": "moe.experts_down"}),
 )
 
-_REPEATED_HEAD = {r"lm_head\.weight": "a second copy of the tied embedding table"}
+_HEAD = "lm_head.weight"
+_REPEATED_HEAD = {re.escape(_HEAD): "a second copy of the tied embedding table"}
 _ROTARY_FREQUENCIES = {r".*rotary_emb\..*": "rotary frequencies follow from the config"}
 """Tensors that are ignored, and why."""
 
@@ -39,11 +42,12 @@ UNIFORM = {
 """Keys of models whose attention layers are all alike, see `read_uniform`."""
 _ACTIVATION = "silu"
 _DEFAULT_ROPE_THETA = 10000.0
+_THETA, _ROTATING_SHARE, _ORIGINAL = "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"
 _FORMULA = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
-    "original_context": "original_max_position_embeddings",
+    "original_context": _ORIGINAL,
 }
 
 
@@ -70,13 +74,29 @@ def text_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return document.get("text_config") or document
 
 
-def read_uniform(text: Mapping[str, Any], fields: Fields, where: str) -> dict[str, Any]:
+def read_uniform(
+    text: Mapping[str, Any], tensors: Mapping[str, TensorInfo], fields: Fields, where: str
+) -> dict[str, Any]:
     """The fields of a model whose attention layers are all alike; `fields` are these, among them `UNIFORM`."""
     need_value(text, "hidden_act", _ACTIVATION, where)
+    need_causal(text, where)
     read = fields.read(text.get)
+    read["tied_embeddings"] = is_tied(read["tied_embeddings"], tensors)
     read["num_kv_heads"] = read["num_kv_heads"] or read["num_heads"]
     read["head_width"] = read["head_width"] or read["width"] // read["num_heads"]
     return read
+
+
+def need_causal(text: Mapping[str, Any], where: str) -> None:
+    """Raise `ConfigError` if tokens see those that come after them."""
+    need_value(text, "is_causal", True, where)
+
+
+def is_tied(declared: bool, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether the output head is the embedding table. As in transformers, a head with values of its own is used,
+    whatever config.json declares.
+    """
+    return declared and (_HEAD not in tensors or tensors[_HEAD].repeats is not None)
 
 
 def uniform_document(config: Any, fields: Fields) -> dict[str, Any]:
@@ -85,19 +105,23 @@ def uniform_document(config: Any, fields: Fields) -> dict[str, Any]:
 
 
 def rope_of(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a document says of its rotary embedding, apart from the base."""
-    return text.get("rope_parameters") or text.get("rope_scaling") or {}
+    """What a document says of its rotary embedding, gathered as transformers does: of two such parts `rope_scaling`
+    counts, and what it lacks stands beside it.
+    """
+    part = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    beside = {key: text[key] for key in (_THETA, _ROTATING_SHARE) if text.get(key) is not None}
+    original = text.get(_ORIGINAL) or part.get(_ORIGINAL) or text.get(UNIFORM["context_length"])
+    return {**beside, **part, _ORIGINAL: original}
 
 
 def rope_theta(text: Mapping[str, Any]) -> float:
     """The base of the rotary frequencies."""
-    return float(rope_of(text).get("rope_theta", text.get("rope_theta", _DEFAULT_ROPE_THETA)))
+    return float(rope_of(text).get(_THETA, _DEFAULT_ROPE_THETA))
 
 
 def rope_width(text: Mapping[str, Any], head_width: int, default: float) -> int:
     """How many dimensions of a head rotate; `default` is the share that an absent key stands for."""
-    factor = rope_of(text).get("partial_rotary_factor", text.get("partial_rotary_factor", default))
-    return int(head_width * factor + 1e-6)
+    return int(head_width * rope_of(text).get(_ROTATING_SHARE, default) + 1e-6)
 
 
 def ignored(*, tied: bool) -> dict[str, str]:
@@ -136,6 +160,8 @@ def trunk_prefix(names: Collection[str]) -> str:
 
 def rope_type(rope: Mapping[str, Any], where: str, *supported: str) -> str:
     """The kind of rotary embedding that a document asks for; `ConfigError` unless it is one of these."""
+    if by_layer := [key for key, value in rope.items() if isinstance(value, Mapping)]:
+        raise ConfigError(f"{where}: rotary embeddings of their own for {', '.join(by_layer)} are not supported here")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in supported:
         known = " and ".join(map(repr, supported))
@@ -147,6 +173,7 @@ def read_formula(rope: Mapping[str, Any], where: str) -> Llama3Rope | None:
     """The formula of rotary divisors that a document states; None for plain frequencies."""
     if rope_type(rope, where, "default", "llama3") == "default":
         return None
+    need(rope, _FORMULA.values(), where)
     return Llama3Rope(**{field: rope[key] for field, key in _FORMULA.items()})
 
 

@@ -102,7 +102,7 @@ def read_settings(
         sparse: whether it has experts.
     """
     hf.need(text, (*_FIELDS.required, *(_EXPERTS.required if sparse else ("intermediate_size",))), where)
-    settings = hf.read_uniform(text, _FIELDS, where)
+    settings = hf.read_uniform(text, tensors, _FIELDS, where)
     hf.rope_type(hf.rope_of(text), where, "default", "mrope")
     num_layers = settings.pop("num_layers")
     layer_types = text.get("layer_types") or hybrid_layer_types(num_layers, text.get("full_attention_interval", 4))

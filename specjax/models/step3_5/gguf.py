@@ -72,7 +72,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorIn
     keys = gguf.Keys(metadata, where)
     sparse = [f"blk.{index}.ffn_gate_inp.weight" in tensors for index in range(keys.get("block_count", 0))]
     keys.need("block_count", _HEADS, _PATTERN, *_FIELDS.required, *(_EXPERTS.required if any(sparse) else ()))
-    keys.need_no_rope_scaling()
+    keys.need_plain_attention()
     blocks, declared = keys.get("block_count"), keys.get(gguf.HEAD_COUNT, 0)
     num_layers = blocks - declared
 

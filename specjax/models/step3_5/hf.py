@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from checkpoints.errors import ConfigError
 from checkpoints.family import FileFormat
 from checkpoints.mapping.rule import copies, weights, within
 from checkpoints.mapping.table import RuleTable
@@ -96,8 +97,12 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     text = hf.text_of(document)
     experts = _EXPERTS.required if any(name.endswith(".moe.gate.weight") for name in tensors) else ()
     hf.need(text, ("num_hidden_layers", "layer_types", *_FIELDS.required, *_ATTENTION.required, *experts), where)
-    for key, supported in _ONLY.items():
+    for key, supported in {**_ONLY, "query_pre_attn_scalar": text["head_dim"]}.items():
         hf.need_value(text, key, supported, where)
+    hf.need_causal(text, where)
+    if text.get("rope_parameters"):
+        raise ConfigError(f"{where}: rope_parameters is not read for this family; say it by the keys of released files,"
+                          " rope_theta, partial_rotary_factors and rope_scaling")  # fmt: skip
     num_layers, declared = text["num_hidden_layers"], text.get(_HEAD_COUNT) or 0
     blocks = [f"{hf.trunk_prefix(tensors)}layers.{index}." for index in range(num_layers + declared)]
 
@@ -134,7 +139,7 @@ def config_from_hf(document: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     if experts:
         biased = any(f"{block}moe.router_bias" in tensors for block in blocks)
         moe = MoEConfig(**_EXPERTS.read(text.get), selection_bias=biased)
-    formula = hf.read_formula(text.get("rope_scaling") or {}, where)
+    formula = hf.read_formula(hf.rope_of(text), where)
     settings = _FIELDS.read(text.get)
     settings["context_length"] = settings["context_length"] or text["max_seq_len"]
     heads = range(num_layers, num_layers + count_heads(declared, has_head, where))
