@@ -65,7 +65,7 @@ class Sessions:
         self.folder, self.num_bytes = folder, num_bytes
         self._model, self._options, self._slots = model, options, slots
         self._held: OrderedDict[str, Held] = OrderedDict()  # the last used one last
-        self._busy: set[str] = set()
+        self._busy: dict[str, Turn] = {}  # turns that go on; that of a deleted session is none of them
         self._lock = threading.RLock()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -160,10 +160,11 @@ class Sessions:
         """Shorten a session to the first `length` tokens of its conversation.
 
         Raises:
-            ApiError: there is none, or it does not have so many tokens.
+            ApiError: there is none, a turn of it goes on, or it does not have so many tokens.
         """
         with self._lock:
             session = self.get(name)
+            self._check_free(name)
             whole = len(session.conversation)
             if not 0 <= length <= whole:
                 raise refused(f"the session has {whole} tokens; give 0 to {whole} of them to keep", param="length")
@@ -198,16 +199,17 @@ class Sessions:
         """Read a session from its file again; what it has in memory is given up.
 
         Raises:
-            ApiError: it was not saved, or its file is damaged or of another model.
+            ApiError: it was not saved, a turn of it goes on, or its file is damaged or of another model.
         """
         with self._lock:
             path = self._path(name)
             if self.folder is None or not path.is_file():
                 raise ApiError(404, f"the session {name!r} was not saved", param="session", code="session_not_found")
+            self._check_free(name)
             self._put(name, self._read(name, path), changed=False)
 
     def delete(self, name: str) -> None:
-        """Forget a session, its file too.
+        """Forget a session, its file too. What a turn that goes on brings is lost.
 
         Raises:
             ApiError: there is none.
@@ -215,7 +217,7 @@ class Sessions:
         with self._lock:
             path = self._path(name)
             known = self._held.pop(name, None) is not None
-            self._busy.discard(name)
+            self._busy.pop(name, None)
             if self.folder is not None and path.exists():
                 path.unlink()
                 known = True
@@ -230,18 +232,22 @@ class Sessions:
         """
         with self._lock:
             session = self.get(name)
-            if name in self._busy:
-                raise ApiError(409, f"a turn of the session {name!r} goes on; wait for its end", code="session_busy")
-            self._busy.add(name)
-            return Turn(name, session)
+            self._check_free(name)
+            turn = self._busy[name] = Turn(name, session)
+            return turn
+
+    def _check_free(self, name: str) -> None:
+        if name in self._busy:
+            raise ApiError(409, f"a turn of the session {name!r} goes on; wait for its end", code="session_busy")
 
     def give_up(self, turn: Turn) -> None:
         """End a turn without a trace. One that has ended stays as it is."""
         with self._lock:
-            self._busy.discard(turn.name)
+            if self._busy.get(turn.name) is turn:
+                del self._busy[turn.name]
 
     def end(self, turn: Turn, reply: Sequence[int]) -> None:
-        """Put the session after a turn in the place of the one before."""
+        """Put the session after a turn in the place of the one before, unless that was deleted meanwhile."""
         session = turn.session
         conversation = (*turn.prompt, *reply)
         turns = turns_until(session.turns, common_prefix(session.conversation, turn.prompt))
@@ -252,9 +258,9 @@ class Sessions:
             memory=None if turn.memory is None else _thrifty(turn.memory, session.point_bytes),
         )
         with self._lock:
-            if turn.name in self._busy:  # else it was deleted meanwhile
+            if self._busy.get(turn.name) is turn:
                 self._put(turn.name, after, changed=True)
-                self._busy.discard(turn.name)
+                del self._busy[turn.name]
 
     def _new(self) -> Session:
         return self._model.session(self._options, slots=self._slots)

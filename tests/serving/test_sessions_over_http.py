@@ -12,6 +12,7 @@ from running import DRAFTS, SEATS, SLOTS, Running, serving
 
 import specjax
 from specjax.serving.app import Access
+from specjax.serving.errors import ApiError
 from specjax.serving.service import Settings
 
 
@@ -196,3 +197,34 @@ def test_one_turn_of_a_session_at_a_time(running: Running, client: httpx.Client)
     running.settle()
     assert said(client, "busy", "b", max_tokens=2)["usage"]["completion_tokens"] == 2
     client.delete("/sessions/busy")
+
+
+def test_a_turn_ends_into_nothing_if_its_session_was_deleted(running: Running, client: httpx.Client) -> None:
+    sessions = running.service.sessions
+    client.post("/sessions", json={"id": "again"})
+    first = sessions.begin("again")
+    assert client.delete("/sessions/again").status_code == 200
+    assert client.post("/sessions", json={"id": "again"}).status_code == 201
+    second = sessions.begin("again")
+    first.prompt, second.prompt = (1, 2, 3), (4, 5)
+    sessions.end(first, [6])
+    sessions.give_up(first)
+    assert client.get("/sessions/again").json()["tokens"] == 0
+    with pytest.raises(ApiError, match="goes on"):
+        sessions.begin("again")
+    sessions.end(second, [7])
+    assert sessions.get("again").conversation == (4, 5, 7)
+    client.delete("/sessions/again")
+
+
+def test_a_session_stays_as_it_is_while_a_turn_goes_on(running: Running, client: httpx.Client) -> None:
+    client.post("/sessions", json={"id": "going"})
+    client.post("/sessions/going/save")
+    turn = running.service.sessions.begin("going")
+    for path, body in (("rewind", {"length": 0}), ("restore", None)):
+        answer = client.post(f"/sessions/going/{path}", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")
+    running.service.sessions.give_up(turn)
+    for path, body in (("rewind", {"length": 0}), ("restore", None)):
+        assert client.post(f"/sessions/going/{path}", json=body).status_code == 200
+    client.delete("/sessions/going")
