@@ -158,5 +158,7 @@ def run(args: argparse.Namespace) -> int:
         for _ in service.warm():
             pass
     say(f"{settings.name} on http://{args.host}:{args.port}, {args.seats} seats of {service.settings.slots} tokens")
-    run_server(service, Access(args.api_key, hosts, args.cors), args.host, args.port)
-    return 0
+    if run_server(service, Access(args.api_key, hosts, args.cors), args.host, args.port):
+        return 0
+    say("error: the engine has failed, and no other one could be made; start the server again")
+    return 1

@@ -10,6 +10,7 @@ import uvicorn
 
 from specjax.serving.app import Access, make_app
 from specjax.serving.service import Service
+from specjax.serving.worker import Worker
 
 IDLE_SECONDS = 75
 """How long a connection without a request stays open. It must be longer than clients keep theirs (5 s by httpx, which
@@ -28,8 +29,28 @@ def server_config(service: Service, access: Access, **more: Any) -> uvicorn.Conf
     return uvicorn.Config(make_app(service, access), **{**settings, **more})
 
 
-def run_server(service: Service, access: Access, host: str, port: int) -> None:
+class Server(uvicorn.Server):
+    """A server that ends as well when its engine has failed for good."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        """
+        Args:
+            config: of uvicorn.
+            worker: drives the engine.
+        """
+        super().__init__(config)
+        self._worker = worker
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; uvicorn asks every tenth of a second."""
+        return await super().on_tick(counter) or self._worker.failed
+
+
+def run_server(service: Service, access: Access, host: str, port: int) -> bool:
     """Serve until SIGTERM or Ctrl-C. Then nothing new is taken, and requests that run may end; a second one ends all.
+
+    Returns:
+        Whether all was well. If not, the engine has failed, and no other one could be made.
 
     Raises:
         OSError: the address cannot be had.
@@ -39,4 +60,5 @@ def run_server(service: Service, access: Access, host: str, port: int) -> None:
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal that it got once more at its end; to have drained is no failure.
         signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(config).run()
+    Server(config, service.worker).run()
+    return not service.worker.failed

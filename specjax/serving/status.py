@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from specjax.runtime.prompts import check_text
 from specjax.serving.answers import spelled
-from specjax.serving.errors import refused
+from specjax.serving.errors import ApiError, refused
 from specjax.serving.forms import DetokenizeForm, TokenizeForm
 from specjax.serving.reading_bodies import read_form
 from specjax.serving.service import Service
@@ -28,6 +28,8 @@ class Status:
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether the server works."""
+        if self._service.worker.failed:
+            raise ApiError(503, "the engine has failed, and no other one could be made; the server ends")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -90,10 +93,7 @@ class Asked:
     def tell(self, index: int, news: Part | Exception) -> None:
         """Pass on what became known of a text; from any thread."""
         item = news if isinstance(news, Exception) else (index, news)
-        try:
-            self._loop.call_soon_threadsafe(self._parts.put_nowait, item)
-        except RuntimeError:  # the loop has ended, and with it whoever waited
-            return
+        _call_in(self._loop, self._parts.put_nowait, item)
 
 
 @dataclass(eq=False)
@@ -130,6 +130,7 @@ class Worker(Generic[AnEngine]):
         engine: what runs; only the worker's thread may change it.
         queue: texts that wait.
         stopping: whether nothing more is taken.
+        failed: whether the engine has failed, and no other one could be made.
     """
 
     def __init__(self, make_engine: Callable[[], AnEngine], most_waiting: int, observer: Observer) -> None:
@@ -142,7 +143,7 @@ class Worker(Generic[AnEngine]):
         self._make_engine, self._observer = make_engine, observer
         self.engine = make_engine()
         self.queue: FairQueue[_Text] = FairQueue(most_waiting)
-        self.stopping = False
+        self.stopping = self.failed = False
         self._texts: dict[Job, _Text] = {}
         self._calls: deque[Callable[[], object]] = deque()
         self._work: deque[tuple[Work, asyncio.Future, asyncio.AbstractEventLoop]] = deque()
@@ -178,13 +179,12 @@ class Worker(Generic[AnEngine]):
         """
         asked = Asked(len(wishes))
         texts = [_Text(wish, index, asked) for index, wish in enumerate(wishes)]
-        if self.stopping:
-            raise ApiError(503, "the server is about to end", code="ending", headers={"Retry-After": "5"})
         try:
             self.queue.put(client, texts)
         except QueueFull as error:
             message = f"the server is busy: {error}; try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"}) from None
+        self._check_going()
         self._news.set()
         return asked, lambda: self._call(partial(self._give_up, texts))
 
@@ -192,8 +192,15 @@ class Worker(Generic[AnEngine]):
         """Let the engine's thread do something that is not a text, piece by piece between rounds."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Value] = loop.create_future()
-        self._call(lambda: self._work.append((work, future, loop)))
+        self._work.append((work, future, loop))
+        self._check_going()
+        self._news.set()
         return await future
+
+    def _check_going(self) -> None:
+        """Called after something was asked for: the thread may have ended before, and would never find it."""
+        if self.stopping:
+            raise ApiError(503, "the server is about to end", code="ending", headers={"Retry-After": "5"})
 
     def _call(self, function: Callable[[], object]) -> None:
         self._calls.append(function)
@@ -202,23 +209,39 @@ class Worker(Generic[AnEngine]):
     # The thread
 
     def _run(self) -> None:
-        while not self.stopping:
-            self._leave_time()
-            self._news.clear()
-            while self._calls:
-                self._calls.popleft()()
-            self._admit()
-            if self.engine.idle and not self._work:
-                self._news.wait()
-                continue
-            if not self.engine.idle:
-                self._step()
-            if self._work:
-                self._work_on(*self._work.popleft())
+        end = ApiError(503, "the server has ended", code="ending")
+        try:
+            while not self.stopping:
+                try:
+                    self._do_what_there_is()
+                except Exception as error:  # whatever it is: the state may be gone, and those who wait must hear of it
+                    self._recover(error)
+        except Exception as error:
+            self.failed = True
+            traceback.print_exception(error, file=sys.stderr)
+            end = ApiError(503, "the engine has failed, and no other one could be made", code="engine_failed")
+        self.stopping = True
         for text in [*self._texts.values()]:
-            self._tell(text, ApiError(503, "the server has ended", code="ending"))
+            self._tell(text, end)
         while (waiting := self.queue.take()) is not None:
-            self._tell(waiting, ApiError(503, "the server has ended", code="ending"))
+            self._tell(waiting, end)
+        while self._work:
+            _, future, loop = self._work.popleft()
+            _settle(loop, future, future.set_exception, end)
+
+    def _do_what_there_is(self) -> None:
+        self._leave_time()
+        self._news.clear()
+        while self._calls:
+            self._calls.popleft()()
+        self._admit()
+        if self.engine.idle and not self._work:
+            self._news.wait()
+            return
+        if not self.engine.idle:
+            self._step()
+        if self._work:
+            self._work_on(*self._work.popleft())
 
     def _leave_time(self) -> None:
         """Start nothing as long as rounds run: requests that come meanwhile would have to wait for it as well."""
@@ -232,7 +255,7 @@ class Worker(Generic[AnEngine]):
                 continue
             try:
                 text.job = self.engine.submit(text.wish.request)
-            except ValueError as error:
+            except Exception as error:
                 self._tell(text, error)
             else:
                 self._texts[text.job] = text
@@ -247,11 +270,10 @@ class Worker(Generic[AnEngine]):
                     told.append((text, text.part(update)))
                     if update.job.finish_reason is not None:
                         del self._texts[update.job]
-        except Exception as error:  # whatever it is: the state may be gone, and those who wait must hear of it
-            self._recover(error)
-        for text, part in told:
-            self._tell(text, part)
-        self._observer.stepped(time.perf_counter() - begin)
+        finally:
+            for text, part in told:
+                self._tell(text, part)
+            self._observer.stepped(time.perf_counter() - begin)
 
     def _recover(self, error: Exception) -> None:
         """Go on with a new engine; the texts of the old one are lost."""
@@ -264,11 +286,6 @@ class Worker(Generic[AnEngine]):
 
     def _work_on(self, work: Work, future: asyncio.Future, loop: asyncio.AbstractEventLoop) -> None:
         """Do a piece of it."""
-
-        def settle(setter: Callable[[Any], None], value: Any) -> None:
-            if not future.done():
-                setter(value)
-
         try:
             if future.cancelled():
                 work.close()
@@ -276,9 +293,9 @@ class Worker(Generic[AnEngine]):
             next(work)
             self._work.append((work, future, loop))
         except StopIteration as end:
-            loop.call_soon_threadsafe(settle, future.set_result, end.value)
+            _settle(loop, future, future.set_result, end.value)
         except Exception as error:
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
+            _settle(loop, future, future.set_exception, error)
 
     def _give_up(self, texts: Sequence[_Text]) -> None:
         for text in texts:
@@ -291,3 +308,14 @@ class Worker(Generic[AnEngine]):
     def _tell(self, text: _Text, news: Part | Exception) -> None:
         if not text.dropped:
             text.asked.tell(text.index, news)
+
+
+def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future, setter: Callable[[Any], None], value: Any) -> None:
+    """Tell a future how it ended, unless nobody waits for it any more."""
+    _call_in(loop, lambda: None if future.done() else setter(value))
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *values: object) -> None:
+    """Call a function in the thread of a loop. If the loop has ended, whoever waited has ended with it."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *values)
