@@ -72,11 +72,13 @@ environment:
   SPECJAX_CACHE    folder for compiled programs, so that a second run starts fast
                    (default: $XDG_CACHE_HOME/specjax/xla or ~/.cache/specjax/xla; empty: no cache)
   SPECJAX_KERNELS  which kernels compute, as --kernels has it
+  SPECJAX_API_KEY  the key that clients of serve must send, as --api-key has it
   SPECJAX_DEBUG    if set, errors come with a traceback
 
 exit status: 0 success, 1 a check failed (generate --compare, inspect, verify, check, diverge, convert --verify), a
-model does not fit (plan-memory) or a prompt had an error (eval --keep-going, merge-results), 2 bad input, 3 another
-process of the job was lost (--coordinator), 130 interrupted, 141 nobody reads the output any more
+model does not fit (plan-memory), a prompt had an error (eval --keep-going, merge-results) or an engine failed for good
+(serve), 2 bad input, 3 another process of the job was lost (--coordinator), 130 interrupted, 141 nobody reads the
+output any more
 """
 
 

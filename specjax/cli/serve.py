@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ EPILOG = """\
 examples:
   specjax serve                                          the bundled model on http://127.0.0.1:8080
   specjax serve --model model.gguf --draft auto --seats 16 --slots 8192 --prefix-bytes 2G
-  specjax serve --model model.gguf --host 0.0.0.0 --api-key "$KEY"
+  SPECJAX_API_KEY=$(cat key.txt) specjax serve --host 0.0.0.0
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def f("}'
 
 SIGTERM and Ctrl-C let requests that run come to their end, for --drain-seconds at most.
 """
 
+KEY_VARIABLE = "SPECJAX_API_KEY"
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -38,7 +40,12 @@ def add_parser(subparsers: Any) -> None:
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
     server.add_argument("--port", type=int, default=8080, metavar="N", help="port to listen on (default: 8080)")
-    server.add_argument("--api-key", metavar="KEY", help="clients must send it as Authorization: Bearer KEY")
+    server.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="clients must send it as Authorization: Bearer KEY (default: that of the environment variable"
+        f" {KEY_VARIABLE}, which the list of processes does not show; if there is none, everybody may ask)",
+    )
     server.add_argument(
         "--cors",
         action="append",
@@ -115,8 +122,24 @@ def byte_count(text: str) -> int:
     return count
 
 
+def api_key(args: argparse.Namespace) -> str | None:
+    """The key of the command line or of the environment; None lets everybody ask.
+
+    Raises:
+        UsageError: it is none that a client can send.
+    """
+    given = args.api_key is not None
+    place, key = ("--api-key", args.api_key) if given else (KEY_VARIABLE, os.environ.get(KEY_VARIABLE))
+    if key is not None and (not key or key != key.strip()):
+        raise UsageError(
+            f"{place}: the key is empty, or has spaces at its ends; give another one, or none if everybody may ask"
+        )
+    return key
+
+
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status once the server has ended."""
+    key = api_key(args)
     options = generate_options(args)
     if args.temperature is None:
         options = replace(options, temperature=1.0)  # as OpenAI has it
@@ -158,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
         for _ in service.warm():
             pass
     say(f"{settings.name} on http://{args.host}:{args.port}, {args.seats} seats of {service.settings.slots} tokens")
-    if run_server(service, Access(args.api_key, hosts, args.cors), args.host, args.port):
+    if run_server(service, Access(key, hosts, args.cors), args.host, args.port):
         return 0
     say("error: the engine has failed, and no other one could be made; start the server again")
     return 1
