@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specjax.cli.options import add_command, add_decoding_options, add_model_options, generate_options, load_model
 from specjax.cli.runtime import UsageError, say
+
+if TYPE_CHECKING:
+    from specjax.runtime.options import GenerateOptions
 
 DESCRIPTION = """\
 Serve a model over HTTP, in the forms of OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models; and /tokenize,
@@ -29,6 +34,8 @@ examples:
 SIGTERM and Ctrl-C let requests that run come to their end, for --drain-seconds at most.
 """
 
+Number = TypeVar("Number", int, float)
+NAMES: dict[object, str] = {int: "a whole number", float: "a number"}
 KEY_VARIABLE = "SPECJAX_API_KEY"
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -39,7 +46,13 @@ def add_parser(subparsers: Any) -> None:
     add_model_options(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
-    server.add_argument("--port", type=int, default=8080, metavar="N", help="port to listen on (default: 8080)")
+    server.add_argument(
+        "--port",
+        type=within(int, 0, 65535),
+        default=8080,
+        metavar="N",
+        help="port to listen on; 0 finds a free one (default: 8080)",
+    )
     server.add_argument(
         "--api-key",
         metavar="KEY",
@@ -122,6 +135,21 @@ def byte_count(text: str) -> int:
     return count
 
 
+def within(kind: Callable[[str], Number], least: Number, most: Number) -> Callable[[str], Number]:
+    """Reads the value of an option: a number in this range."""
+
+    def read(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:  # which is false of no number, too
+            raise argparse.ArgumentTypeError(f"it is {text!r}; give {NAMES[kind]} from {least} to {most}")
+        return value
+
+    return read
+
+
 def api_key(args: argparse.Namespace) -> str | None:
     """The key of the command line or of the environment; None lets everybody ask.
 
@@ -149,6 +177,14 @@ def run(args: argparse.Namespace) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UsageError(f"serve needs the extra `serve`: pip install 'specjax[serve]' ({error})") from error
+    from specjax.serving.addresses import bound
+
+    with bound(args.host, args.port) as sockets:
+        return _serve(args, options, key, sockets)
+
+
+def _serve(args: argparse.Namespace, options: GenerateOptions, key: str | None, sockets: list[socket.socket]) -> int:
+    from specjax.serving.addresses import url_of
     from specjax.serving.app import Access
     from specjax.serving.limits import Limits
     from specjax.serving.run import run_server
@@ -180,8 +216,9 @@ def run(args: argparse.Namespace) -> int:
         say("building programs; with a cache of compiled programs later starts are fast")
         for _ in service.warm():
             pass
-    say(f"{settings.name} on http://{args.host}:{args.port}, {args.seats} seats of {service.settings.slots} tokens")
-    if run_server(service, Access(key, hosts, args.cors), args.host, args.port):
+    where = " and ".join(map(url_of, sockets))
+    say(f"{settings.name} on {where}, {args.seats} seats of {service.settings.slots} tokens")
+    if run_server(service, Access(key, hosts, args.cors), sockets):
         return 0
     say("error: the engine has failed, and no other one could be made; start the server again")
     return 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
@@ -46,19 +48,16 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self._worker.failed
 
 
-def run_server(service: Service, access: Access, host: str, port: int) -> bool:
+def run_server(service: Service, access: Access, sockets: Sequence[socket.socket]) -> bool:
     """Serve until SIGTERM or Ctrl-C. Then nothing new is taken, and requests that run may end; a second one ends all.
 
     Returns:
         Whether all was well. If not, the engine has failed, and no other one could be made.
-
-    Raises:
-        OSError: the address cannot be had.
     """
     drain = max(1, round(service.settings.limits.drain_seconds))
-    config = server_config(service, access, host=host, port=port, timeout_graceful_shutdown=drain)
+    config = server_config(service, access, timeout_graceful_shutdown=drain)
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal that it got once more at its end; to have drained is no failure.
         signal.signal(signal.SIGTERM, lambda *_: None)
-    Server(config, service.worker).run()
+    Server(config, service.worker).run(sockets=list(sockets))
     return not service.worker.failed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from program import Cli
 
@@ -25,3 +27,23 @@ def test_a_key_comes_from_the_command_line_or_the_environment(monkeypatch: pytes
     monkeypatch.setenv("SPECJAX_API_KEY", "of the environment")
     assert key() == "of the environment"
     assert key("--api-key", "given") == "given"
+
+
+def test_an_address_that_cannot_be_had_is_found_out_first(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        message = cli("serve", "--model", "absent.gguf", "--port", port).error
+        assert f"127.0.0.1:{port}: cannot listen there: Address already in use" in message
+    assert "cannot listen there" in cli("serve", "--model", "absent.gguf", "--host", "203.0.113.1").error
+    assert "absent.gguf: no such file" in cli("serve", "--model", "absent.gguf", "--port", port).error
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "range_"),
+    [
+        ("--port", "99999", "a whole number from 0 to 65535"),
+        ("--port", "-1", "a whole number from 0 to 65535"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(cli: Cli, option: str, value: str, range_: str) -> None:
+    assert f"argument {option}: it is '{value}'; give {range_}" in cli("serve", option, value).error

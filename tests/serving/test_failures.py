@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 
 import httpx
 import pytest
-from running import DRAFTS, SEATS, SLOTS, Running, listen
+from running import DRAFTS, SEATS, SLOTS, Running
 
 import specjax
+from specjax.serving.addresses import bound, url_of
 from specjax.serving.app import Access
 from specjax.serving.errors import ApiError
 from specjax.serving.run import run_server
@@ -36,16 +37,15 @@ def test_a_server_whose_engine_cannot_be_replaced_answers_all_and_ends(
     running: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service = failing(running)
-    with listen() as probe:
-        port = probe.getsockname()[1]
     ended: list[bool] = []
-    server = threading.Thread(target=lambda: ended.append(run_server(service, Access(), "127.0.0.1", port)))
-    server.start()
-    transport = httpx.HTTPTransport(retries=5)  # until it listens
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=60) as client:
-        assert client.get("/health").status_code == 200
-        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 500
-    server.join(30)
+    with bound("127.0.0.1", 0) as sockets:
+        server = threading.Thread(target=lambda: ended.append(run_server(service, Access(), sockets)))
+        server.start()
+        sockets[0].listen()
+        with httpx.Client(base_url=url_of(sockets[0]), timeout=60) as client:
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 500
+        server.join(30)
     assert ended == [False]
     assert "RESOURCE_EXHAUSTED" in capsys.readouterr().err
 
