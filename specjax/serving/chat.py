@@ -161,6 +161,10 @@ class Chat(Endpoint[ChatForm]):
 
     def _tools(self, form: ChatForm) -> Tools | None:
         """What the conversation may call; None if it calls nothing."""
+        if not form.tools and form.tool_choice not in (None, "auto", "none"):
+            raise refused(
+                "tool_choice forces a call, and there are no tools; give tools, or leave it out", "tool_choice"
+            )
         if not form.tools or form.tool_choice == "none":
             return None
         written = format_of(self.service.tokenizer.vocabulary.chat_template)

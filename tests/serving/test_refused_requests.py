@@ -59,6 +59,8 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
     ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "prompt"),
+    ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice"),
+    ("chat/completions", {**CHAT, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
 ]
 
 
