@@ -76,7 +76,7 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
                 CORSMiddleware,
                 allow_origins=list(access.origins),
                 allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["Authorization", "Content-Type"],
+                allow_headers=["*"],  # OpenAI's clients send headers of their own, which have no effect here
             )
         )
     middleware.append(Middleware(Guard, access=access))

@@ -123,9 +123,12 @@ def test_the_key_is_asked_for_everywhere_but_for_health(running: Running) -> Non
 def test_other_names_and_other_sites_are_kept_out(client: httpx.Client) -> None:
     assert client.get("/v1/models", headers={"Host": "rebound.example"}).status_code == 421
     assert client.get("/v1/models", headers={"Host": "["}).status_code == 421
-    asked = {"Access-Control-Request-Method": "POST"}
+    of_openai = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": of_openai}
     allowed = client.options("/v1/completions", headers={**asked, "Origin": "https://page.example"})
+    assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+    assert "x-stainless-lang" in allowed.headers["access-control-allow-headers"]
     other = client.options("/v1/completions", headers={**asked, "Origin": "https://other.example"})
     assert "access-control-allow-origin" not in other.headers
 
