@@ -58,6 +58,7 @@ def make_app(service: Service, access: Access = Access()) -> Starlette:
         service.worker.start()
         yield
         service.worker.stop()
+        service.worker.join()
 
     async def failed(request: Request, error: Exception) -> Response:
         return answer_of(error, service.model.path).response()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -12,11 +13,14 @@ import uvicorn
 
 from specjax.serving.app import Access, make_app
 from specjax.serving.service import Service
-from specjax.serving.worker import Worker
 
 IDLE_SECONDS = 75
 """How long a connection without a request stays open. It must be longer than clients keep theirs (5 s by httpx, which
 OpenAI's client uses): where the server is the first to close, the next request may be on its way already, and fails."""
+
+
+LAST_SECONDS = 5
+"""After the time that running requests have at the end: time to tell clients that theirs has been broken off."""
 
 
 def server_config(service: Service, access: Access, **more: Any) -> uvicorn.Config:
@@ -32,20 +36,26 @@ def server_config(service: Service, access: Access, **more: Any) -> uvicorn.Conf
 
 
 class Server(uvicorn.Server):
-    """A server that ends as well when its engine has failed for good."""
+    """A server that ends as well when its engine has failed for good. Requests that run too long then are told so."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+    def __init__(self, service: Service, access: Access) -> None:
         """
         Args:
-            config: of uvicorn.
-            worker: drives the engine.
+            service: does the work.
+            access: who may ask.
         """
-        super().__init__(config)
-        self._worker = worker
+        self._worker, self._drain = service.worker, service.settings.limits.drain_seconds
+        super().__init__(server_config(service, access, timeout_graceful_shutdown=self._drain + LAST_SECONDS))
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; uvicorn asks every tenth of a second."""
         return await super().on_tick(counter) or self._worker.failed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take nothing new, and end when what runs has ended."""
+        told = asyncio.get_running_loop().call_later(self._drain, self._worker.stop)
+        await super().shutdown(sockets)
+        told.cancel()
 
 
 def run_server(service: Service, access: Access, sockets: Sequence[socket.socket]) -> bool:
@@ -54,10 +64,8 @@ def run_server(service: Service, access: Access, sockets: Sequence[socket.socket
     Returns:
         Whether all was well. If not, the engine has failed, and no other one could be made.
     """
-    drain = max(1, round(service.settings.limits.drain_seconds))
-    config = server_config(service, access, timeout_graceful_shutdown=drain)
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal that it got once more at its end; to have drained is no failure.
         signal.signal(signal.SIGTERM, lambda *_: None)
-    Server(config, service.worker).run(sockets=list(sockets))
+    Server(service, access).run(sockets=list(sockets))
     return not service.worker.failed

@@ -158,9 +158,12 @@ class Worker(Generic[AnEngine]):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its step; texts that have not ended are given up."""
+        """Let the thread end after its step; those who wait for texts that have not ended are told so."""
         self.stopping = True
         self._news.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
         if self._thread.is_alive():
             self._thread.join()
 

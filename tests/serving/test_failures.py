@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import httpx
@@ -14,7 +16,8 @@ import specjax
 from specjax.serving.addresses import bound, url_of
 from specjax.serving.app import Access
 from specjax.serving.errors import ApiError
-from specjax.serving.run import run_server
+from specjax.serving.limits import Limits
+from specjax.serving.run import Server, run_server
 from specjax.serving.service import Service, Settings
 from specjax.serving.status import Status
 
@@ -23,11 +26,15 @@ def no_memory(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("RESOURCE_EXHAUSTED: the device has no memory left")
 
 
+def of_its_own(running: Running) -> Service:
+    """Another service of the same model. Tests replace the steps of its engine, so that no program is built."""
+    options = specjax.GenerateOptions(draft=DRAFTS)
+    return Service(running.model, Settings("own", options, seats=SEATS, slots=SLOTS, limits=Limits(drain_seconds=0.3)))
+
+
 def failing(running: Running) -> Service:
     """A service whose engine fails with the first text, and cannot be replaced."""
-    service = Service(
-        running.model, Settings("failing", specjax.GenerateOptions(draft=DRAFTS), seats=SEATS, slots=SLOTS)
-    )
+    service = of_its_own(running)
     service.worker.engine.step = no_memory  # type: ignore[method-assign]
     service.worker._make_engine = no_memory
     return service
@@ -76,7 +83,7 @@ def test_texts_and_work_that_wait_hear_of_the_failure(running: Running) -> None:
         assert refused.value.status == 503
 
     asyncio.run(ask())
-    worker.stop()
+    worker.join()
 
 
 def test_a_text_that_the_engine_cannot_take_is_told_so_and_the_others_go_on(
@@ -89,3 +96,26 @@ def test_a_text_that_the_engine_cannot_take_is_told_so_and_the_others_go_on(
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 500
     assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
     assert running.service.worker.engine is engine
+
+
+def test_what_runs_too_long_at_the_end_is_told_so(running: Running) -> None:
+    service = of_its_own(running)
+    service.worker.engine.step = lambda **_: time.sleep(0.02) or ()  # type: ignore[method-assign]
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    server = Server(service, Access())
+    with bound("127.0.0.1", 0) as sockets, ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(server.run, sockets=sockets)
+        sockets[0].listen()
+        with httpx.Client(base_url=url_of(sockets[0]), timeout=60) as client, ThreadPoolExecutor(1) as other:
+            whole = other.submit(client.post, "/v1/chat/completions", json=chat)
+            with client.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                while service.worker.engine.load < 2:
+                    time.sleep(0.01)
+                server.should_exit = True
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert '"code":"ending"' in rest[-2]
+            assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "ending")
+        ended.result(30)
