@@ -36,6 +36,8 @@ SIGTERM and Ctrl-C let requests that run come to their end, for --drain-seconds 
 
 Number = TypeVar("Number", int, float)
 NAMES: dict[object, str] = {int: "a whole number", float: "a number"}
+MANY = 10**9
+"""More than anybody needs, and few enough to compute with."""
 KEY_VARIABLE = "SPECJAX_API_KEY"
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -75,10 +77,10 @@ def add_parser(subparsers: Any) -> None:
         " only names of this machine are taken",
     )
     server.add_argument("--alias", metavar="NAME", help="the model's name for clients (default: the file's)")
-    seats = parser.add_argument_group("seats and limits")
-    seats.add_argument("--seats", type=int, default=16, metavar="B", help="texts that run at once (default: 16)")
+    seats, count = parser.add_argument_group("seats and limits"), within(int, 1, MANY)
+    seats.add_argument("--seats", type=count, default=16, metavar="B", help="texts that run at once (default: 16)")
     seats.add_argument(
-        "--slots", type=int, default=8192, metavar="S", help="tokens of a text with its prompt (default: 8192)"
+        "--slots", type=count, default=8192, metavar="S", help="tokens of a text with its prompt (default: 8192)"
     )
     seats.add_argument(
         "--prefix-bytes",
@@ -98,19 +100,29 @@ def add_parser(subparsers: Any) -> None:
         help="memory for states of sessions; those that were not used for long are saved, or computed again"
         " (default: 1G)",
     )
-    seats.add_argument("--queue", type=int, default=256, metavar="N", help="texts that may wait (default: 256)")
     seats.add_argument(
-        "--most-tokens", type=int, default=8192, metavar="N", help="tokens that a request may ask for (default: 8192)"
+        "--queue",
+        type=within(int, 0, MANY),
+        default=256,
+        metavar="N",
+        help="texts that may wait while all seats are taken (default: 256)",
+    )
+    seats.add_argument(
+        "--most-tokens", type=count, default=8192, metavar="N", help="tokens that a request may ask for (default: 8192)"
     )
     seats.add_argument(
         "--body-bytes", type=byte_count, default=byte_count("4M"), metavar="N", help="longest body (default: 4M)"
     )
     seats.add_argument(
-        "--request-seconds", type=float, default=600.0, metavar="T", help="longest time of a request (default: 600)"
+        "--request-seconds",
+        type=within(float, 0.001, MANY),
+        default=600.0,
+        metavar="T",
+        help="longest time of a request (default: 600)",
     )
     seats.add_argument(
         "--drain-seconds",
-        type=float,
+        type=within(float, 0, MANY),
         default=60.0,
         metavar="T",
         help="how long requests may go on when the server is told to end (default: 60)",
@@ -128,7 +140,7 @@ def byte_count(text: str) -> int:
     number, unit = (text[:-1], UNITS[text[-1].upper()]) if text[-1:].upper() in UNITS else (text, 1)
     try:
         count = int(float(number) * unit)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; give one such as 4096, 512M or 2G") from None
     if count < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is negative; give 0 or more bytes")

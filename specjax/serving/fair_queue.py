@@ -34,14 +34,19 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._count
 
-    def put(self, client: str, items: Sequence[Item]) -> None:
+    def put(self, client: str, items: Sequence[Item], idle: int = 0) -> None:
         """Add all of the items or none.
+
+        Args:
+            client: whose items they are.
+            items: what is added.
+            idle: items that will be taken at once, and do not count as waiting.
 
         Raises:
             QueueFull: there is no room for all of them.
         """
         with self._lock:
-            if self._count + len(items) > self.most:
+            if self._count + len(items) > self.most + idle:
                 raise QueueFull(f"{self._count} texts wait, and at most {self.most} may")
             self._clients.setdefault(client, deque()).extend(items)
             self._count += len(items)

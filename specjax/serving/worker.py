@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from specjax.runtime.engine import Engine
 from specjax.runtime.request import Job, Request, TokenLogprobs, Update
 from specjax.runtime.stop_strings import StopStrings
-from specjax.serving.errors import ApiError
+from specjax.serving.errors import ApiError, refused
 from specjax.serving.fair_queue import FairQueue, QueueFull
 from specjax.serving.parts import End, Part, made_of
 
@@ -178,12 +178,14 @@ class Worker(Generic[AnEngine]):
             The texts on their way, and a function that gives up those that have not ended.
 
         Raises:
-            ApiError: too many texts wait, or the server is about to end.
+            ApiError: too many texts wait, the request alone has too many, or the server is about to end.
         """
+        if len(wishes) > (most := self.queue.most + self.engine.seats):
+            raise refused(f"{len(wishes)} texts are asked for; this server takes at most {most} of one request")
         asked = Asked(len(wishes))
         texts = [_Text(wish, index, asked) for index, wish in enumerate(wishes)]
         try:
-            self.queue.put(client, texts)
+            self.queue.put(client, texts, idle=max(0, self.engine.seats - self.engine.load))
         except QueueFull as error:
             message = f"the server is busy: {error}; try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"}) from None

@@ -43,7 +43,18 @@ def test_an_address_that_cannot_be_had_is_found_out_first(cli: Cli) -> None:
     [
         ("--port", "99999", "a whole number from 0 to 65535"),
         ("--port", "-1", "a whole number from 0 to 65535"),
+        ("--queue", "-1", "a whole number from 0 to 1000000000"),
+        ("--seats", "0", "a whole number from 1 to 1000000000"),
+        ("--most-tokens", "0", "a whole number from 1 to 1000000000"),
+        ("--request-seconds", "-1", "a number from 0.001 to 1000000000"),
+        ("--drain-seconds", "nan", "a number from 0 to 1000000000"),
+        ("--drain-seconds", "inf", "a number from 0 to 1000000000"),
+        ("--drain-seconds", "soon", "a number from 0 to 1000000000"),
     ],
 )
 def test_numbers_out_of_their_range_are_refused(cli: Cli, option: str, value: str, range_: str) -> None:
     assert f"argument {option}: it is '{value}'; give {range_}" in cli("serve", option, value).error
+
+
+def test_no_number_of_bytes_is_endless(cli: Cli) -> None:
+    assert "'inf' is no number of bytes" in cli("serve", "--body-bytes", "inf").error

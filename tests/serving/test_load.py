@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import jax
 import pytest
-from running import DRAFTS, Running
+from running import DRAFTS, SEATS, Running
 
 from specjax.serving.fair_queue import FairQueue, QueueFull
 
@@ -88,12 +88,28 @@ def test_a_full_queue_refuses_and_says_so(
 ) -> None:
     running.settle()
     monkeypatch.setattr(running.service.worker.queue, "most", 10)
-    for stream in (False, True):
-        answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-        assert answer.json()["error"]["type"] == "rate_limit_error"
-        assert answer.headers["retry-after"] == "1"
+    many = {"prompt": ["a"] * (10 + SEATS), **ENDLESS, "stream": True}
+    with client.stream("POST", "/v1/completions", json=many) as busy:
+        next(busy.iter_lines())
+        for stream in (False, True):
+            answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert answer.headers["retry-after"] == "1"
+    running.settle()
     assert client.post("/v1/completions", json={"prompt": ["b"] * 10, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("most", [0, 10])
+def test_free_seats_take_texts_that_the_queue_has_no_room_for(
+    running: Running, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    running.settle()
+    monkeypatch.setattr(running.service.worker.queue, "most", most)
+    assert client.post("/v1/completions", json={"prompt": ["b"] * (most + SEATS), "max_tokens": 1}).status_code == 200
+    never = client.post("/v1/completions", json={"prompt": ["b"] * (most + SEATS + 1), "max_tokens": 1})
+    assert (never.status_code, "retry-after" in never.headers) == (400, False)
+    assert f"at most {most + SEATS} of one request" in never.json()["error"]["message"]
 
 
 def test_what_comes_while_rounds_run_is_in_the_next_step(
