@@ -21,7 +21,8 @@ Serve a model over HTTP, in the forms of OpenAI's API: /v1/chat/completions, /v1
 /detokenize, /health, /metrics, /slots. At / is a page to talk to the model. Needs the extra `serve`.
 
 Requests share one running batch of --seats rows. What a text says does not depend on its neighbours. The options of
-decoding hold for requests that do not say otherwise; --draft is also the most drafts that a request can ask for.
+decoding hold for requests that do not say otherwise, but for --seed and --logprobs, which are not taken: requests say
+these themselves. --draft is also the most drafts that a request can ask for.
 """
 
 EPILOG = """\
@@ -38,6 +39,8 @@ Number = TypeVar("Number", int, float)
 NAMES: dict[object, str] = {int: "a whole number", float: "a number"}
 MANY = 10**9
 """More than anybody needs, and few enough to compute with."""
+SAID_BY_REQUESTS = ("seed", "logprobs")
+"""Options of decoding that this command does not take."""
 KEY_VARIABLE = "SPECJAX_API_KEY"
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -179,6 +182,9 @@ def api_key(args: argparse.Namespace) -> str | None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status once the server has ended."""
+    for name in SAID_BY_REQUESTS:
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name}: of no use here; requests say it themselves, in the field {name}")
     key = api_key(args)
     options = generate_options(args)
     if args.temperature is None:

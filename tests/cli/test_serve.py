@@ -58,3 +58,8 @@ def test_numbers_out_of_their_range_are_refused(cli: Cli, option: str, value: st
 
 def test_no_number_of_bytes_is_endless(cli: Cli) -> None:
     assert "'inf' is no number of bytes" in cli("serve", "--body-bytes", "inf").error
+
+
+@pytest.mark.parametrize("option", ["--seed", "--logprobs"])
+def test_what_requests_alone_can_say_is_refused(cli: Cli, option: str) -> None:
+    assert f"{option}: of no use here" in cli("serve", "--model", "absent.gguf", option, 5).error
