@@ -147,6 +147,7 @@ class Worker(Generic[AnEngine]):
         self._texts: dict[Job, _Text] = {}
         self._calls: deque[Callable[[], object]] = deque()
         self._work: deque[tuple[Work, asyncio.Future, asyncio.AbstractEventLoop]] = deque()
+        self._waiting: set[Callable[[Exception], None]] = set()  # each of them tells a request that it has failed
         self._news = threading.Event()
         context = contextvars.copy_context()  # kernels and listeners are chosen by context
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="engine", daemon=True)
@@ -158,9 +159,14 @@ class Worker(Generic[AnEngine]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread end after its step; those who wait for texts that have not ended are told so."""
-        self.stopping = True
+        """Let the thread end after its step. Those who wait are told at once: a step can take long."""
+        self._end(ApiError(503, "the server has ended", code="ending"))
         self._news.set()
+
+    def _end(self, error: Exception) -> None:
+        self.stopping = True
+        for tell in tuple(self._waiting):
+            tell(error)
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -189,32 +195,40 @@ class Worker(Generic[AnEngine]):
         except QueueFull as error:
             message = f"the server is busy: {error}; try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"}) from None
+        tell = partial(asked.tell, 0)
+        self._waiting.add(tell)
         self._check_going()
         self._news.set()
-        return asked, lambda: self._call(partial(self._give_up, texts))
+
+        def give_up() -> None:
+            self._waiting.discard(tell)
+            self._calls.append(partial(self._give_up, texts))
+            self._news.set()
+
+        return asked, give_up
 
     async def do(self, work: Work[Value]) -> Value:
         """Let the engine's thread do something that is not a text, piece by piece between rounds."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Value] = loop.create_future()
-        self._work.append((work, future, loop))
-        self._check_going()
-        self._news.set()
-        return await future
+        tell = partial(_settle, loop, future, future.set_exception)
+        self._waiting.add(tell)
+        try:
+            self._check_going()
+            self._work.append((work, future, loop))
+            self._news.set()
+            return await future
+        finally:
+            self._waiting.discard(tell)
 
     def _check_going(self) -> None:
-        """Called after something was asked for: the thread may have ended before, and would never find it."""
+        """Called by whoever waits from now on: who did not wait when the thread ended is never told."""
         if self.stopping:
             raise ApiError(503, "the server is about to end", code="ending", headers={"Retry-After": "5"})
-
-    def _call(self, function: Callable[[], object]) -> None:
-        self._calls.append(function)
-        self._news.set()
 
     # The thread
 
     def _run(self) -> None:
-        end = ApiError(503, "the server has ended", code="ending")
         try:
             while not self.stopping:
                 try:
@@ -224,15 +238,7 @@ class Worker(Generic[AnEngine]):
         except Exception as error:
             self.failed = True
             traceback.print_exception(error, file=sys.stderr)
-            end = ApiError(503, "the engine has failed, and no other one could be made", code="engine_failed")
-        self.stopping = True
-        for text in [*self._texts.values()]:
-            self._tell(text, end)
-        while (waiting := self.queue.take()) is not None:
-            self._tell(waiting, end)
-        while self._work:
-            _, future, loop = self._work.popleft()
-            _settle(loop, future, future.set_exception, end)
+            self._end(ApiError(503, "the engine has failed, and no other one could be made", code="engine_failed"))
 
     def _do_what_there_is(self) -> None:
         self._leave_time()

@@ -100,7 +100,8 @@ def test_a_text_that_the_engine_cannot_take_is_told_so_and_the_others_go_on(
 
 def test_what_runs_too_long_at_the_end_is_told_so(running: Running) -> None:
     service = of_its_own(running)
-    service.worker.engine.step = lambda **_: time.sleep(0.02) or ()  # type: ignore[method-assign]
+    over = threading.Event()
+    service.worker.engine.step = lambda **_: over.wait(30) and ()  # type: ignore[method-assign]
     chat = {"messages": [{"role": "user", "content": "a"}]}
     server = Server(service, Access())
     with bound("127.0.0.1", 0) as sockets, ThreadPoolExecutor(1) as pool:
@@ -111,11 +112,12 @@ def test_what_runs_too_long_at_the_end_is_told_so(running: Running) -> None:
             with client.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as answer:
                 lines = answer.iter_lines()
                 next(lines)
-                while service.worker.engine.load < 2:
+                while service.worker.engine.load + len(service.worker.queue) < 2:
                     time.sleep(0.01)
                 server.should_exit = True
                 rest = [line for line in lines if line]
             assert rest[-1] == "data: [DONE]"
             assert '"code":"ending"' in rest[-2]
             assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "ending")
+        over.set()
         ended.result(30)
