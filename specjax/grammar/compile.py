@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from checkpoints import TextTokenizer
 from specjax.decoding.grammar import Grammar
-from specjax.grammar.automaton import byte_automaton
+from specjax.grammar.automaton import ByteAutomaton, byte_automaton
 from specjax.grammar.expression import GrammarError
 from specjax.grammar.schema import schema_regex
 from specjax.grammar.tokens import begun_by, over_tokens
@@ -21,16 +22,37 @@ from specjax.runtime.notices import announced
 MOST_KNOWN = 64
 """So many grammars are remembered for a tokenizer; then the oldest are given up."""
 
+COMPILING = "compiling a grammar; this is done once for a model and its text"
+
+
+class Structure(NamedTuple):
+    """What a text is held to, as it is asked for.
+
+    Attributes:
+        kind: how it is said: "regex" and "schema" are known here; whoever compiles others names them.
+        text: what is said.
+        after: the token that it begins after, written out; anything but an end may come before. None: it begins at
+            once.
+        marks: control tokens that stand for themselves, as the expression spells them.
+    """
+
+    kind: str
+    text: str
+    after: str | None = None
+    marks: tuple[str, ...] = ()
+
 
 @dataclass
 class _Spelling:
     """A tokenizer's tokens as bytes, and the grammars that have been compiled for them."""
 
     pieces: list[bytes]
-    grammars: dict[tuple[str, str, int, str | None, tuple[str, ...]], Grammar] = field(default_factory=dict)
+    grammars: dict[tuple[Structure, int], Grammar] = field(default_factory=dict)
 
 
 _KNOWN: WeakKeyDictionary[TextTokenizer, _Spelling] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+"""Is held while what is known is looked at or changed, and never while something is compiled."""
 
 
 def regex_grammar(
@@ -52,7 +74,11 @@ def regex_grammar(
         GrammarError: the expression does not compile, no text of it can be spelled, the tokenizer has no token that
             ends a text, or `after` is not one token.
     """
-    return _compiled("regex", regex, lambda: regex, tokenizer, vocab_size, after, tuple(marks))
+    structure = Structure("regex", regex, after, tuple(marks))
+    if (grammar := known_grammar(structure, tokenizer, vocab_size)) is not None:
+        return grammar
+    with announced(COMPILING):
+        return grammar_over(byte_automaton(regex), structure, tokenizer, vocab_size)
 
 
 def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after: str | None = None) -> Grammar:
@@ -61,8 +87,21 @@ def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after
     Raises:
         GrammarError: as `regex_grammar`; or the schema is no JSON, or has something that cannot be held.
     """
-    parsed = _parsed(schema)
-    return _compiled("schema", json.dumps(parsed), lambda: schema_regex(parsed), tokenizer, vocab_size, after)
+    structure = schema_structure(schema, after)
+    if (grammar := known_grammar(structure, tokenizer, vocab_size)) is not None:
+        return grammar
+    with announced(COMPILING):
+        automaton = byte_automaton(schema_regex(json.loads(structure.text)))
+        return grammar_over(automaton, structure, tokenizer, vocab_size)
+
+
+def schema_structure(schema: str, after: str | None = None) -> Structure:
+    """The structure of a schema that is given as JSON text. Schemas that differ in spaces alone have the same one.
+
+    Raises:
+        GrammarError: the schema is no JSON.
+    """
+    return Structure("schema", json.dumps(_parsed(schema)), after)
 
 
 def _parsed(schema: str) -> Any:
@@ -75,30 +114,39 @@ def _parsed(schema: str) -> Any:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
 
 
-def _compiled(
-    kind: str,
-    text: str,
-    regex: Callable[[], str],
-    tokenizer: TextTokenizer,
-    vocab_size: int,
-    after: str | None,
-    marks: tuple[str, ...] = (),
-) -> Grammar:
-    """The grammar of an expression, made anew only if nothing of this kind and text is remembered."""
+def known_grammar(structure: Structure, tokenizer: TextTokenizer, vocab_size: int) -> Grammar | None:
+    """The grammar of a structure if it is remembered."""
+    with _LOCK:
+        known, key = _KNOWN.get(tokenizer), (structure, vocab_size)
+        if known is None or key not in known.grammars:
+            return None
+        known.grammars[key] = grammar = known.grammars.pop(key)  # the one that was used last is given up last
+        return grammar
+
+
+def grammar_over(automaton: ByteAutomaton, structure: Structure, tokenizer: TextTokenizer, vocab_size: int) -> Grammar:
+    """The grammar of a structure from its automaton over bytes. It is remembered.
+
+    Raises:
+        GrammarError: no text of it can be spelled, the tokenizer has no token that ends a text, or `after` is not one
+            token.
+    """
     if not tokenizer.eos_ids:
         raise GrammarError("the tokenizer names no token that ends a text, so that no structure could be complete")
-    known, key = _KNOWN.get(tokenizer), (kind, text, vocab_size, after, marks)
+    with _LOCK:
+        known = _KNOWN.get(tokenizer)
     if known is None:
         every = range(tokenizer.vocab_size)
-        known = _KNOWN[tokenizer] = _Spelling([tokenizer.decode_bytes([token], special=False) for token in every])
-    if key not in known.grammars:
-        with announced("compiling a grammar; this is done once for a model and its text"):
-            pieces = _with_marks(known.pieces, marks, tokenizer)
-            grammar = over_tokens(byte_automaton(regex()), pieces, sorted(tokenizer.eos_ids), vocab_size)
-            known.grammars[key] = grammar if after is None else _begun_by(grammar, after, tokenizer)
-        while len(known.grammars) > MOST_KNOWN:
-            del known.grammars[next(iter(known.grammars))]
-    known.grammars[key] = grammar = known.grammars.pop(key)  # the one that was used last is given up last
+        known = _Spelling([tokenizer.decode_bytes([token], special=False) for token in every])
+    pieces = _with_marks(known.pieces, structure.marks, tokenizer)
+    grammar = over_tokens(automaton, pieces, sorted(tokenizer.eos_ids), vocab_size)
+    if structure.after is not None:
+        grammar = _begun_by(grammar, structure.after, tokenizer)
+    with _LOCK:
+        grammars = _KNOWN.setdefault(tokenizer, known).grammars
+        grammars[structure, vocab_size] = grammar
+        while len(grammars) > MOST_KNOWN:
+            del grammars[next(iter(grammars))]
     return grammar
 
 

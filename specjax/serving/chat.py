@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from checkpoints.tokenizers.chat_template import Message, render
-from specjax.decoding.grammar import Grammar
-from specjax.grammar.compile import regex_grammar
+from specjax.grammar.compile import Structure
 from specjax.serving.answers import chat_logprobs, reason_of
 from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
@@ -24,12 +22,11 @@ from specjax.serving.parts import End, Part
 from specjax.serving.reading_bodies import read_form
 from specjax.serving.sessions import Turn
 from specjax.serving.tools.call import Call, CallFormat, Schemas, schemas_of
-from specjax.serving.tools.forcing import Callee
 from specjax.serving.tools.formats import format_of
 from specjax.serving.tools.responses import beside_calls
 from specjax.serving.tools.splitting import Splitter
 from specjax.serving.tools.watching import MOST_CALLS, CallWatch
-from specjax.serving.wishes import options_of
+from specjax.serving.wishes import options_of, structure_of
 
 THOUGHT = ("<think>", "</think>")
 """Tokens that begin and end what a model thinks before it answers."""
@@ -43,7 +40,7 @@ class Tools:
         form: how the model writes calls.
         schemas: of the functions.
         most: how many calls one answer may have.
-        forced: the expression that the answer must match, if it must be calls.
+        forced: what the answer is held to, if it must be calls; `compiling.regex_of` reads it.
     """
 
     form: CallFormat
@@ -129,7 +126,6 @@ class Chat(Endpoint[ChatForm]):
         service.check_wanted(form)
         tools = self._tools(form)
         text = self._text(form, tools)
-        grammar = self._grammar(tools, text)
         prompt = service.model.encode(text)
         room = service.room(prompt)
         wanted = form.max_completion_tokens or form.max_tokens
@@ -148,11 +144,11 @@ class Chat(Endpoint[ChatForm]):
                 if tools
                 else None,
                 turn=turn,
-                grammar=grammar,
             )
             for sequence in range(count)
         ]
-        return Prepared(wishes, [len(prompt)], tools)
+        structure = self._structure(tools, text) or structure_of(options)
+        return Prepared(wishes, [len(prompt)], structure, tools)
 
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template: the text of a conversation, as llama.cpp's server gives it."""
@@ -172,17 +168,15 @@ class Chat(Endpoint[ChatForm]):
             raise refused("the model's chat template knows no functions of a known form; leave tools out", "tools")
         tools = [tool.model_dump() for tool in form.tools]
         several = form.parallel_tool_calls is not False
-        forced = _forced(form, written, tools, several)
+        forced = _forced(form, self.service.tokenizer.vocabulary.chat_template, tools, several)
         return Tools(written, schemas_of(tools), MOST_CALLS if several else 1, forced)
 
-    def _grammar(self, tools: Tools | None, text: str) -> Grammar | None:
+    def _structure(self, tools: Tools | None, text: str) -> Structure | None:
         """What a forced call holds the answer to. Where the prompt has begun a thought, this is free."""
         if tools is None or tools.forced is None:
             return None
         after = THOUGHT[1] if text.rstrip().endswith(THOUGHT[0]) else None
-        with self.service.compiling:
-            where = self.service.tokenizer, self.service.model.target.vocab_size, after
-            return regex_grammar(rf"\n{{0,2}}{tools.forced}", *where, tools.form.marks)
+        return Structure("calls", tools.forced, after, tuple(tools.form.marks))
 
     def _text(self, form: ChatForm, tools: Tools | None) -> str:
         """The conversation as one text, up to where the model goes on."""
@@ -198,12 +192,11 @@ class Chat(Endpoint[ChatForm]):
         return render(tokenizer, messages, continue_last=bool(form.continue_last), tools=functions, more=more)
 
 
-def _forced(form: ChatForm, written: CallFormat, tools: Sequence[dict[str, Any]], several: bool) -> str | None:
-    """The expression of the calls that a request forces; None if it forces none.
+def _forced(form: ChatForm, template: str | None, tools: Sequence[dict[str, Any]], several: bool) -> str | None:
+    """The calls that a request forces, as `compiling.regex_of` reads them; None if it forces none.
 
     Raises:
         ApiError: no such function is there, or the answer is to be something else as well.
-        GrammarError: the schema of a function cannot be held.
     """
     choice = form.tool_choice
     if choice in (None, "auto", "none"):
@@ -216,8 +209,7 @@ def _forced(form: ChatForm, written: CallFormat, tools: Sequence[dict[str, Any]]
         tools = [tool for tool in tools if tool["function"]["name"] == name]
         if not tools:
             raise refused(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
-    one = f"(?:{'|'.join(written.forced(Callee.of(tool)) for tool in tools)})"
-    return f"{one}(?:{re.escape(written.between)}{one})*" if several else one
+    return json.dumps([template, tools, several])
 
 
 def _message(form: MessageForm) -> Message:

@@ -15,7 +15,7 @@ from specjax.serving.errors import refused
 from specjax.serving.forms import CompletionForm
 from specjax.serving.parts import Part
 from specjax.serving.sessions import Turn
-from specjax.serving.wishes import options_of
+from specjax.serving.wishes import options_of, structure_of
 
 DEFAULT_TOKENS = 16
 """Tokens of a text if the request does not say, as OpenAI has it."""
@@ -161,7 +161,7 @@ class Completions(Endpoint[CompletionForm]):
                 )
         echoes = [prompt if isinstance(prompt, str) else service.model.decode(prompt) for prompt in prompts]
         told = Texts(encoded, form.n or 1, echoes, silent=form.max_tokens == 0)
-        return Prepared(wishes, [len(prompt) for prompt in encoded], told)
+        return Prepared(wishes, [len(prompt) for prompt in encoded], structure_of(options), told)
 
 
 def _further(model: Model, turn: Turn, prompts: Sequence[Any]) -> list[int]:

@@ -6,9 +6,9 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from checkpoints import StreamDecoder
+from specjax.grammar.compile import Structure
 from specjax.serving.answers import Choice, trace_of, usage_of
 from specjax.serving.errors import ApiError, answer_of, refused
 from specjax.serving.forms import Wanted
@@ -26,6 +27,7 @@ from specjax.serving.sessions import Turn
 from specjax.serving.worker import Wish
 
 AForm = TypeVar("AForm", bound=Wanted)
+Value = TypeVar("Value")
 Events = AsyncGenerator[dict[str, Any], None]
 
 
@@ -36,12 +38,40 @@ class Prepared:
     Attributes:
         wishes: its texts, which are its choices.
         prompt_tokens: tokens of each of its prompts.
+        structure: what the texts are held to; they get the grammar before they are asked for.
         told: what the endpoint has to remember of it.
     """
 
     wishes: Sequence[Wish]
     prompt_tokens: Sequence[int]
+    structure: Structure | None = None
     told: Any = None
+
+
+class Deadline:
+    """Waits for the parts of a request's work, as long as the whole of it may take."""
+
+    def __init__(self, seconds: float) -> None:
+        """
+        Args:
+            seconds: how long that is, from now on.
+        """
+        self._seconds, self._end = seconds, asyncio.get_running_loop().time() + seconds
+
+    async def __call__(self, work: Awaitable[Value]) -> Value:
+        """Wait for a part of the work.
+
+        Raises:
+            ApiError: the time is over.
+        """
+        try:
+            async with asyncio.timeout_at(self._end) as limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            message = f"the request took longer than {self._seconds:g} seconds, as long as this server allows"
+            raise ApiError(504, message, code="timeout") from None
 
 
 class Answering(ABC):
@@ -140,15 +170,19 @@ class Endpoint(ABC, Generic[AForm]):
 
     async def _events(self, form: AForm, client: str) -> Events:
         """The events of a stream, or the one document that a whole answer is."""
+        in_time = Deadline(self.service.settings.limits.seconds)
         turn = None
         if form.session is not None:
             if (form.n or 1) > 1:
                 raise refused(f"n is {form.n}, but a turn of a session is one text; leave n out", param="n")
             turn = await asyncio.to_thread(self.service.sessions.begin, form.session)
         try:
-            prepared = await asyncio.to_thread(self.prepare, form, turn)
+            prepared = await in_time(asyncio.to_thread(self.prepare, form, turn))
+            if prepared.structure is not None:
+                grammar = await in_time(self.service.grammars.get(prepared.structure))
+                prepared = replace(prepared, wishes=[wish.held_to(grammar) for wish in prepared.wishes])
             answering = self.answering(self, form, prepared)
-            async with aclosing(self._parts(answering, client)) as events:
+            async with aclosing(self._parts(answering, client, in_time)) as events:
                 async for event in events:
                     if form.stream:
                         yield event
@@ -162,24 +196,19 @@ class Endpoint(ABC, Generic[AForm]):
         elif form.stream_options is not None and form.stream_options.include_usage:
             yield {**answering.last(), "usage": answering.usage()}
 
-    async def _parts(self, answering: Answering, client: str) -> Events:
+    async def _parts(self, answering: Answering, client: str, in_time: Deadline) -> Events:
         """The events that tell of the texts."""
-        limits = self.service.settings.limits
         begun = time.monotonic()
         first = True
         async with self.service.asking(answering.prepared.wishes, client) as asked:
-            for event in await answering.begin():
+            for event in await in_time(answering.begin()):
                 yield event
             parts = aiter(asked)
             while True:
                 try:
-                    async with asyncio.timeout(limits.seconds - (time.monotonic() - begun)):
-                        index, part = await anext(parts)
+                    index, part = await in_time(anext(parts))
                 except StopAsyncIteration:
                     break
-                except TimeoutError:
-                    message = f"the request took longer than {limits.seconds:g} seconds, as long as this server allows"
-                    raise ApiError(504, message, code="timeout") from None
                 if first:
                     self.service.metrics.first_token.observe(time.monotonic() - begun)
                     first = False

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from checkpoints import TextTokenizer
-from specjax.decoding.grammar import Grammar, places_for
+from specjax.decoding.grammar import places_for
 from specjax.decoding.settings import RULES, DraftConfig, Room
 from specjax.runtime.building import Experience
 from specjax.runtime.model import Model
@@ -19,6 +18,7 @@ from specjax.runtime.stop_strings import StopStrings
 from specjax.runtime.warm_engine import WarmEngine
 from specjax.serving.errors import ApiError, refused
 from specjax.serving.forms import Wanted
+from specjax.serving.grammars import Grammars
 from specjax.serving.limits import Limits
 from specjax.serving.metrics import Metrics
 from specjax.serving.sessions import Sessions, Turn
@@ -63,9 +63,8 @@ class Service:
     """The server without HTTP.
 
     Attributes:
-        model, settings, metrics, sessions: see there.
+        model, settings, metrics, sessions, grammars: see there.
         worker: drives the engine.
-        compiling: is held while a grammar is compiled, because memory is enough for one at a time.
     """
 
     def __init__(self, model: Model, settings: Settings) -> None:
@@ -79,7 +78,7 @@ class Service:
         self.metrics, self._experience = Metrics(settings.name), Experience()
         self.worker = Worker(self._new_engine, settings.limits.queue, self.metrics)
         self.metrics.watch(self.worker)
-        self.compiling = threading.Lock()
+        self.grammars = Grammars(self.tokenizer, model.target.vocab_size, settings.limits)
         self.sessions = Sessions(model, settings.defaults, slots, settings.sessions, settings.session_bytes)
 
     @property
@@ -168,9 +167,8 @@ class Service:
         scored: bool = False,
         watch: StopStrings | None = None,
         turn: Turn | None = None,
-        grammar: Grammar | None = None,
     ) -> Wish:
-        """A text as the engine's thread wants it. It can take seconds if a grammar is compiled.
+        """A text as the engine's thread wants it, but without the grammar that its options may ask for.
 
         Args:
             prompt: token ids that fit a seat.
@@ -180,20 +178,15 @@ class Service:
             scored: whether log-probabilities are wanted.
             watch: turns tokens into text, and says where it ends; by default one that leaves control tokens out.
             turn: of the session whose turn it is, if it is one.
-            grammar: what the text is held to, if the options do not say it.
 
         Raises:
             ApiError, SpecjaxError: the engine cannot do it; the message says why.
         """
-        try:
-            with self.compiling:
-                request = self.model.request(prompt, options, sequence=sequence)
-        except RecursionError:
-            raise refused("the schema is nested too deeply; write it with fewer levels") from None
+        free = replace(options, json_schema=None, regex=None, grammar_after=None)
+        request = self.model.request(prompt, free, sequence=sequence)
         tokenizer = self.tokenizer
         text = watch or StopStrings(tokenizer.stream(special=False), options.stop, tokenizer.vocab_size)
-        settings = replace(request.settings, scored=scored, grammar=grammar or request.settings.grammar)
-        request = replace(request, watch=text, settings=settings)
+        request = replace(request, watch=text, settings=replace(request.settings, scored=scored))
         if turn is not None:
             turn.prompt = request.prompt
             request = replace(request, memory=turn.session.memory, keep=turn.keep)

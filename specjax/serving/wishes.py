@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from specjax.decoding.settings import DraftConfig
+from specjax.grammar.compile import Structure, schema_structure
 from specjax.runtime.draft_by import numbers_of
 from specjax.runtime.options import GenerateOptions
 from specjax.serving.errors import refused
@@ -61,6 +62,23 @@ def options_of(
         return options
     except (ValueError, TypeError) as error:
         raise refused(str(error), param=next((name for name in changes if str(error).startswith(name)), None)) from None
+
+
+def structure_of(options: GenerateOptions) -> Structure | None:
+    """What texts with these options are held to; None if they may be anything.
+
+    Raises:
+        GrammarError: the schema is no JSON.
+        ApiError: it has too many levels.
+    """
+    if options.regex is not None:
+        return Structure("regex", options.regex, options.grammar_after)
+    if options.json_schema is None:
+        return None
+    try:
+        return schema_structure(str(options.json_schema), options.grammar_after)
+    except RecursionError:
+        raise refused("the schema is nested too deeply; write it with fewer levels") from None
 
 
 def _bias(form: Wanted) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from specjax.decoding.grammar import Grammar
 from specjax.runtime.engine import Engine
 from specjax.runtime.request import Job, Request, TokenLogprobs, Update
 from specjax.runtime.stop_strings import StopStrings
@@ -67,6 +68,11 @@ class Wish:
     request: Request
     text: StopStrings
     traced: bool = False
+
+    def held_to(self, grammar: Grammar) -> Wish:
+        """The same, of a text that keeps to a grammar."""
+        settings = replace(self.request.settings, grammar=grammar)
+        return replace(self, request=replace(self.request, settings=settings))
 
 
 class Asked:

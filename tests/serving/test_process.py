@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,3 +82,16 @@ def test_saved_sessions_outlive_kill_and_running_requests_end_before_the_server_
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
         assert running.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_the_end_does_not_wait_for_a_grammar_that_compiles_long() -> None:
+    body = {"prompt": "x", "regex": "((a|b|c|d|e)[a-z]{1,30}){20}"}
+    with process("--drain-seconds", 1) as (running, client), ThreadPoolExecutor() as pool:
+        asked = pool.submit(client.post, "/v1/completions", json=body)
+        time.sleep(2)
+        assert not asked.done()
+        begun = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+        assert time.monotonic() - begun < 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,6 +57,16 @@ class CallFormat(Protocol):
             GrammarError: its schema has something that cannot be held.
         """
         ...
+
+
+def forced_calls(form: CallFormat, tools: Sequence[Mapping[str, Any]], several: bool) -> str:
+    """The regular expression of answers that call one of these functions, or `several` of them one after the other.
+
+    Raises:
+        GrammarError: the schema of a function cannot be held.
+    """
+    one = f"(?:{'|'.join(form.forced(Callee.of(tool)) for tool in tools)})"
+    return rf"\n{{0,2}}{one}(?:{re.escape(form.between)}{one})*" if several else rf"\n{{0,2}}{one}"
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
