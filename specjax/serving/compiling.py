@@ -37,7 +37,7 @@ def regex_of(kind: str, text: str) -> str:
 
 
 def packed(automaton: ByteAutomaton) -> bytes:
-    """An automaton as bytes."""
+    """An automaton as bytes, for `unpacked`."""
     file = BytesIO()
     np.savez(file, next=automaton.next, accepting=automaton.accepting)
     return file.getvalue()
