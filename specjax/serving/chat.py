@@ -126,7 +126,7 @@ class Chat(Endpoint[ChatForm]):
         service.check_wanted(form)
         tools = self._tools(form)
         text = self._text(form, tools)
-        prompt = service.model.encode(text)
+        prompt = service.encode(text)
         room = service.room(prompt)
         wanted = form.max_completion_tokens or form.max_tokens
         limit = service.settings.limits.tokens

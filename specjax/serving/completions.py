@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specjax.runtime.model import Model
 from specjax.runtime.prompt_scores import prompt_logprobs
 from specjax.runtime.request import TokenLogprobs
 from specjax.serving.answers import completion_logprobs, reason_of
@@ -14,6 +13,7 @@ from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
 from specjax.serving.forms import CompletionForm
 from specjax.serving.parts import Part
+from specjax.serving.service import Service
 from specjax.serving.sessions import Turn
 from specjax.serving.wishes import options_of, structure_of
 
@@ -140,9 +140,7 @@ class Completions(Endpoint[CompletionForm]):
         if not 1 <= count <= limits.choices:
             field = "prompt" if len(prompts) != 1 else "n"
             raise refused(f"{count} texts are asked for; ask for 1 to {limits.choices} in a request", param=field)
-        encoded = [service.model.encode(prompt) for prompt in prompts]
-        if turn is not None:
-            encoded = [_further(service.model, turn, prompts)]
+        encoded = [service.encode(each) for each in prompts] if turn is None else [_further(service, turn, prompts)]
         drafting = service.most_drafts, service.model.drafter_names
         options = options_of(form, service.settings.defaults, *drafting, max_tokens, limits.tokens)
         wishes = []
@@ -164,9 +162,9 @@ class Completions(Endpoint[CompletionForm]):
         return Prepared(wishes, [len(prompt) for prompt in encoded], structure_of(options), told)
 
 
-def _further(model: Model, turn: Turn, prompts: Sequence[Any]) -> list[int]:
+def _further(service: Service, turn: Turn, prompts: Sequence[Any]) -> list[int]:
     """The conversation of a session with the text that a request adds to it."""
     if len(prompts) != 1:
         raise refused(f"{len(prompts)} prompts are given, but a turn of a session has one", param="prompt")
     before = turn.session.conversation
-    return [*before, *(model.encode_further(prompts[0]) if before else model.encode(prompts[0]))]
+    return [*before, *service.encode(prompts[0], further=bool(before))]

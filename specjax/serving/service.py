@@ -13,7 +13,7 @@ from specjax.decoding.settings import RULES, DraftConfig, Room
 from specjax.runtime.building import Experience
 from specjax.runtime.model import Model
 from specjax.runtime.options import GenerateOptions
-from specjax.runtime.prompts import check_prompts
+from specjax.runtime.prompts import Prompt, check_prompts
 from specjax.runtime.stop_strings import StopStrings
 from specjax.runtime.warm_engine import WarmEngine
 from specjax.serving.errors import ApiError, refused
@@ -113,6 +113,29 @@ class Service:
         engine, eos_ids = self.worker.engine, tuple(self.tokenizer.eos_ids)
         yield from engine.warm(Room.of([self.settings.defaults.settings(DraftConfig(n_max=0), eos_ids)]))
 
+    def encode(self, prompt: Prompt, *, further: bool = False) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            prompt: text, or token ids.
+            further: whether it follows other tokens.
+
+        Raises:
+            ApiError: it is so long that no seat has room for it, which is seen before it is encoded.
+            PromptError: it is no Unicode text.
+        """
+        if isinstance(prompt, str) and (least := self.tokenizer.fewest_tokens(prompt)) > self.settings.slots:
+            raise self._too_long(f"at least {least}")
+        return self.model.encode_further(prompt) if further else self.model.encode(prompt)
+
+    def _too_long(self, tokens: object) -> ApiError:
+        return refused(
+            f"the prompt has {tokens} tokens, and a seat of this server has room for {self.settings.slots}, of which a"
+            " new token needs one; shorten it",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens can follow a prompt.
 
@@ -126,12 +149,7 @@ class Service:
             raise refused(str(error), param="prompt", code=code) from None
         room = self.settings.slots - len(prompt)
         if room < 1:
-            raise refused(
-                f"the prompt has {len(prompt)} tokens, and a seat of this server has room for {self.settings.slots}, of"
-                " which a new token needs one; shorten it",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise self._too_long(len(prompt))
         return room
 
     def check_model(self, name: str | None) -> None:

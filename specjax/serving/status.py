@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -92,7 +93,7 @@ class Status:
         check_text(form.content)
         tokenizer = self._service.tokenizer
         leading = list(tokenizer.vocabulary.leading)
-        ids = tokenizer.encode(form.content, special=form.parse_special)
+        ids = await asyncio.to_thread(tokenizer.encode, form.content, form.parse_special)
         if form.parse_special:
             ids = ids[len(leading) :]
         ids = leading + ids if form.add_special else ids

@@ -18,6 +18,7 @@ from checkpoints import TokenizerError, Vocabulary
 from checkpoints.tokenizers import gguf as tokenizer_gguf
 from checkpoints.tokenizers import hf as tokenizer_hf
 from checkpoints.tokenizers.backend import pre_tokenizer
+from checkpoints.tokenizers.tokenizer import LONG
 from checkpoints.tokenizers.vocabulary import BYTE_ALPHABET, PRE_TOKENIZERS
 from specjax.models.registry import FAMILIES
 
@@ -86,6 +87,23 @@ def test_ids_equal_those_of_llama_cpp(model: str) -> None:
 @settings(max_examples=200, deadline=None)
 def test_every_text_comes_back(special: bool, text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text, special)) == text
+
+
+def test_long_texts_are_encoded_as_short_ones_are() -> None:
+    text = "".join(CRUEL) * (LONG // len("".join(CRUEL)) + 1)
+    assert TOKENIZER.encode(text) == TOKENIZER.backend.encode(text).ids
+    assert TOKENIZER.decode(TOKENIZER.encode(text, special=False)) == text
+    assert TOKENIZER.encode(text, special=False) != TOKENIZER.encode(text)
+
+
+def test_no_text_has_fewer_tokens_than_is_said() -> None:
+    composing = checkpoints.load(FIXTURES / "dense" / "hf", FAMILIES).tokenizer
+    longest = max((TOKENIZER.vocabulary.piece(token) for token in range(TOKENIZER.vocab_size)), key=len).decode()
+    assert TOKENIZER.fewest_tokens(longest * 9) == 3
+    for tokenizer in (TOKENIZER, composing):
+        assert tokenizer is not None
+        for text in (*CRUEL, longest * 9, unicodedata.normalize("NFD", "\u0390" * 40)):
+            assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
 
 
 def test_every_byte_has_a_token() -> None:

@@ -84,6 +84,25 @@ def test_an_unknown_drafter_is_answered_with_the_names_of_those_that_there_are(c
         assert "draft_by is 'eagle', but the model's drafters are 'ngram', 'mtp'" in answer.json()["error"]["message"]
 
 
+def test_a_prompt_far_too_long_is_refused_before_it_is_encoded(
+    client: httpx.Client, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*arguments: object) -> list[int]:
+        raise AssertionError("a long text takes seconds to encode")
+
+    monkeypatch.setattr(running.service.tokenizer, "encode", encode)
+    client.post("/sessions", json={"id": "long"})
+    text = "ab " * 30_000
+    bodies = [{"prompt": text}, {"prompt": [text]}, {"prompt": text, "session": "long"}]
+    chat = {"messages": [{"role": "user", "content": text}]}
+    for path, body in [*(("completions", each) for each in bodies), ("chat/completions", chat)]:
+        answer = client.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "the prompt has at least 7" in answer.json()["error"]["message"]
+    client.delete("/sessions/long")
+
+
 def test_messages_show_no_path_of_the_machine(client: httpx.Client, running: Running) -> None:
     folder = str(running.model.path.parent)
     for path, body, _ in REFUSED:
