@@ -63,29 +63,52 @@ def _bytes(tokenizer: TextTokenizer, token: int) -> bytes:
     return tokenizer.decode_bytes([token]) if token < tokenizer.vocab_size else b""
 
 
+class Places:
+    """Where in a text its tokens begin, as characters from its start.
+
+    A character of several tokens is there with the last of them. All of them begin where it stands.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, begin: int = 0, *, special: bool = False) -> None:
+        """
+        Args:
+            tokenizer: spells tokens.
+            begin: where the first token begins.
+            special: whether the text shows control tokens.
+        """
+        self._text, self._vocab_size, self._place = tokenizer.stream(special), tokenizer.vocab_size, begin
+
+    def of(self, tokens: Iterable[int]) -> list[int]:
+        """The places of the next tokens."""
+        places = []
+        for token in tokens:
+            places.append(self._place)
+            if token < self._vocab_size:
+                self._place += len(self._text.push([token]))
+        return places
+
+
 def completion_logprobs(
-    tokenizer: TextTokenizer, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], offset: int
+    tokenizer: TextTokenizer,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    places: Sequence[int],
 ) -> dict[str, Any]:
     """Log-probabilities in the form of /v1/completions.
 
     Args:
         tokenizer: spells tokens.
         tokens, logprobs: at each of them; None for the first token of a text, which follows nothing.
-        offset: characters of the text before them.
+        places: where in the text they begin.
     """
-    texts = [spelled(tokenizer, token) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return {
-        "tokens": texts,
+        "tokens": [spelled(tokenizer, token) for token in tokens],
         "token_logprobs": [None if each is None else each.logprob for each in logprobs],
         "top_logprobs": [
             None if each is None else {spelled(tokenizer, token): logprob for token, logprob in reversed(each.top)}
             for each in logprobs
         ],
-        "text_offset": offsets,
+        "text_offset": list(places),
     }
 
 

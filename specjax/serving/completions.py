@@ -8,7 +8,7 @@ from typing import Any
 
 from specjax.runtime.prompt_scores import prompt_logprobs
 from specjax.runtime.request import TokenLogprobs
-from specjax.serving.answers import completion_logprobs, reason_of
+from specjax.serving.answers import Places, completion_logprobs, reason_of
 from specjax.serving.endpoint import Answering, Endpoint, Prepared
 from specjax.serving.errors import refused
 from specjax.serving.forms import CompletionForm
@@ -29,12 +29,14 @@ class Texts:
         prompts: token ids of each.
         each: texts that each of them is continued by.
         echoes: of each prompt what is shown of it before its texts.
+        written: of each prompt whether it was given as text, in which control tokens are written out.
         silent: whether the texts themselves are not wanted, only the prompts.
     """
 
     prompts: Sequence[Sequence[int]]
     each: int
     echoes: Sequence[str]
+    written: Sequence[bool]
     silent: bool
 
 
@@ -45,7 +47,7 @@ class CompletionAnswer(Answering):
 
     async def begin(self) -> Sequence[dict[str, Any]]:
         texts: Texts = self.prepared.told
-        self._offsets = [0] * len(self.choices)
+        self._places = [Places(self.service.tokenizer) for _ in self.choices]
         self._scores: list[list[TokenLogprobs | None]] = []
         if not self.form.echo:
             return []
@@ -57,7 +59,7 @@ class CompletionAnswer(Answering):
         events = []
         for index in range(len(self.choices)):
             echo, logprobs = self._echo(index)
-            self._offsets[index] = len(echo)
+            self._places[index] = Places(self.service.tokenizer, len(echo))
             self.choices[index].text = echo
             events.append(self._document(index, echo, logprobs, None))
         return events
@@ -67,8 +69,7 @@ class CompletionAnswer(Answering):
             return [self._document(index, "", None, reason_of(part.end))] if part.end else []
         logprobs = None
         if self.form.logprobs is not None and part.tokens:
-            logprobs = self._logprobs(part.tokens, part.logprobs, self._offsets[index])
-            self._offsets[index] += sum(map(len, logprobs["tokens"]))
+            logprobs = self._logprobs(part.tokens, part.logprobs, self._places[index].of(part.tokens))
         return [self._document(index, part.text, logprobs, reason_of(part.end), **self.trace(index, part))]
 
     def whole(self) -> dict[str, Any]:
@@ -79,7 +80,8 @@ class CompletionAnswer(Answering):
             if self.prepared.told.silent:
                 text = echo
             elif self.form.logprobs is not None:
-                logprobs = self._logprobs(choice.tokens, choice.logprobs, len(echo))
+                places = Places(self.service.tokenizer, len(echo)).of(choice.tokens)
+                logprobs = self._logprobs(choice.tokens, choice.logprobs, places)
                 if prompt is not None:
                     logprobs = {name: [*prompt[name], *values] for name, values in logprobs.items()}
             choices.append(self._choice(index, text, logprobs, reason_of(choice.end)))
@@ -99,13 +101,18 @@ class CompletionAnswer(Answering):
         number = index // self.prepared.told.each
         logprobs = None
         if self.form.logprobs is not None:
-            logprobs = self._logprobs(self.prepared.told.prompts[number], self._scores[number], 0)
+            tokens, written = self.prepared.told.prompts[number], self.prepared.told.written[number]
+            leading = len(self.service.tokenizer.vocabulary.leading) if written else 0
+            places = [0] * leading + Places(self.service.tokenizer, special=written).of(tokens[leading:])
+            logprobs = self._logprobs(tokens, self._scores[number], places)
         return self.prepared.told.echoes[number], logprobs
 
-    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], offset: int) -> dict[str, Any]:
+    def _logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], places: Sequence[int]
+    ) -> dict[str, Any]:
         top = self.form.logprobs or 0
         cut = [each and TokenLogprobs(each.logprob, each.top[:top]) for each in logprobs]
-        return completion_logprobs(self.service.tokenizer, tokens, cut, offset)
+        return completion_logprobs(self.service.tokenizer, tokens, cut, places)
 
     def _document(self, index: int, text: str, logprobs: Any, reason: str | None, **more: Any) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
@@ -158,7 +165,8 @@ class Completions(Endpoint[CompletionForm]):
                     )
                 )
         echoes = [prompt if isinstance(prompt, str) else service.model.decode(prompt) for prompt in prompts]
-        told = Texts(encoded, form.n or 1, echoes, silent=form.max_tokens == 0)
+        written = [isinstance(prompt, str) for prompt in prompts]
+        told = Texts(encoded, form.n or 1, echoes, written, silent=form.max_tokens == 0)
         return Prepared(wishes, [len(prompt) for prompt in encoded], structure_of(options), told)
 
 

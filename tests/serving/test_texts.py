@@ -132,6 +132,25 @@ def test_log_probabilities_are_those_of_generate_and_of_score(running: Running) 
     assert all(len(each.top_logprobs) == 2 and each.logprob <= each.top_logprobs[0].logprob for each in content)
 
 
+def test_offsets_point_into_the_text_where_characters_have_several_tokens(client: httpx.Client) -> None:
+    body = {"prompt": "é漢", "echo": True, "regex": "(漢字🎉é){3}", "max_tokens": 60, "seed": 1, "logprobs": 1}
+    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    text, scores = choice["text"], choice["logprobs"]
+    assert text == "é漢" + "漢字🎉é" * 3
+    assert any(token.startswith("bytes:") for token in scores["tokens"])
+    streamed = []
+    for line in client.post("/v1/completions", json={**body, "stream": True}).text.splitlines():
+        if line.startswith("data: {"):
+            part = json.loads(line.removeprefix("data: "))["choices"][0]["logprobs"]
+            streamed += part["text_offset"] if part else []
+    assert streamed == scores["text_offset"]
+    written, known = b"", [*zip(scores["tokens"], scores["text_offset"], strict=True)]
+    for token, offset in known[:-1]:  # the last one ends the text
+        assert offset == len(written.decode(errors="ignore"))
+        written += bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:") else token.encode()
+    assert written.decode() == text
+
+
 def test_only_the_prompt_can_be_scored(client: httpx.Client, running: Running) -> None:
     body = {"prompt": "import os\n", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
     answer = client.post("/v1/completions", json=body).json()
