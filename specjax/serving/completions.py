@@ -26,7 +26,8 @@ class Texts:
     """What is remembered of a request.
 
     Attributes:
-        prompts: token ids of each.
+        prompts: token ids of each, with the conversation of a session before it.
+        before: tokens of that conversation, which are not shown.
         each: texts that each of them is continued by.
         echoes: of each prompt what is shown of it before its texts.
         written: of each prompt whether it was given as text, in which control tokens are written out.
@@ -34,6 +35,7 @@ class Texts:
     """
 
     prompts: Sequence[Sequence[int]]
+    before: int
     each: int
     echoes: Sequence[str]
     written: Sequence[bool]
@@ -93,6 +95,9 @@ class CompletionAnswer(Answering):
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
+    def reply(self) -> Sequence[int]:
+        return () if self.prepared.told.silent else super().reply()
+
     def last(self) -> dict[str, Any]:
         return self.document("text_completion", [])
 
@@ -101,10 +106,11 @@ class CompletionAnswer(Answering):
         number = index // self.prepared.told.each
         logprobs = None
         if self.form.logprobs is not None:
-            tokens, written = self.prepared.told.prompts[number], self.prepared.told.written[number]
-            leading = len(self.service.tokenizer.vocabulary.leading) if written else 0
+            before, written = self.prepared.told.before, self.prepared.told.written[number]
+            tokens, scores = self.prepared.told.prompts[number][before:], self._scores[number][before:]
+            leading = len(self.service.tokenizer.vocabulary.leading) if written and not before else 0
             places = [0] * leading + Places(self.service.tokenizer, special=written).of(tokens[leading:])
-            logprobs = self._logprobs(tokens, self._scores[number], places)
+            logprobs = self._logprobs(tokens, scores, places)
         return self.prepared.told.echoes[number], logprobs
 
     def _logprobs(
@@ -166,7 +172,8 @@ class Completions(Endpoint[CompletionForm]):
                 )
         echoes = [prompt if isinstance(prompt, str) else service.model.decode(prompt) for prompt in prompts]
         written = [isinstance(prompt, str) for prompt in prompts]
-        told = Texts(encoded, form.n or 1, echoes, written, silent=form.max_tokens == 0)
+        before = 0 if turn is None else len(turn.session.conversation)
+        told = Texts(encoded, before, form.n or 1, echoes, written, silent=form.max_tokens == 0)
         return Prepared(wishes, [len(prompt) for prompt in encoded], structure_of(options), told)
 
 

@@ -104,6 +104,10 @@ class Answering(ABC):
         """What the request has cost; all of its texts have ended."""
         return usage_of([each.end for each in self.choices if each.end is not None], self.prepared.prompt_tokens)
 
+    def reply(self) -> Sequence[int]:
+        """The tokens that a session takes in as what the model said."""
+        return self.choices[0].tokens
+
     def document(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """An answer, or an event of a stream, with these choices."""
         return {**self.head, "object": kind, "model": self.service.settings.name, "choices": list(choices)}
@@ -187,7 +191,7 @@ class Endpoint(ABC, Generic[AForm]):
                     if form.stream:
                         yield event
             if turn is not None:
-                await asyncio.to_thread(self.service.sessions.end, turn, answering.choices[0].tokens)
+                await asyncio.to_thread(self.service.sessions.end, turn, answering.reply())
         finally:
             if turn is not None:
                 self.service.sessions.give_up(turn)

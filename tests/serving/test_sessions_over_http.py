@@ -228,3 +228,33 @@ def test_a_session_stays_as_it_is_while_a_turn_goes_on(running: Running, client:
     for path, body in (("rewind", {"length": 0}), ("restore", None)):
         assert client.post(f"/sessions/going/{path}", json=body).status_code == 200
     client.delete("/sessions/going")
+
+
+def test_a_prompt_that_is_shown_or_scored_is_what_the_turn_adds(running: Running, client: httpx.Client) -> None:
+    client.post("/sessions", json={"id": "scored"})
+    body = {
+        "session": "scored",
+        "prompt": "import os\n",
+        "max_tokens": 0,
+        "echo": True,
+        "temperature": 0,
+        "logprobs": 1,
+    }
+    before: list[float] = []
+    for text in ("import os\n", "class A:\n"):
+        answer = client.post("/v1/completions", json={**body, "prompt": text}).json()
+        choice = answer["choices"][0]
+        assert choice["text"] == "".join(choice["logprobs"]["tokens"]) == text
+        assert choice["logprobs"]["text_offset"][0] == 0
+        assert answer["usage"]["completion_tokens"] == 0
+        before += choice["logprobs"]["token_logprobs"]
+    told = client.get("/sessions/scored").json()
+    assert told["text"] == "import os\nclass A:\n", "no token that nobody has seen"
+    tokens = [*running.model.encode("import os\n"), *running.model.encode_further("class A:\n")]
+    assert told["tokens"] == len(tokens)
+    assert before[1:] == pytest.approx(running.model.score(tokens[:1], tokens[1:]), abs=1e-4)
+    plain = {"session": "scored", "prompt": "x", "max_tokens": 6, "temperature": 0}
+    fresh = {"prompt": [*tokens, *running.model.encode_further("x")], "max_tokens": 6, "temperature": 0}
+    texts = [client.post("/v1/completions", json=each).json()["choices"][0]["text"] for each in (plain, fresh)]
+    assert texts[0] == texts[1]
+    client.delete("/sessions/scored")
