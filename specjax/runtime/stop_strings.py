@@ -71,11 +71,13 @@ class StopStrings:
 
     def _doubtful(self) -> int:
         """Characters at the end that may begin a stop string."""
-        lengths = range(min(self._longest - 1, len(self._text)), 0, -1)
-        return next(
-            (n for n in lengths if any(string.startswith(self._text[-n:]) for string in self._strings)),
-            0,
-        )
+        return max((_begun(string, self._text) for string in self._strings), default=0)
+
+
+def _begun(string: str, text: str) -> int:
+    """Characters at the end of a text with which a string that is not in it may begin."""
+    lengths = range(min(len(string) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(string[:length])), 0)
 
 
 def cut_at(text: str, strings: Sequence[str]) -> str:

@@ -21,6 +21,8 @@ PASSED_ON = (
 """Fields that are options by the same name."""
 
 MOST_PENALTY, MOST_BIAS = 2.0, 100.0
+MOST_STOPS, MOST_STOP_BYTES = 64, 4096
+"""Strings that may end a text, and their bytes together. The engine's thread looks for them at every token."""
 
 
 def options_of(
@@ -51,6 +53,7 @@ def options_of(
         changes["seed"] = form.seed % 2**32
     elif changes.get("temperature", defaults.temperature):
         changes["seed"] = secrets.randbits(32)
+    _check_stops([form.stop] if isinstance(form.stop, str) else form.stop or [])
     changes |= _bias(form) | _grammar(form)
     changes["draft"] = _draft(form, defaults, most_drafts)
     if max_tokens > most_tokens:
@@ -79,6 +82,16 @@ def structure_of(options: GenerateOptions) -> Structure | None:
         return schema_structure(str(options.json_schema), options.grammar_after)
     except RecursionError:
         raise refused("the schema is nested too deeply; write it with fewer levels") from None
+
+
+def _check_stops(strings: Sequence[str]) -> None:
+    num_bytes = sum(len(string.encode(errors="replace")) for string in strings)
+    if len(strings) > MOST_STOPS or num_bytes > MOST_STOP_BYTES:
+        raise refused(
+            f"stop has {len(strings)} strings of {num_bytes} bytes together; give at most {MOST_STOPS} strings of"
+            f" {MOST_STOP_BYTES} bytes together",
+            param="stop",
+        )
 
 
 def _bias(form: Wanted) -> dict[str, Any]:

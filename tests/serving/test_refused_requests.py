@@ -40,6 +40,8 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"prompt": "a", "max_tokens": 301}, "max_tokens"),
     ("completions", {"prompt": "a", "n": 17}, "n"),
     ("completions", {"prompt": "a", "stop": [""]}, "stop"),
+    ("completions", {"prompt": "a", "stop": ["a"] * 65}, "stop"),
+    ("completions", {"prompt": "a", "stop": ["é" * 1024, "é" * 1025]}, "stop"),
     ("completions", {"prompt": "a", "unknown": 1}, "unknown"),
     ("completions", {"prompt": {"text": "a"}}, "prompt"),
     ("completions", {"prompt": [[1], "a"]}, "prompt"),
