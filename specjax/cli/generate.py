@@ -133,9 +133,9 @@ def _show_prompt(prompt: str | list[int], args: argparse.Namespace) -> None:
     if args.json or args.quiet or not isinstance(prompt, str):
         return
     if prompt is DEFAULT_PROMPT or (sys.stderr.isatty() and sys.stdout.isatty()):
-        from rich.console import Console
+        from specjax.cli.text import console
 
-        Console(stderr=True, highlight=False, soft_wrap=True).print(prompt, end="", markup=False, style="dim")
+        console(stderr=True).print(prompt, end="", markup=False, style="dim")
         sys.stderr.flush()
 
 

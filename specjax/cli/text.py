@@ -8,9 +8,15 @@ from rich.console import Console
 from rich.markup import escape
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the error through: `main` knows the exit status. Rich would end the program with status 1."""
+        raise
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that never wraps: piped output keeps its lines."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return _Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]], indent: int = 0) -> None:

@@ -274,11 +274,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
 
 
-def test_a_reader_that_leaves_is_no_error(gguf: Path) -> None:
-    command = [sys.executable, "-m", "specjax", "inspect", str(gguf), "--tensors", "--json"]
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_reader_that_leaves_is_no_error(form: tuple[str, ...], gguf: Path) -> None:
+    command = [sys.executable, "-m", "specjax", "inspect", str(gguf), "--tensors", *form]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def test_a_closed_output_is_no_error(gguf: Path) -> None:
+    command = [sys.executable, "-m", "specjax", "inspect", str(gguf)]
+    ran = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
