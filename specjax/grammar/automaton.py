@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from specjax.grammar.expression import END_MARK, START_MARK, GrammarError, without_anchors, without_marks
+from specjax.grammar.expression import END_MARK, START_MARK, GrammarError, copies, without_anchors, without_marks
 
 END, SHOWN = 256, 80
 """The token that ends a text for outlines-core, behind the 256 bytes; and characters that messages quote."""
@@ -20,6 +20,9 @@ DEAD_END = "Found no transitions"
 
 DEAD = -1
 """In place of a state: no text goes on from here."""
+
+MOST_COPIES = 200_000
+"""What counted repetitions may add to an expression, see `copies`. An automaton of so many states takes some GB."""
 
 MOST_WORK = 500_000
 """States times bytes by which they are told apart, before an automaton stays as large as it is."""
@@ -46,8 +49,14 @@ def byte_automaton(regex: str) -> ByteAutomaton:
     may follow it. A mark before it keeps the automaton small, which looks for matches that begin later too.
 
     Raises:
-        GrammarError: outlines-core is not installed, or it does not take the expression.
+        GrammarError: outlines-core is not installed, it does not take the expression, or repetitions are too large.
     """
+    if (added := copies(regex)) > MOST_COPIES:
+        raise GrammarError(
+            f"the regular expression {_shown(regex)} repeats its parts so often that they come to {added} characters"
+            f" more; up to {MOST_COPIES} are compiled: count less far in {{m,n}}, maxLength or maxItems, or leave the"
+            " count out"
+        )
     index = _index(f"{START_MARK}(?:{without_marks(without_anchors(regex))}){END_MARK}", regex)
     return _marked(index.get_transitions(), index.get_initial_state(), set(index.get_final_states()))
 
@@ -64,15 +73,18 @@ def _index(regex: str, given: str) -> Any:
     try:
         return Index(regex, Vocabulary(END, {bytes([byte]): [byte] for byte in range(END)}))
     except ValueError as error:
-        shown = given if len(given) <= SHOWN else given[: SHOWN - 3] + "..."
         if DEAD_END in str(error):
             raise GrammarError(
-                f"no text matches the regular expression {shown!r}; ^ and $ may stand only at its very ends"
+                f"no text matches the regular expression {_shown(given)}; ^ and $ may stand only at its very ends"
             ) from error
         raise GrammarError(
-            f"the regular expression {shown!r} cannot be compiled: {error}; its syntax is that of Rust's crate regex,"
-            " which has no look-around and no references back"
+            f"the regular expression {_shown(given)} cannot be compiled: {error}; its syntax is that of Rust's crate"
+            " regex, which has no look-around and no references back"
         ) from error
+
+
+def _shown(regex: str) -> str:
+    return repr(regex if len(regex) <= SHOWN else regex[: SHOWN - 3] + "...")
 
 
 def _marked(transitions: dict[int, dict[int, int]], first: int, final: set[int]) -> ByteAutomaton:

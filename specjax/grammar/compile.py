@@ -101,17 +101,21 @@ def schema_structure(schema: str, after: str | None = None) -> Structure:
     Raises:
         GrammarError: the schema is no JSON.
     """
-    return Structure("schema", json.dumps(_parsed(schema)), after)
+    return Structure("schema", _normal(schema), after)
 
 
-def _parsed(schema: str) -> Any:
+def _normal(schema: str) -> str:
+    """A text that is the same for all texts of a schema."""
+
     def refuse(constant: str) -> None:
         raise GrammarError(f"the JSON schema has {constant}, which is no value of JSON")
 
     try:
-        return json.loads(schema, parse_constant=refuse)
+        return json.dumps(json.loads(schema, parse_constant=refuse))
     except json.JSONDecodeError as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+    except RecursionError:
+        raise GrammarError("the JSON schema has too many levels; write it with fewer") from None
 
 
 def known_grammar(structure: Structure, tokenizer: TextTokenizer, vocab_size: int) -> Grammar | None:

@@ -11,6 +11,11 @@ START_MARK, END_MARK = "\U0010fffe", "\U0010ffff"
 
 _NO_MARKS = r"[^\x{10fffe}\x{10ffff}]"
 _ANY = r"[^\n\x{10fffe}\x{10ffff}]"
+_PIECE = re.compile(
+    r"\\[pPxuU]\{\w*\}|\\.|\((?:\?(?:P?<\w+>|[a-zA-Z-]*:))?|\[\^?\]?|\{(\d{1,10})(?:,(\d{0,10}))?\}|.", re.DOTALL
+)
+_CLASS = 4
+"""A class of characters counts as so many: those that are written in several bytes take several states."""
 _NEGATED = {r"\D", r"\W", r"\S"}
 
 
@@ -23,6 +28,32 @@ def without_anchors(regex: str) -> str:
     bare = regex.removeprefix("^")
     escaped = len(bare) - 1 - len(bare[:-1].rstrip("\\"))
     return bare[:-1] if bare.endswith("$") and escaped % 2 == 0 else bare
+
+
+def copies(regex: str) -> int:
+    """How many characters counted repetitions, such as {3,5}, add to an expression when they are written out."""
+    added = 0
+    groups, last, classes = [0], 0, 0
+    for match in _PIECE.finditer(regex):
+        piece = match[0]
+        if classes:
+            classes += piece.startswith("[") - (piece == "]")
+            continue
+        if match[1]:
+            times = max(int(match[1]), int(match[2] or 0), 1)
+            added += last * (times - 1)
+            groups[-1] += last * (times - 1)
+            last *= times
+        elif piece.startswith("("):
+            groups.append(0)
+        elif piece == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        elif piece not in ("|", "*", "+", "?"):
+            classes = piece.startswith("[")
+            last = _CLASS if classes or piece == "." or piece[1:2].isalpha() else 1
+            groups[-1] += last
+    return added
 
 
 def without_marks(regex: str) -> str:

@@ -40,6 +40,10 @@ NOTES = {
 }
 """Keywords that say nothing of what is valid."""
 
+MOST_WRITTEN = 1 << 20
+"""So many characters may be written for a schema and all its parts. References, and arrays in arrays, can double them
+at every level."""
+
 DEPTH = 2
 """Arrays and objects in a value that may be anything are nested no deeper than this."""
 
@@ -51,9 +55,12 @@ def schema_regex(schema: Any) -> str:
         schema: as `json.loads` gives it.
 
     Raises:
-        GrammarError: the schema has something that a regular expression cannot hold.
+        GrammarError: the schema has something that a regular expression cannot hold, or it is too large.
     """
-    return _Schema(schema).regex(schema, "#", ())
+    try:
+        return _Schema(schema).regex(schema, "#", ())
+    except RecursionError:
+        raise GrammarError("the schema has too many levels; write it with fewer") from None
 
 
 class _Schema:
@@ -61,6 +68,7 @@ class _Schema:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._written = 0
 
     def regex(self, schema: Any, place: str, within: tuple[str, ...]) -> str:
         """The expression of a part.
@@ -70,6 +78,16 @@ class _Schema:
             place: where it stands, for messages.
             within: the references that led here.
         """
+        written = self._part(schema, place, within)
+        self._written += len(written)
+        if self._written > MOST_WRITTEN:
+            raise GrammarError(
+                f"the schema comes to more than {MOST_WRITTEN} characters of a regular expression, at {place}; take"
+                " levels, references or choices out"
+            )
+        return written
+
+    def _part(self, schema: Any, place: str, within: tuple[str, ...]) -> str:
         if schema is True or schema == {}:
             return _anything(DEPTH)
         if not isinstance(schema, dict):
@@ -249,13 +267,11 @@ def _anything(depth: int) -> str:
 
 
 def _array_of(item: str, least: int, most: int | None) -> str:
-    more = _times(max(least - 1, 0), None if most is None else max(most - 1, 0))
-    items = f"{item}(?:{SPACE},{SPACE}{item}){more}"
     if most == 0:
-        items = ""
-    elif least == 0:
-        items = f"(?:{items})?"
-    return _brackets(r"\[", items, r"\]")
+        return _brackets(r"\[", "", r"\]")
+    more = _times(max(least - 1, 0), None if most is None else most - 1)
+    items = item if most == 1 else f"{item}(?:{SPACE},{SPACE}{item}){more}"
+    return _brackets(r"\[", f"(?:{items})?" if least == 0 else items, r"\]")
 
 
 def _object_of(member: str) -> str:

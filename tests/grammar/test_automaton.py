@@ -10,7 +10,7 @@ import pytest
 
 from specjax.decoding.grammar import FORBIDDEN, Grammar
 from specjax.grammar.automaton import byte_automaton
-from specjax.grammar.expression import GrammarError
+from specjax.grammar.expression import GrammarError, copies
 from specjax.grammar.tokens import over_tokens
 
 PIECES = (b"a", b"b", b"ab", b"aba", b"\xc3", b"\xa9", "é".encode(), b"\xa9a", b'"', b"1", b"\n", b"")
@@ -120,6 +120,8 @@ def test_tokens_that_do_the_same_are_one_class() -> None:
         ("(?=a)a", "cannot be compiled.*no look-around"),
         ("a[^\\s\\S]", "no text matches the regular expression"),
         ("a^b", "may stand only at its very ends"),
+        ("a{900000}", "come to 899999 characters more"),
+        ("(?:[^a]{100}|b){999}", "come to 400594 characters more"),
         ("xyz", "no text that the grammar allows can be spelled"),
     ],
 )
@@ -159,3 +161,18 @@ def test_counted_repetitions_stay_small(regex: str) -> None:
         for byte in text.encode():
             state = int(automaton.next[state, byte]) if state >= 0 else -1
         assert (state >= 0 and bool(automaton.accepting[state])) == bool(re.fullmatch(regex, text)), text
+
+
+@pytest.mark.parametrize(
+    ("regex", "added"),
+    [
+        ("a{3}b{0,2}c{2,}d{0,}", 2 + 1 + 1),
+        ("(ab){2,5}(?:cd){1}(?P<n>e){3}", 8 + 0 + 2),
+        ("(?:a{10}|b){10}", 9 + 9 * 11),
+        (r"\{3}[{3}][]{3}]\p{L}\x{10fffe}", 0),
+        (r"[^]a]{3}\p{L}{2}.{2}[\]]{2}", 4 * (2 + 1 + 1 + 1)),
+    ],
+)
+def test_what_counted_repetitions_add_is_counted(regex: str, added: int) -> None:
+    """A class counts as 4 characters."""
+    assert copies(regex) == added

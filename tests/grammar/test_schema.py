@@ -35,6 +35,8 @@ SCHEMAS: dict[str, Any] = {
     "numbers": {"type": "array", "items": {"type": "number"}, "minItems": 2},
     "tuple": {"type": "array", "prefixItems": [{"const": "x"}, {"type": ["integer", "boolean"]}]},
     "empty array": {"type": "array", "maxItems": 0},
+    "at most one": {"type": "array", "items": {"type": ["integer", "boolean"]}, "maxItems": 1},
+    "exactly one": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 1},
     "map": {"type": "object", "additionalProperties": {"type": "integer"}},
     "nothing inside": {"type": "object", "additionalProperties": False},
     "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"},
@@ -51,6 +53,13 @@ SCHEMAS: dict[str, Any] = {
 @cache
 def automaton(name: str) -> ByteAutomaton:
     return byte_automaton(schema_regex(SCHEMAS[name]))
+
+
+def nested(levels: int, most: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema, "maxItems": most}
+    return schema
 
 
 def matches(automaton: ByteAutomaton, text: str) -> bool:
@@ -124,6 +133,12 @@ def test_what_a_schema_matches_is_valid_json(name: str) -> None:
         ("numbers", "[01, 2]", False),
         ("numbers", "[1]", False),
         ("empty array", "[]", True),
+        ("at most one", "[]", True),
+        ("at most one", "[ true]", True),
+        ("at most one", "[1,2]", False),
+        ("exactly one", "[]", False),
+        ("exactly one", "[7]", True),
+        ("exactly one", "[7,8]", False),
         ("map", '{"a":1,"\\n":2}', True),
         ("pattern", '"AB-12"', True),
         ("pattern", '"xAB-12"', False),
@@ -159,6 +174,18 @@ def test_what_a_schema_matches_and_what_not(name: str, text: str, wanted: bool) 
         ({"allOf": [{}, {}]}, "write them as one"),
         ({"type": "array", "prefixItems": [{}], "minItems": 2}, "allow as many"),
         (False, "give an object"),
+        (nested(40, 2), "more than 1048576 characters of a regular expression, at #/items/items"),
+        (
+            {
+                "$defs": {
+                    f"{i}": {"prefixItems": [{"$ref": f"#/$defs/{i + 1}"}] * 2, "type": "array"} for i in range(40)
+                }
+                | {"40": {"type": "null"}},
+                "$ref": "#/$defs/0",
+            },
+            "take levels, references or choices out",
+        ),
+        (nested(2000, 1), "too many levels"),
     ],
 )
 def test_what_cannot_be_held_is_refused(schema: Any, message: str) -> None:
@@ -177,6 +204,10 @@ def test_what_cannot_be_held_is_refused(schema: Any, message: str) -> None:
 def test_keywords_of_another_shape_are_refused(schema: Any) -> None:
     with pytest.raises(GrammarError, match="; it must be "):
         schema_regex(schema)
+
+
+def test_levels_of_which_each_has_one_item_do_not_double() -> None:
+    assert len(schema_regex(nested(80, 1))) == 2 * len(schema_regex(nested(40, 1))) - len(schema_regex(nested(0, 1)))
 
 
 def test_a_reference_may_have_codes_of_bytes() -> None:

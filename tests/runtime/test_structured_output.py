@@ -305,6 +305,7 @@ def test_grammars_are_remembered(model: specjax.Model) -> None:
         ({"grammar_after": "a"}, ValueError, "nothing that begins there"),
         ({"json_schema": [1]}, TypeError, "as text or as a dict"),
         ({"json_schema": "{"}, GrammarError, "not JSON"),
+        ({"json_schema": '{"items":' * 100_000}, GrammarError, "too many levels"),
         ({"json_schema": {"type": "integer", "maximum": 3}}, GrammarError, "maximum"),
         ({"json_schema": {}, "regex": ""}, ValueError, "held to one of them"),
     ],
