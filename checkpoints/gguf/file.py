@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints.errors import FormatError
 from checkpoints.gguf.ggml_types import GGML_TYPES, OF_CACHES, PLAIN_TYPES, TYPE_OF_CODE, decode_rows, is_decodable
-from checkpoints.gguf.values import SCALARS, GGUFValue
+from checkpoints.gguf.values import SCALARS, GGUFValue, value_of
 from checkpoints.region import Region
 from checkpoints.source import ALL, FileRange, Only, TensorInfo, aligned_empty
 
@@ -105,19 +105,23 @@ class GGUFFile:
         self._ranges: dict[str, FileRange] = {}
         parts = parts_of(self.path)
         for index, part in enumerate(parts):
-            own = self._open(part)
-            if len(parts) > 1 and "split.no" in own and own["split.no"].value != index:
-                raise FormatError(f"{part}: says that it is part {own['split.no'].value + 1}; give it its old name")
-        if (declared := self.metadata.get("split.count", 1)) > len(parts):
+            own = {key: value.value for key, value in self._open(part).items()}
+            number = value_of(own, "split.no", int, str(part), FormatError, default=index)
+            if len(parts) > 1 and number != index:
+                raise FormatError(f"{part}: says that it is part {number + 1}; give it its old name")
+        if (declared := self._number("split.count", default=1)) > len(parts):
             raise FormatError(
                 f"{self.path}: one of {declared} parts of a split file, but its name does not say which; rename the"
                 f" parts to NAME-00001-of-{declared:05d}.gguf and so on, or merge them with llama-gguf-split"
             )
-        if (expected := self.metadata.get("split.tensors.count", len(self.tensors))) != len(self.tensors):
+        if (expected := self._number("split.tensors.count", default=len(self.tensors))) != len(self.tensors):
             raise FormatError(
                 f"{self.path}: the parts of this split file have {len(self.tensors)} tensors together, but {expected}"
                 " are announced: they are not of one model; download or convert them again"
             )
+
+    def _number(self, key: str, default: int) -> int:
+        return value_of(self.metadata, key, int, str(self.path), FormatError, default)
 
     def can_read(self, name: str) -> bool:
         """Whether the tensor holds floating-point numbers, of a type that can be decoded."""

@@ -7,8 +7,9 @@ Format: ggml-org/ggml `docs/gguf.md`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from gguf import GGUFValueType
 
@@ -16,6 +17,9 @@ from checkpoints.errors import CheckpointError
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Codes of `struct` for the value types of numbers."""
+
+
+_IN_WORDS = {int: "whole number", float: "number", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,33 @@ class GGUFValue:
     value: Any
     kind: GGUFValueType
     items: GGUFValueType | None = None
+
+
+def value_of(
+    metadata: Mapping[str, Any], key: str, kind: Any, where: str, error: type[CheckpointError], default: Any = None
+) -> Any:
+    """The value of a key, with the type that it must have.
+
+    Args:
+        metadata: keys and their values.
+        key: which of them.
+        kind: int, float or str, or a list of one of these, such as `list[int]`. A whole number is a float too.
+        where: the file's name, for messages.
+        error: what is raised.
+        default: is returned if there is no such key.
+
+    Raises:
+        CheckpointError: of the class `error`: the value is of another type.
+    """
+    if key not in metadata:
+        return default
+    value, is_list = metadata[key], get_origin(kind) is list
+    item = get_args(kind)[0] if is_list else kind
+    allowed = {int, float} if item is float else {item}
+    if isinstance(value, list) == is_list and {*map(type, value if is_list else [value])} <= allowed:
+        return value
+    wanted = f"a list of {_IN_WORDS[item]}s" if is_list else f"a {_IN_WORDS[item]}"
+    raise error(f"{where}: {key} is {str(value)[:60]!r}; it must be {wanted}: convert the file again")
 
 
 def typed(key: str, value: Any) -> GGUFValue:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from checkpoints.errors import CheckpointError, FormatError
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.gguf.ggml_types import GGML_TYPES
 from checkpoints.gguf.stream import TensorEntry, write_stream
-from checkpoints.gguf.values import GGUFValue, typed
+from checkpoints.gguf.values import GGUFValue, typed, value_of
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
@@ -143,11 +144,12 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
         counts = file.read(name + _COUNTS, np.float32).reshape(-1)
         sums = file.read(name + _SUMS, np.float32)
         entries[name] = _entry(path, name, sums.reshape(-1), counts)
+    value = partial(value_of, file.metadata, where=str(path), error=FormatError)
     return ImportanceMatrix(
         entries,
-        tuple(file.metadata.get("imatrix.datasets", ())),
-        int(file.metadata.get("imatrix.chunk_count", 0)),
-        int(file.metadata.get("imatrix.chunk_size", 0)),
+        tuple(value("imatrix.datasets", list[str], default=())),
+        value("imatrix.chunk_count", int, default=0),
+        value("imatrix.chunk_size", int, default=0),
         path,
     )
 

@@ -7,11 +7,13 @@ tokenizer.json for the same models, nothing normalises the text to NFC first: th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, get_args
 
 from gguf import TokenType
 
 from checkpoints.errors import TokenizerError
+from checkpoints.gguf.values import value_of
 from checkpoints.tokenizers.backend import backend_of, merges_of_scores
 from checkpoints.tokenizers.tokenizer import TextTokenizer
 from checkpoints.tokenizers.vocabulary import END_TEXTS, PRE_TOKENIZERS, Model, Vocabulary, end_ids, named_ends
@@ -42,21 +44,22 @@ def from_metadata(metadata: Mapping[str, Any], where: str) -> TextTokenizer:
     if model not in get_args(Model):
         raise TokenizerError(f"{where}: tokenizer model {model!r} is not known; known are {', '.join(get_args(Model))}")
     pre = _pre_tokenizer_name(metadata, where) if model == "gpt2" else None
-    tokens = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(metadata[_PREFIX + "tokens"]))
-    codes = _per_token(metadata, "token_type", len(tokens), where) or [TokenType.NORMAL] * len(tokens)
+    value = partial(value_of, metadata, where=where, error=TokenizerError)
+    tokens = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(value(_PREFIX + "tokens", list[str])))
+    codes = _per_token(metadata, "token_type", int, len(tokens), where) or [TokenType.NORMAL] * len(tokens)
     types = tuple(_token_type(token, code, where) for token, code in zip(tokens, codes, strict=True))
-    scores = tuple(_per_token(metadata, "scores", len(tokens), where) or ()) if model == "llama" else None
+    scores = tuple(_per_token(metadata, "scores", float, len(tokens), where) or ()) if model == "llama" else None
     if scores is not None:
         if not scores:
             raise TokenizerError(f"{where}: the tokenizer lacks {_PREFIX}scores")
         merges = merges_of_scores(tokens, types, scores)
     elif _PREFIX + "merges" in metadata:
-        merges = tuple(_merge(text, where) for text in metadata[_PREFIX + "merges"])
+        merges = tuple(_merge(text, where) for text in value(_PREFIX + "merges", list[str]))
     else:
         raise TokenizerError(f"{where}: the tokenizer lacks {_PREFIX}merges")
     special_ids = {**_DEFAULT_IDS[model]} | {
-        key.removeprefix(_PREFIX).removesuffix(_ID_SUFFIX): value
-        for key, value in metadata.items()
+        key.removeprefix(_PREFIX).removesuffix(_ID_SUFFIX): value(key, int)
+        for key in metadata
         if key.startswith(_PREFIX) and key.endswith(_ID_SUFFIX)
     }
     vocabulary = Vocabulary(
@@ -66,7 +69,7 @@ def from_metadata(metadata: Mapping[str, Any], where: str) -> TextTokenizer:
         pre=pre,
         special_ids=special_ids,
         leading=_leading(metadata, model, pre, special_ids, where),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=value("tokenizer.chat_template", str),
         model=model,
         scores=scores,
         space_prefix=model == "llama" and metadata.get(_PREFIX + "add_space_prefix", True),
@@ -155,7 +158,7 @@ def _leading(
     Gemma 4 always has one, whatever early files say; others by the file, else by their kind.
     """
     if _LEADING in metadata:
-        return tuple(metadata[_LEADING])
+        return tuple(value_of(metadata, _LEADING, list[int], where, TokenizerError))
     by_kind = PRE_TOKENIZERS[pre].add_bos if pre else True
     if model != "gemma4" and not metadata.get(_PREFIX + "add_bos_token", by_kind):
         return ()
@@ -164,8 +167,8 @@ def _leading(
     return (special_ids["bos"],)
 
 
-def _per_token(metadata: Mapping[str, Any], key: str, size: int, where: str) -> list[Any] | None:
-    values = metadata.get(_PREFIX + key)
+def _per_token(metadata: Mapping[str, Any], key: str, kind: type, size: int, where: str) -> list[Any] | None:
+    values = value_of(metadata, _PREFIX + key, list[kind], where, TokenizerError)  # type: ignore[valid-type]
     if values is not None and len(values) != size:
         raise TokenizerError(f"{where}: {size} tokens, but {len(values)} {key.replace('_', ' ').rstrip('s')}s")
     return values

@@ -178,6 +178,15 @@ def test_an_undeclared_head_is_surplus(good: Path, tmp_path: Path) -> None:
         ({"drop_keys": ["tokenizer.ggml.pre"]}, "known are qwen2, qwen35"),
         ({"keys": {"tokenizer.ggml.pre": "falcon"}}, "'falcon' is not known; known are qwen2, qwen35, llama-bpe"),
         ({"keys": {"tokenizer.ggml.model": "t5"}}, "'t5' is not known; known are gpt2"),
+        ({"keys": {"tokenizer.ggml.bos_token_id": "1"}}, "bos_token_id is '1'; it must be a whole number"),
+        ({"keys": {"tokenizer.ggml.eos_token_id": float("inf")}}, "eos_token_id is 'inf'; it must be a whole number"),
+        ({"keys": {"tokenizer.ggml.eot_token_id": [1, 2]}}, "eot_token_id is '.1, 2.'; it must be a whole number"),
+        ({"keys": {"tokenizer.ggml.tokens": 3}}, "tokens is '3'; it must be a list of texts"),
+        ({"keys": {"tokenizer.ggml.tokens": [3]}}, "tokens is '.3.'; it must be a list of texts"),
+        ({"keys": {"tokenizer.ggml.token_type": 3}}, "token_type is '3'; it must be a list of whole numbers"),
+        ({"keys": {"tokenizer.ggml.merges": [3]}}, "merges is '.3.'; it must be a list of texts"),
+        ({"keys": {"tokenizer.chat_template": 3}}, "chat_template is '3'; it must be a text"),
+        ({"keys": {"specjax.leading_token_ids": 3}}, "leading_token_ids is '3'; it must be a list of whole numbers"),
     ],
 )
 def test_unusable_tokenizers(changes: dict[str, Any], message: str, good: Path, tmp_path: Path) -> None:
@@ -197,6 +206,14 @@ def test_a_missing_part_of_a_split_file(good: Path, tmp_path: Path) -> None:
     first.rename(tmp_path / "renamed.gguf")
     with pytest.raises(FormatError, match="one of 2 parts"):
         checkpoints.load(tmp_path / "renamed.gguf", FAMILIES)
+
+
+@pytest.mark.parametrize("key", ["split.count", "split.tensors.count"])
+@pytest.mark.parametrize("value", ["2", float("inf")])
+def test_numbers_of_parts_are_numbers(key: str, value: Any, good: Path, tmp_path: Path) -> None:
+    path = edit_gguf(good, tmp_path / "model.gguf", keys={key: value})
+    with pytest.raises(FormatError, match=f"{key} is '{value}'; it must be a whole number"):
+        checkpoints.load(path, FAMILIES)
 
 
 def _remove(name: str) -> Callable[[Path], None]:

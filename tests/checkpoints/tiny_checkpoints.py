@@ -102,12 +102,17 @@ def edit_gguf(
     keys: Mapping[str, Any] | None = None,
     tensors_per_part: int = 0,
 ) -> Path:
-    """Copy a GGUF with the gguf package, changing tensors and keys (texts, counts or lists) on the way."""
+    """Copy a GGUF with the gguf package, changing tensors and keys (texts, counts, floats or lists) on the way."""
     reader = gguf.GGUFReader(source)
     new_keys = dict(keys or {})
     architecture = new_keys.pop("general.architecture", reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(target, architecture, split_max_tensors=tensors_per_part)
-    add_value: dict[type, Callable] = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
+    add_value: dict[type, Callable] = {
+        str: writer.add_string,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }
     for key, value in new_keys.items():
         add_value[type(value)](key, value)
     for key, entry in reader.fields.items():
