@@ -25,6 +25,10 @@ class TokenizerError(CheckpointError):
     """The tokenizer is absent, incomplete, or of an unknown kind."""
 
 
+class DamagedTokenizerError(TokenizerError):
+    """There is a tokenizer, but a file or a key of it is damaged."""
+
+
 class TensorMismatchError(CheckpointError):
     """Tensors of the file and parameters of the model do not pair up one to one.
 

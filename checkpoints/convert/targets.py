@@ -110,7 +110,7 @@ def gguf_values(
     Raises:
         ConfigError: GGUF cannot express the model.
         TokenizerError: it cannot express the tokenizer.
-        CheckpointError: there is no tokenizer.
+        CheckpointError: there is no tokenizer that can be used.
     """
     file_type = next((FILE_TYPES[name] for name in FILE_TYPES if name == types.matrices), None)
     if model.values is not None:
@@ -121,8 +121,8 @@ def gguf_values(
         return values
     if tokenizer is None:
         raise CheckpointError(
-            f"{model.opened.path} has no tokenizer, and a GGUF needs one; give --tokenizer with a folder or file"
-            " that has the right one (for an assistant that of its target)"
+            f"{model.tokenizer_problem()}. A GGUF needs a tokenizer; give --tokenizer with a folder or file that has"
+            " the right one (for an assistant that of its target)"
         )
     try:
         keys = gguf_metadata(model.opened.family, model.opened.config, tokenizer, file_type or _majority(model))

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from gguf import TokenType
 
-from checkpoints.errors import TokenizerError
+from checkpoints.errors import DamagedTokenizerError, TokenizerError
 from checkpoints.gguf.values import value_of
 from checkpoints.tokenizers.backend import backend_of, merges_of_scores
 from checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -37,6 +37,7 @@ def from_metadata(metadata: Mapping[str, Any], where: str) -> TextTokenizer:
     Raises:
         TokenizerError: there is none, it is not BPE, its pre-tokenizer is not known (the message names the known ones),
             or its parts contradict each other.
+        DamagedTokenizerError: a key has a value of another type, or of another length than the list of tokens.
     """
     model = metadata.get(_PREFIX + "model")
     if model is None or _PREFIX + "tokens" not in metadata:
@@ -44,7 +45,7 @@ def from_metadata(metadata: Mapping[str, Any], where: str) -> TextTokenizer:
     if model not in get_args(Model):
         raise TokenizerError(f"{where}: tokenizer model {model!r} is not known; known are {', '.join(get_args(Model))}")
     pre = _pre_tokenizer_name(metadata, where) if model == "gpt2" else None
-    value = partial(value_of, metadata, where=where, error=TokenizerError)
+    value = partial(value_of, metadata, where=where, error=DamagedTokenizerError)
     tokens = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(value(_PREFIX + "tokens", list[str])))
     codes = _per_token(metadata, "token_type", int, len(tokens), where) or [TokenType.NORMAL] * len(tokens)
     types = tuple(_token_type(token, code, where) for token, code in zip(tokens, codes, strict=True))
@@ -158,7 +159,7 @@ def _leading(
     Gemma 4 always has one, whatever early files say; others by the file, else by their kind.
     """
     if _LEADING in metadata:
-        return tuple(value_of(metadata, _LEADING, list[int], where, TokenizerError))
+        return tuple(value_of(metadata, _LEADING, list[int], where, DamagedTokenizerError))
     by_kind = PRE_TOKENIZERS[pre].add_bos if pre else True
     if model != "gemma4" and not metadata.get(_PREFIX + "add_bos_token", by_kind):
         return ()
@@ -168,9 +169,9 @@ def _leading(
 
 
 def _per_token(metadata: Mapping[str, Any], key: str, kind: type, size: int, where: str) -> list[Any] | None:
-    values = value_of(metadata, _PREFIX + key, list[kind], where, TokenizerError)  # type: ignore[valid-type]
+    values = value_of(metadata, _PREFIX + key, list[kind], where, DamagedTokenizerError)  # type: ignore[valid-type]
     if values is not None and len(values) != size:
-        raise TokenizerError(f"{where}: {size} tokens, but {len(values)} {key.replace('_', ' ').rstrip('s')}s")
+        raise DamagedTokenizerError(f"{where}: {size} tokens, but {len(values)} {key.replace('_', ' ').rstrip('s')}s")
     return values
 
 
@@ -185,5 +186,5 @@ def _token_type(token: str, code: int, where: str) -> TokenType:
 def _merge(text: str, where: str) -> tuple[str, str]:
     left, space, right = text.partition(" ")
     if not (left and space and right):
-        raise TokenizerError(f"{where}: merge {text!r} is not two tokens with a space in between")
+        raise DamagedTokenizerError(f"{where}: merge {text!r} is not two tokens with a space in between")
     return left, right

@@ -11,7 +11,7 @@ from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer
 
 from checkpoints.atomic import write_text
-from checkpoints.errors import TokenizerError
+from checkpoints.errors import DamagedTokenizerError, TokenizerError
 from checkpoints.json_file import read_object
 from checkpoints.tokenizers.tokenizer import TextTokenizer
 from checkpoints.tokenizers.vocabulary import BYTE_TOKENS, PRE_TOKENIZERS, SPACE, Model, Vocabulary
@@ -41,12 +41,13 @@ def from_directory(directory: Path) -> TextTokenizer:
     Stop tokens are those of generation_config.json, config.json and tokenizer_config.json together.
 
     Raises:
-        TokenizerError: there is no tokenizer.json, it is not BPE over bytes, or a file beside it is damaged.
+        TokenizerError: there is no tokenizer.json, or it is not BPE over bytes.
+        DamagedTokenizerError: it or a file beside it is damaged.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise TokenizerError(f"{directory}: no tokenizer: there is no tokenizer.json")
-    _check_document(read_object(path, TokenizerError), path)
+    _check_document(read_object(path, DamagedTokenizerError), path)
     try:
         backend = Tokenizer.from_file(str(path))
     except BaseException as error:  # the bindings raise plain Exception; their panics are not even that
@@ -66,8 +67,7 @@ def from_directory(directory: Path) -> TextTokenizer:
         extra += _end_ids(document, directory / name) + _end_ids(document.get("text_config") or {}, directory / name)
     if extra:
         special_ids.setdefault("eos", extra[0])
-    template_file = directory / "chat_template.jinja"
-    template = template_file.read_text(encoding="utf-8") if template_file.is_file() else settings.get("chat_template")
+    template = _template(directory / "chat_template.jinja") or settings.get("chat_template")
     return from_backend(backend, special_ids, extra, template if isinstance(template, str) else None, str(path))
 
 
@@ -140,14 +140,16 @@ def save(tokenizer: TextTokenizer, directory: Path) -> None:
 def _check_document(document: Mapping[str, Any], path: Path) -> None:
     """
     Raises:
-        TokenizerError: `tokenizers` would end the process, or panic, over such a file.
+        DamagedTokenizerError: `tokenizers` would end the process, or panic, over such a file.
     """
     model, added = document.get("model"), document.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = [*vocabulary.values()] if isinstance(vocabulary, dict) else []
     ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     if (highest := max((i for i in ids if isinstance(i, int)), default=0)) >= _MOST_TOKENS:
-        raise TokenizerError(f"{path}: a token has the id {highest}, and no vocabulary is so large; download it again")
+        raise DamagedTokenizerError(
+            f"{path}: a token has the id {highest}, and no vocabulary is so large; download it again"
+        )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if isinstance(model, dict) and model.get("type") == "BPE" and model.get(key):
             raise TokenizerError(f"{path}: {key} is {model[key]!r}; only BPE without one is supported")
@@ -205,9 +207,16 @@ def _end_ids(document: Mapping[str, Any], path: Path) -> list[int]:
         return []
     ids = value if isinstance(value, list) else [value]
     if not all(type(i) is int for i in ids):
-        raise TokenizerError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
+        raise DamagedTokenizerError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
     return ids
 
 
+def _template(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise DamagedTokenizerError(f"{path}: not UTF-8: {error}; copy or download the file again") from error
+
+
 def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_object(path, TokenizerError) if path.is_file() else {}
+    return read_object(path, DamagedTokenizerError) if path.is_file() else {}

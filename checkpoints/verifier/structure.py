@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from checkpoints.errors import FormatError
 from checkpoints.findings import Report
+from checkpoints.gguf.values import value_of
 from checkpoints.gguf.writer import FILE_TYPES, stays_f32
 from checkpoints.load import OpenedCheckpoint
 from checkpoints.mapping.table import INTEGERS
@@ -36,7 +38,11 @@ def _vectors_are_f32(opened: OpenedCheckpoint, report: Report) -> None:
 
 
 def _file_type_is_that_of_most(opened: OpenedCheckpoint, report: Report) -> None:
-    says = opened.metadata.get("general.file_type")
+    try:
+        says = value_of(opened.metadata, "general.file_type", int, str(opened.path), FormatError)
+    except FormatError as error:
+        report.note(str(error), "only displays are wrong; a quantizer that writes the key mends it")
+        return
     named = {int(number): name for name, number in FILE_TYPES.items()}
     sizes: Counter[str] = Counter()
     for info in opened.source.tensors.values():

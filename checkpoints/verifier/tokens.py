@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoints.errors import TokenizerError
+from checkpoints.errors import DamagedTokenizerError, TokenizerError
 from checkpoints.findings import Report
 from checkpoints.load import OpenedCheckpoint
 
@@ -13,6 +13,11 @@ def check(opened: OpenedCheckpoint, report: Report) -> None:
     _end_ids_are_rows(opened, size, report)
     try:
         tokenizer = opened.tokenizer(required=True)
+    except DamagedTokenizerError as error:
+        report.error(
+            str(error), "copy the tokenizer's files again; or convert again with `specjax convert --tokenizer`"
+        )
+        return
     except TokenizerError as error:
         if opened.family.role != "target":
             report.checked.append("a file that only drafts needs no tokenizer of its own")

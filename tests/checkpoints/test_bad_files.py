@@ -25,7 +25,9 @@ from checkpoints import (
     TokenizerError,
     UnknownArchitectureError,
 )
+from checkpoints.convert import prepare
 from checkpoints.tokenizers import hf as tokenizer_hf
+from checkpoints.verifier import verify
 from specjax.models.registry import FAMILIES
 
 
@@ -216,6 +218,13 @@ def test_numbers_of_parts_are_numbers(key: str, value: Any, good: Path, tmp_path
         checkpoints.load(path, FAMILIES)
 
 
+def test_a_file_type_that_is_no_number_is_a_note(good: Path, tmp_path: Path) -> None:
+    path = edit_gguf(good, tmp_path / "model.gguf", keys={"general.file_type": [1, 2]})
+    report = verify(path, FAMILIES, fast=True)
+    assert not report.errors
+    assert "general.file_type is '[1, 2]'; it must be a whole number" in report.findings[0].what
+
+
 def _remove(name: str) -> Callable[[Path], None]:
     return lambda directory: (directory / name).unlink()
 
@@ -285,6 +294,32 @@ def test_damaged_directories(damage: Callable[[Path], None], kind: type[Exceptio
     damage(hf)
     with pytest.raises(kind, match=message):
         checkpoints.load(hf, FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b"{"),
+        ("tokenizer_config.json", b"{"),
+        ("generation_config.json", b"[]"),
+        ("generation_config.json", b'{"eos_token_id": "x"}'),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_damaged_tokenizer_is_an_error_for_verify_and_named_by_convert(
+    name: str, content: bytes, hf: Path, tmp_path: Path
+) -> None:
+    (hf / name).write_bytes(content)
+    assert [name in finding.what for finding in verify(hf, FAMILIES, fast=True).errors] == [True]
+    with pytest.raises(CheckpointError, match=f"{name}: .*A GGUF needs a tokenizer; give --tokenizer"):
+        prepare(hf, tmp_path / "out.gguf", FAMILIES)
+
+
+def test_a_model_without_a_tokenizer_is_well(hf: Path, tmp_path: Path) -> None:
+    (hf / "tokenizer.json").unlink()
+    assert not verify(hf, FAMILIES, fast=True).errors
+    with pytest.raises(CheckpointError, match=r"there is no tokenizer\.json\. A GGUF needs a tokenizer"):
+        prepare(hf, tmp_path / "out.gguf", FAMILIES)
 
 
 def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(hf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
