@@ -32,6 +32,7 @@ def object_of(line: str, place: str, example: str) -> dict[str, Any]:
     """
     try:
         entry = json.loads(line)
+        json.dumps(entry, allow_nan=False)  # NaN and numbers that are too large are read, but JSON has no such values
     except (ValueError, RecursionError) as error:
         raise PromptError(f"{place} is not JSON: {error}") from error
     if not isinstance(entry, dict):

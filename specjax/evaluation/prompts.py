@@ -11,6 +11,7 @@ from typing import Any
 from specjax.errors import PromptError
 from specjax.evaluation.lines import lines_of, object_of
 from specjax.runtime.options import PER_REQUEST, GenerateOptions, options_of
+from specjax.runtime.prompts import check_text
 
 OF_THE_RUN = tuple(each.name for each in fields(GenerateOptions) if each.name not in PER_REQUEST)
 """Options that all prompts share."""
@@ -182,8 +183,9 @@ def prompt_of(entry: Mapping[str, Any], index: int, place: str) -> PromptLine:
     require(type(name) in (str, int), f"id is {name!r}; give a text or a number")
     options = {key: value for key, value in entry.items() if key in PER_REQUEST and value is not None}
     try:
+        check_text(str(name), "the id")
         options_of(None, options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, PromptError) as error:
         raise PromptError(f"{place}: {error}") from error
     text: Any = entry.get("prompt")
     tokens: Any = entry.get("tokens")

@@ -18,6 +18,7 @@ from specjax.grammar.expression import GrammarError
 from specjax.grammar.schema import schema_regex
 from specjax.grammar.tokens import begun_by, over_tokens
 from specjax.runtime.notices import announced
+from specjax.runtime.prompts import check_text
 
 MOST_KNOWN = 64
 """So many grammars are remembered for a tokenizer; then the oldest are given up."""
@@ -161,6 +162,7 @@ def _with_marks(pieces: list[bytes], marks: Sequence[str], tokenizer: TextTokeni
 
 
 def _begun_by(grammar: Grammar, after: str, tokenizer: TextTokenizer) -> Grammar:
+    check_text(after, "grammar_after")
     tokens = tokenizer.encode(after)[len(tokenizer.vocabulary.leading) :]
     if len(tokens) != 1 or tokens[0] in tokenizer.eos_ids:
         raise GrammarError(f"grammar_after is {after!r}, which is not one token of this model that texts go on after")

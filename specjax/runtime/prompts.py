@@ -51,13 +51,13 @@ def encode_further(text: Prompt, tokenizer: TextTokenizer | None, path: Path) ->
     return tokens[leading:]
 
 
-def check_text(text: str) -> None:
+def check_text(text: str, name: str = "the prompt") -> None:
     """Raise `PromptError` for a text with half a surrogate pair, or a byte of the command line that is not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise PromptError(
-            f"the prompt is not Unicode text: {error.reason} at character {error.start},"
+            f"{name} is not Unicode text: {error.reason} at character {error.start},"
             f" {text[error.start : error.end]!r}; leave it out"
         ) from error
 

@@ -302,6 +302,7 @@ def test_grammars_are_remembered(model: specjax.Model) -> None:
         ({"regex": "a(b"}, GrammarError, "cannot be compiled"),
         ({"regex": 3}, TypeError, "regex is 3; give a text"),
         ({"regex": "a", "grammar_after": "no token"}, GrammarError, "not one token"),
+        ({"regex": "a", "grammar_after": "\ud800"}, specjax.PromptError, "grammar_after is not Unicode text"),
         ({"grammar_after": "a"}, ValueError, "nothing that begins there"),
         ({"json_schema": [1]}, TypeError, "as text or as a dict"),
         ({"json_schema": "{"}, GrammarError, "not JSON"),
