@@ -46,14 +46,6 @@ def batch(model: specjax.Model) -> list[specjax.Generation]:
     return model.generate_batch(["a", "def", "x = 1"], **options)
 
 
-def equal(one: Trace, other: Trace) -> bool:
-    same = all(
-        np.array_equal(each, other.arrays()[name], equal_nan=each.dtype.kind == "f")
-        for name, each in one.arrays().items()
-    )
-    return same and one.texts == other.texts and one.pieces == other.pieces
-
-
 @pytest.mark.parametrize("options", [{}, DRAWN, {**DRAWN, "accept": "coupled"}, {"draft": 0}])
 def test_rounds_put_together_are_the_text(traced, options: dict) -> None:
     generation = traced(**options)
@@ -162,7 +154,7 @@ def test_texts_of_a_batch_keep_their_numbers_and_depths(traced, batch: list[spec
     whole = Trace.join(traces)
     assert [text.number for text in whole.texts] == [0, 1, 2]
     assert [trace.n_drafted.max() for trace in traces] == [3, 1, 0]
-    assert all(equal(whole.of_text(number), replace(trace, pieces=whole.pieces)) for number, trace in enumerate(traces))
+    assert all(whole.of_text(number) == replace(trace, pieces=whole.pieces) for number, trace in enumerate(traces))
     twice = Trace.join([whole, whole])
     assert [text.number for text in twice.texts] == [0, 1, 2, 3, 4, 5]
     assert len(twice.of_text(4)) == len(traces[1])
@@ -240,7 +232,7 @@ def test_a_file_holds_everything(
     for part in (trace, trace[:0]):
         part.save(tmp_path / f"trace{suffix}")
         loaded = Trace.load(tmp_path / f"trace{suffix}")
-        assert equal(loaded, part)
+        assert loaded == part
         for name, array in part.arrays().items():
             assert (loaded.arrays()[name].shape, loaded.arrays()[name].dtype) == (array.shape, array.dtype), name
 
@@ -257,9 +249,10 @@ def test_parquet_has_a_row_for_each_round(traced, tmp_path: Path) -> None:
 def test_a_file_that_is_no_trace_is_refused(traced, tmp_path: Path) -> None:
     trace = traced().trace
     assert {each.name for each in fields(Trace)} - {"texts", "pieces"} == set(trace.arrays())
-    (tmp_path / "other").write_text("no trace")
-    with pytest.raises(SpecjaxError, match=r"other: not a trace"):
-        Trace.load(tmp_path / "other")
+    for use in (trace.save, Trace.load):
+        with pytest.raises(SpecjaxError, match=r"t\.foo: the name of a trace's file must end in \.npz or \.parquet"):
+            use(tmp_path / "t.foo")
+    assert not list(tmp_path.iterdir())
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     (tmp_path / "other.parquet").write_text("no trace")
     pandas.DataFrame({"a": [1]}).to_parquet(tmp_path / "table.parquet")
@@ -337,3 +330,25 @@ def test_a_damaged_file_is_said_to_be_none(traced, tmp_path: Path, damage: str, 
     path.write_bytes(data)
     with pytest.raises(SpecjaxError, match=r"trace\..*: not a trace"):
         Trace.load(path)
+
+
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 12), (10, 14), (10, 99)])
+def test_an_entry_that_cannot_be_unpacked_is_said_too(traced, tmp_path: Path, place: int, value: int) -> None:
+    """Encrypted, or packed by bzip2, LZMA or in an unknown way: so the directory of the file says."""
+    path = tmp_path / "trace.npz"
+    traced().trace.save(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + place] = value
+    path.write_bytes(data)
+    with pytest.raises(SpecjaxError, match="not a trace"):
+        Trace.load(path)
+
+
+def test_traces_are_equal_if_all_that_they_hold_is(traced) -> None:
+    generation = traced()
+    trace, text = generation.trace, generation.trace.texts[0]
+    assert np.isnan(trace.q).any()
+    assert trace == trace[:]
+    assert generation == replace(generation, trace=trace[:])
+    for other in (trace[:-1], replace(trace, p=trace.p / 2), replace(trace, texts=(replace(text, first=0),)), None):
+        assert trace != other

@@ -93,5 +93,11 @@ FORMATS: dict[str, tuple[Writer, Callable[[BinaryIO], Contents]]] = {
 
 
 def format_of(path: Path) -> tuple[Writer, Callable[[BinaryIO], Contents]]:
-    """Writer and reader for a file; a name that tells nothing is that of a .npz file."""
-    return FORMATS.get(path.suffix, FORMATS[".npz"])
+    """Writer and reader for a file.
+
+    Raises:
+        SpecjaxError: the name does not end as one of them does.
+    """
+    if path.suffix not in FORMATS:
+        raise SpecjaxError(f"{path}: the name of a trace's file must end in {' or '.join(FORMATS)}")
+    return FORMATS[path.suffix]

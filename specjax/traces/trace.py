@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
-from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -49,7 +48,7 @@ class TracedText:
     settings: Mapping[str, Any] = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """N rounds of one text or several, those of a text in the order of time. K is the most drafts of any round, and R
     is K + 1. Arrays of tokens hold `NOTHING`, and arrays of numbers NaN, where there is nothing to tell.
@@ -106,6 +105,16 @@ class Trace:
     logprob: Float[np.ndarray, "N R"]
     top_tokens: Int[np.ndarray, "N R n"]
     top_logprobs: Float[np.ndarray, "N R n"]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same texts, pieces and arrays. NaN is equal to NaN."""
+        if not isinstance(other, Trace):
+            return NotImplemented
+        theirs = other.arrays()
+        return (self.texts, self.pieces) == (other.texts, other.pieces) and all(
+            np.array_equal(array, theirs[name], equal_nan=array.dtype.kind == "f")
+            for name, array in self.arrays().items()
+        )
 
     def __len__(self) -> int:
         """The number N of rounds."""
@@ -179,10 +188,10 @@ class Trace:
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one file: Parquet with a row for each round if its name ends in .parquet, else .npz.
+        """Write everything to one file whose name ends in .npz, or in .parquet: Parquet with a row for each round.
 
         Raises:
-            SpecjaxError: pyarrow, which Parquet needs, is not installed.
+            SpecjaxError: the name ends in something else, or pyarrow, which Parquet needs, is not installed.
             OSError: it cannot be written.
             checkpoints.CheckpointError: the disk is full.
         """
@@ -200,13 +209,14 @@ class Trace:
         """The trace that `save` wrote.
 
         Raises:
-            SpecjaxError: the file holds no trace, or pyarrow is not installed for a .parquet file.
+            SpecjaxError: the file holds no trace, its name ends neither in .npz nor in .parquet, or pyarrow is not
+                installed for a .parquet file.
             OSError: it cannot be read.
         """
+        _, read = format_of(Path(path))
+        data = io.BytesIO(Path(path).read_bytes())
         try:
-            _, read = format_of(Path(path))
-            with open(path, "rb") as file:
-                about, entries = read(file)
+            about, entries = read(data)
             if about["format"] != FORMAT:
                 raise SpecjaxError(f"{path}: its format is {about['format']!r}; this version reads {FORMAT!r}")
             arrays = {each.name: entries[each.name] for each in fields(Trace) if each.name not in ("texts", "pieces")}
@@ -214,9 +224,9 @@ class Trace:
             pieces = {int(token): piece.encode("latin-1") for token, piece in about["pieces"].items()}
             if len({len(array) for array in arrays.values()}) > 1:
                 raise ValueError("arrays of several lengths")
-        except OSError:
+        except SpecjaxError:
             raise
-        except (ValueError, KeyError, TypeError, EOFError, AttributeError, BadZipFile, zlib.error) as error:
+        except Exception as error:  # the errors of NumPy, zipfile and its decompressors have no other base in common
             raise SpecjaxError(f"{path}: not a trace; give a file that Trace.save or --trace FILE.npz wrote") from error
         return Trace(texts, pieces, **arrays)
 
