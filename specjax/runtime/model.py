@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -33,7 +33,7 @@ from specjax.runtime.options import (
     rule_of,
     takes_options,
 )
-from specjax.runtime.prompts import Prompt, check_begun, check_choices, check_several, encode, encode_further
+from specjax.runtime.prompts import Prompt, check_begun, check_choices, encode, encode_further, several, token_ids
 from specjax.runtime.request import Request, Start
 from specjax.runtime.scoring import Score, score
 from specjax.runtime.stop_strings import StopStrings
@@ -102,7 +102,7 @@ class Model:
         if self.tokenizer is None:
             return b""
         # A model may have padding rows beyond its vocabulary: their ids stand for no text.
-        known = [token for token in tokens if token < self.tokenizer.vocab_size]
+        known = [token for token in token_ids(tokens, "what is to be decoded") if token < self.tokenizer.vocab_size]
         return self.tokenizer.decode_bytes(known, special=False)
 
     def decoder(self, *options: GenerateOptions) -> Decoder:
@@ -233,7 +233,7 @@ class Model:
     @takes_options
     def generate_batch(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         options: GenerateOptions | Sequence[GenerateOptions] | None = None,
         **changes: Unpack[BatchOptionChanges],
     ) -> list[Generation]:
@@ -244,11 +244,8 @@ class Model:
 
         A prompt's random draws are keyed by its index, so the result of prompt 0 equals `generate` of it alone.
         """
-        check_several(prompts, "prompts", "generate")
-        if not len(prompts):
-            return []
-        each = options_of_each(len(prompts), options, changes)
-        return self._texts([self.encode(prompt) for prompt in prompts], each)
+        tokens = [self.encode(prompt) for prompt in several(prompts, "prompts", "generate")]
+        return self._texts(tokens, options_of_each(len(tokens), options, changes)) if tokens else []
 
     def _texts(self, prompts: Sequence[Sequence[int]], options: Sequence[GenerateOptions]) -> list[Generation]:
         stream = TextStream(self, prompts, options, live=False)
@@ -317,7 +314,7 @@ class Model:
         """
         return self.score_batch([prompt], [continuation])[0]
 
-    def score_batch(self, prompts: Sequence[Prompt], continuations: Sequence[Prompt]) -> list[list[float]]:
+    def score_batch(self, prompts: Iterable[Prompt], continuations: Iterable[Prompt]) -> list[list[float]]:
         """The same for several prompts, each with its continuation; all run together.
 
         What the prompts have in common at their start is computed once.
@@ -326,16 +323,13 @@ class Model:
             PromptError: as `generate`.
             ValueError: there are not as many continuations as prompts.
         """
-        for name, texts in (("prompts", prompts), ("continuations", continuations)):
-            check_several(texts, name, "score")
-        if len(prompts) != len(continuations):
-            raise ValueError(f"there are {len(prompts)} prompts and {len(continuations)} continuations; give one each")
-        begun = [self.encode(each) for each in prompts]
-        return [
-            list(each.logprobs) for each in score(self, begun, [self.encode_further(each) for each in continuations])
-        ]
+        begun = [self.encode(each) for each in several(prompts, "prompts", "score")]
+        rest = [self.encode_further(each) for each in several(continuations, "continuations", "score")]
+        if len(begun) != len(rest):
+            raise ValueError(f"there are {len(begun)} prompts and {len(rest)} continuations; give one each")
+        return [list(each.logprobs) for each in score(self, begun, rest)]
 
-    def score_choices(self, prompt: Prompt, choices: Sequence[Prompt]) -> list[Score]:
+    def score_choices(self, prompt: Prompt, choices: Iterable[Prompt]) -> list[Score]:
         """How probable several continuations of one prompt are; the prompt is computed once.
 
         >>> scores = model.score_choices("import numpy as", [" np", " numpy"])
@@ -344,6 +338,7 @@ class Model:
         Raises:
             PromptError: as `generate`.
         """
+        choices = several(choices, "choices", "score")
         check_choices(choices)
         return score(self, [self.encode(prompt)] * len(choices), [self.encode_further(each) for each in choices])
 

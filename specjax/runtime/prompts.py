@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,29 +62,40 @@ def check_text(text: str, name: str = "the prompt") -> None:
         ) from error
 
 
-def token_ids(prompt: Any) -> list[int]:
-    """The ids of a prompt that is not a text; `PromptError` if they are no whole numbers."""
+def token_ids(prompt: Any, name: str = "the prompt") -> list[int]:
+    """The ids of a prompt that is not a text, or of an array; `PromptError` if they are no whole numbers."""
     if isinstance(prompt, bytes | bytearray):
-        raise PromptError("the prompt is bytes; decode it to a text first: prompt.decode()")
+        raise PromptError(f"{name} is bytes; decode it to a text first: prompt.decode()")
     try:
         tokens = list(prompt)
     except TypeError:
-        raise PromptError(f"the prompt is {prompt!r}; give a text, or a list of token ids") from None
-    wrong = [token for token in tokens if isinstance(token, bool) or not isinstance(token, numbers.Integral)]
-    if wrong:
-        raise PromptError(f"the prompt has {wrong[:3]!r} among its token ids; give a text, or whole numbers only")
-    return [int(token) for token in tokens]
+        raise PromptError(f"{name} is {prompt!r}; give a text, or a list of token ids") from None
+    if wrong := [token for token in tokens if not _is_whole(token)]:
+        raise PromptError(f"{name} has {wrong[:3]!r} among its token ids; give a text, or whole numbers only")
+    return [operator.index(token) for token in tokens]
 
 
-def check_several(texts: Any, name: str, for_one: str) -> None:
-    """Raise `PromptError` if one text is given where a list of texts is wanted; a method `for_one` takes one."""
+def _is_whole(number: Any) -> bool:
+    """Whether it is a whole number of Python, NumPy or JAX."""
+    try:
+        operator.index(number)
+    except TypeError:
+        return False
+    return not isinstance(number, bool)
+
+
+def several(texts: Any, name: str, for_one: str) -> list[Any]:
+    """The texts as a list; `PromptError` if they are one text, which a method `for_one` takes, or are not several."""
     if isinstance(texts, str | bytes):
         raise PromptError(f"{name} is one text, {texts[:20]!r}; give a list of {name}, or call {for_one}")
+    try:
+        return list(texts)
+    except TypeError:
+        raise PromptError(f"{name} is {texts!r}; give a list of {name}") from None
 
 
-def check_choices(choices: Any) -> None:
-    """Raise `PromptError` if there is no list of choices, or one of them is empty: it would always be the best one."""
-    check_several(choices, "choices", "score")
+def check_choices(choices: Sequence[Prompt]) -> None:
+    """Raise `PromptError` if one of the choices is empty: it would always be the best one."""
     if empty := [index for index, choice in enumerate(choices) if len(choice) == 0]:
         raise PromptError(f"choices[{empty[0]}] is empty; the probability of no text is 1: give each at least a token")
 

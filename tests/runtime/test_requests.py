@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -75,7 +76,7 @@ def test_log_probabilities_are_those_of_the_whole_distribution(model: specjax.Mo
 
 def test_scores_of_a_batch_are_those_of_its_texts(model: specjax.Model) -> None:
     continuations = [[1, 2, 3], [5] * 60, [7], [9, 9]]
-    together = model.score_batch(PROMPTS, continuations)
+    together = model.score_batch(iter(PROMPTS), iter(continuations))
     for prompt, continuation, scores in zip(PROMPTS, continuations, together, strict=True):
         assert scores == pytest.approx(model.score(prompt, continuation), abs=1e-4)
         assert len(scores) == len(continuation)
@@ -97,12 +98,25 @@ def test_what_is_no_prompt_is_refused(model: specjax.Model, prompt: object, mess
         model.generate(prompt)  # type: ignore[arg-type]
     with pytest.raises(specjax.PromptError, match="prompts is one text, 'def'"):
         model.generate_batch("def")
+    with pytest.raises(specjax.PromptError, match="prompts is 7; give a list of prompts"):
+        model.generate_batch(7)  # type: ignore[arg-type]
+    with pytest.raises(specjax.PromptError, match=r"what is to be decoded has \['a', 'b'\] among its token ids"):
+        model.decode("ab")  # type: ignore[arg-type]
     with pytest.raises(specjax.PromptError, match=r"continuations is one text, 'ab'; give a list .* call score"):
         model.score_batch(["a", "b"], "ab")
     with pytest.raises(specjax.PromptError, match="choices is one text, 'ab'"):
         model.score_choices("a", "ab")
     with pytest.raises(specjax.PromptError, match=r"choices\[1\] is empty"):
         model.score_choices("a", ["b", ""])
+
+
+def test_token_ids_may_be_arrays_and_prompts_an_iterator(model: specjax.Model) -> None:
+    for tokens in (np.array([5, 6]), jnp.array([5, 6]), [jnp.array(5), np.uint8(6)]):
+        assert model.encode(tokens) == [5, 6]
+        assert model.decode(tokens) == model.decode([5, 6])
+    with pytest.raises(specjax.PromptError, match="among its token ids"):
+        model.encode(jnp.array([5.0]))
+    assert model.generate_batch(iter(())) == []
 
 
 def test_what_cannot_be_loaded_is_named() -> None:
