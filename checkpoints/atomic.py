@@ -26,7 +26,8 @@ STRAGGLERS = 5.0
 def replaced(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, which takes its name when the block ends well, and vanishes when it does not.
 
-    The data are on the disk before the name changes, so not even a power cut leaves half a file under `path`.
+    The data are on the disk before the name changes, so not even a power cut leaves half a file under `path`. If `path`
+    is a symbolic link, the file that it leads to is replaced.
 
     Raises:
         CheckpointError: the disk is full, or the file larger than files may be there.
@@ -53,6 +54,7 @@ def replaced_together(paths: list[Path], *, force: bool = True) -> Iterator[list
             files is there already, or another program is about to write it.
         OSError: any other of the system's; it names a path of `paths`, and not the temporary file.
     """
+    paths = [path.resolve() if path.is_symlink() else path for path in paths]
     temporaries: list[Path] = []
     with ExitStack() as undo:
         for path in paths:

@@ -370,6 +370,6 @@ def check_output(path: Path) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {folder}")
     if path.exists() and not path.is_file():
         raise UsageError(f"cannot write {path}: it exists and is not a file")
-    # Files are replaced by renaming, which is a change of the folder.
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    # Files are replaced by renaming, which is a change of the folder; of a link, that of the file that it leads to.
+    if not os.access(path.resolve().parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UsageError(f"cannot write {path}: permission denied")

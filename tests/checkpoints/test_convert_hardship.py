@@ -19,7 +19,7 @@ from tiny_checkpoints import make_config, write_tiny_gguf
 
 import checkpoints
 from checkpoints import CheckpointError, quantization
-from checkpoints.atomic import replaced_folder
+from checkpoints.atomic import replaced_folder, write_text
 from checkpoints.convert import ConvertOptions, prepare, remove
 from checkpoints.gguf.file import GGUFFile
 from checkpoints.quantization import ImportanceMatrix, QuantizeOptions, write_imatrix
@@ -179,3 +179,14 @@ def test_a_folder_that_is_not_there_is_said_and_not_made(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="there is no folder"):
         quantization.prepare(source, tmp_path / "absent" / "q.gguf", FAMILIES, QuantizeOptions("Q8_0"))
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "target.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    for text in ("new", "replaced"):
+        write_text(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["elsewhere", "target.json", "link.json"]
