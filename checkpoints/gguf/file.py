@@ -152,8 +152,10 @@ class GGUFFile:
         return out
 
     def _open(self, path: Path) -> Mapping[str, GGUFValue]:
-        if not path.is_file():
+        if not path.exists():
             raise FormatError(f"{path}: no such file")
+        if not path.is_file():
+            raise FormatError(f"{path}: not a regular file; a GGUF is read in parts, so save it as a file first")
         with path.open("rb") as file:
             magic = file.read(4)
         if magic != _MAGIC:

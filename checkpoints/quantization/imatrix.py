@@ -122,8 +122,10 @@ def read_imatrix(path: str | Path) -> ImportanceMatrix:
         FormatError: no such file, it is damaged, or it is something else.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise FormatError(f"{path}: no such file")
+    if not path.is_file():
+        raise FormatError(f"{path}: not a regular file; save the matrix as one first")
     with path.open("rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     return _read_gguf(path) if is_gguf else _read_old(path)

@@ -22,7 +22,7 @@ examples:
   specjax verify Qwen3.5-4B/ model.orbax --fast        leave the values unread
   specjax verify *.gguf --json
 
-exit status: 0 nothing is wrong, 1 something is
+exit status: 0 nothing is wrong, 1 something is, 2 there is no such file
 """
 
 
@@ -36,14 +36,16 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status: 1 if something is wrong."""
+    from checkpoints.locate import locate
     from checkpoints.verifier import verify
     from specjax.cli.progress import byte_progress
     from specjax.models.registry import FAMILIES
 
     wrong = False
-    for path in args.files:
+    located = [(path, locate(path)) for path in args.files]
+    for path, found in located:
         with byte_progress(f"reading {path.name}") as progress:
-            report = verify(path, FAMILIES, fast=args.fast, progress=progress)
+            report = verify(found, FAMILIES, fast=args.fast, progress=progress)
         wrong = wrong or bool(report.errors)
         if args.json:
             print(json.dumps({"path": str(path), "ok": not report.errors, **asdict(report)}))

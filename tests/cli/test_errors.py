@@ -99,7 +99,9 @@ def test_a_prompt_file_must_be_text(cli: Cli, gguf: Path, tmp_path: Path) -> Non
 def test_a_missing_file(cli: Cli, tmp_path: Path) -> None:
     for command in (("generate", *PROMPT), ("logits", "--tokens", 1, "--out", tmp_path / "l.npy")):
         assert "absent.gguf: no such file" in cli(*command, "--model", tmp_path / "absent.gguf").error
-    assert "absent.gguf: no such file" in cli("inspect", tmp_path / "absent.gguf").error
+    for reading in ("inspect", "verify"):
+        assert "absent.gguf: no such file" in cli(reading, tmp_path / "absent.gguf").error
+    assert "/dev/null: not a regular file" in cli("inspect", "/dev/null").error
     assert not list(tmp_path.iterdir())
 
 
