@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import threading
@@ -14,6 +15,8 @@ from types import FrameType
 DEBUG_VARIABLE = "SPECJAX_DEBUG"
 BAD_INPUT, LOST, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
 """Statuses with which the program ends, beside 0 and 1."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of the system that say that there is no more room."""
 DEAF = ("_xla_gc_callback", "__del__")
 """Functions in which Python drops exceptions."""
 
@@ -97,7 +100,9 @@ def message_of(error: BaseException) -> str | None:
     if isinstance(error, UnicodeDecodeError):
         return f"text that is not UTF-8: {error}"
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        # Errors of files have their names. So a full disk without a name is the one behind the standard output.
+        name = error.filename or ("standard output" if error.errno in FULL else None)
+        return f"{name}: {error.strerror}" if name else str(error)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return f"not enough memory; try fewer tokens, a smaller --batch, or a narrower --dtype ({error})"
     from checkpoints.errors import CheckpointError

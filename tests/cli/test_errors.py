@@ -291,3 +291,11 @@ def test_a_closed_output_is_no_error(gguf: Path) -> None:
     command = [sys.executable, "-m", "specjax", "inspect", str(gguf)]
     ran = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_output_is_named(gguf: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "specjax", "inspect", str(gguf)]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (2, "specjax: error: standard output: No space left on device\n")
