@@ -174,18 +174,20 @@ class Sessions:
     def save(self, name: str) -> int:
         """Write a session to its file, whole or not at all. Returns the bytes of the file.
 
+        Nothing else happens to sessions meanwhile: the file would be that of one that is deleted, or older than another
+        that was written.
+
         Raises:
             ApiError: there is none, no folder was given, or the disk is full.
         """
         if self.folder is None:
             raise refused("this server keeps no sessions on disk; start it with --sessions FOLDER")
-        session = self.get(name)
-        if not self._written(name, session):
-            raise ApiError(507, f"the session {name!r} cannot be written to disk", code="not_saved")
         with self._lock:
-            if (held := self._held.get(name)) is not None and held.session is session:
+            if not self._written(name, self.get(name)):
+                raise ApiError(507, f"the session {name!r} cannot be written to disk", code="not_saved")
+            if (held := self._held.get(name)) is not None:
                 self._held[name] = replace(held, changed=False)
-        return self._path(name).stat().st_size
+            return self._path(name).stat().st_size
 
     def _written(self, name: str, session: Session) -> bool:
         """Write a session to its file; whether that went well."""

@@ -87,15 +87,23 @@ def test_a_full_queue_refuses_and_says_so(
     running: Running, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.settle()
+    engine, going = running.service.worker.engine, threading.Event()
+    step = engine.step
+    going.set()
+    monkeypatch.setattr(engine, "step", lambda **given: going.wait() and step(**given))
     monkeypatch.setattr(running.service.worker.queue, "most", 10)
     many = {"prompt": ["a"] * (10 + SEATS), **ENDLESS, "stream": True}
     with client.stream("POST", "/v1/completions", json=many) as busy:
         next(busy.iter_lines())
-        for stream in (False, True):
-            answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-            assert answer.json()["error"]["type"] == "rate_limit_error"
-            assert answer.headers["retry-after"] == "1"
+        going.clear()  # no text comes to its end meanwhile
+        try:
+            for stream in (False, True):
+                answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+                assert answer.json()["error"]["type"] == "rate_limit_error"
+                assert answer.headers["retry-after"] == "1"
+        finally:
+            going.set()
     running.settle()
     assert client.post("/v1/completions", json={"prompt": ["b"] * 10, "max_tokens": 1}).status_code == 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,25 @@ def test_saved_sessions_are_there_after_a_restart(
         )
     client.delete("/sessions/kept")
     assert not [*saved.iterdir()]
+
+
+def test_a_session_that_is_deleted_while_it_is_saved_stays_away(
+    client: httpx.Client, running: Running, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, deleting = running.service.sessions, threading.Thread(target=lambda: client.delete("/sessions/gone"))
+    client.post("/sessions", json={"id": "gone"})
+    written = sessions._written
+
+    def write_slowly(*args: Any) -> bool:
+        deleting.start()
+        deleting.join(timeout=0.5)
+        return written(*args)
+
+    monkeypatch.setattr(sessions, "_written", write_slowly)
+    assert client.post("/sessions/gone/save").status_code == 200
+    deleting.join()
+    assert client.get("/sessions/gone").status_code == 404
+    assert not (saved / "gone.session.safetensors").exists()
 
 
 def test_damaged_files_and_wrong_names_are_refused(client: httpx.Client, saved: Path) -> None:
