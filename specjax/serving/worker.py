@@ -229,6 +229,8 @@ class Worker(Generic[AnEngine]):
 
     def _check_going(self) -> None:
         """Called by whoever waits from now on: who did not wait when the thread ended is never told."""
+        if self.failed:
+            raise _engine_failed()
         if self.stopping:
             raise ApiError(503, "the server is about to end", code="ending", headers={"Retry-After": "5"})
 
@@ -244,7 +246,7 @@ class Worker(Generic[AnEngine]):
         except Exception as error:
             self.failed = True
             traceback.print_exception(error, file=sys.stderr)
-            self._end(ApiError(503, "the engine has failed, and no other one could be made", code="engine_failed"))
+            self._end(_engine_failed())
 
     def _do_what_there_is(self) -> None:
         self._leave_time()
@@ -325,6 +327,10 @@ class Worker(Generic[AnEngine]):
     def _tell(self, text: _Text, news: Part | Exception) -> None:
         if not text.dropped:
             text.asked.tell(text.index, news)
+
+
+def _engine_failed() -> ApiError:
+    return ApiError(503, "the engine has failed, and no other one could be made", code="engine_failed")
 
 
 def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future, setter: Callable[[Any], None], value: Any) -> None:

@@ -89,21 +89,22 @@ def test_a_full_queue_refuses_and_says_so(
     running.settle()
     engine, going = running.service.worker.engine, threading.Event()
     step = engine.step
-    going.set()
-    monkeypatch.setattr(engine, "step", lambda **given: going.wait() and step(**given))
+    monkeypatch.setattr(engine, "step", lambda **given: going.wait() and step(**given))  # no text comes to its end
     monkeypatch.setattr(running.service.worker.queue, "most", 10)
-    many = {"prompt": ["a"] * (10 + SEATS), **ENDLESS, "stream": True}
-    with client.stream("POST", "/v1/completions", json=many) as busy:
-        next(busy.iter_lines())
-        going.clear()  # no text comes to its end meanwhile
-        try:
-            for stream in (False, True):
-                answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
-                assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-                assert answer.json()["error"]["type"] == "rate_limit_error"
-                assert answer.headers["retry-after"] == "1"
-        finally:
-            going.set()
+    many = {"prompt": ["a"] * (10 + SEATS), "max_tokens": 2}
+    busy = threading.Thread(target=lambda: client.post("/v1/completions", json=many))
+    busy.start()
+    try:
+        while engine.load < SEATS:
+            time.sleep(0.01)
+        for stream in (False, True):
+            answer = client.post("/v1/completions", json={"prompt": ["b"] * 11, "max_tokens": 1, "stream": stream})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert answer.headers["retry-after"] == "1"
+    finally:
+        going.set()
+        busy.join()
     running.settle()
     assert client.post("/v1/completions", json={"prompt": ["b"] * 10, "max_tokens": 1}).status_code == 200
 
