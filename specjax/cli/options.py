@@ -114,11 +114,14 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="continue these token ids")
 
 
-def add_decoding_options(parser: argparse.ArgumentParser, *, most_tokens: str = "128", **draft: Any) -> None:
+def add_decoding_options(
+    parser: argparse.ArgumentParser, *, most_tokens: str = "128", temperature: str = "0", own: bool = True, **draft: Any
+) -> None:
     """Everything that `GenerateOptions` holds.
 
     Args:
-        most_tokens: what the help says of the default of --max-tokens.
+        most_tokens, temperature: what the help says of the defaults of these.
+        own: whether there are --seed and --logprobs, which are no defaults for the texts of others.
         draft: other settings of the option --draft.
     """
     decoding = parser.add_argument_group("decoding")
@@ -155,23 +158,25 @@ def add_decoding_options(parser: argparse.ArgumentParser, *, most_tokens: str = 
     decoding.add_argument(
         "--frequency-penalty", type=float, metavar="X", help="take X off them as often as the text has the token"
     )
-    decoding.add_argument(
-        "--logprobs",
-        type=int,
-        metavar="N",
-        help="also report the log-probability of each token, and of the N most probable ones at its place (in JSON)",
-    )
+    if own:
+        decoding.add_argument(
+            "--logprobs",
+            type=int,
+            metavar="N",
+            help="also report the log-probability of each token, and of the N most probable ones there (in JSON)",
+        )
     decoding.add_argument("--kv-type-k", choices=KV_TYPES, help="how keys are kept in KV caches (default: f32)")
     decoding.add_argument("--kv-type-v", choices=KV_TYPES, help="how values are kept (default: f32)")
 
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
+    sampling.add_argument("--temperature", type=float, metavar="T", help=f"0 is greedy (default: {temperature})")
     sampling.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens (0: all)")
     sampling.add_argument(
         "--top-p", type=float, metavar="P", help="draw from the smallest set of probability P (1: all)"
     )
     sampling.add_argument("--min-p", type=float, metavar="P", help="leave out tokens below P times the best (0: none)")
-    sampling.add_argument("--seed", type=int, metavar="S", help="seed of all random draws (default: 0)")
+    if own:
+        sampling.add_argument("--seed", type=int, metavar="S", help="seed of all random draws (default: 0)")
 
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument(

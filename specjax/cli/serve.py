@@ -20,9 +20,9 @@ DESCRIPTION = """\
 Serve a model over HTTP, in the forms of OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models; and /tokenize,
 /detokenize, /health, /metrics, /slots. At / is a page to talk to the model. Needs the extra `serve`.
 
-Requests share one running batch of --seats rows. What a text says does not depend on its neighbours. The options of
-decoding hold for requests that do not say otherwise, but for --seed and --logprobs, which are not taken: requests say
-these themselves. --draft is also the most drafts that a request can ask for.
+Requests share one running batch of --seats rows. What a text says does not depend on its neighbours, unless it is drawn
+with --draft auto and another rule than coupled. The options of decoding hold for requests that do not say otherwise.
+--draft is also the most drafts that a request can ask for.
 """
 
 EPILOG = """\
@@ -39,8 +39,6 @@ Number = TypeVar("Number", int, float)
 NAMES: dict[object, str] = {int: "a whole number", float: "a number"}
 MANY = 10**9
 """More than anybody needs, and few enough to compute with."""
-SAID_BY_REQUESTS = ("seed", "logprobs")
-"""Options of decoding that this command does not take."""
 KEY_VARIABLE = "SPECJAX_API_KEY"
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -135,7 +133,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="compile programs when requests first need them, and not before the server listens",
     )
-    add_decoding_options(parser)
+    add_decoding_options(parser, most_tokens="16 for completions, else as many as fit", temperature="1", own=False)
 
 
 def byte_count(text: str) -> int:
@@ -182,9 +180,6 @@ def api_key(args: argparse.Namespace) -> str | None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status once the server has ended."""
-    for name in SAID_BY_REQUESTS:
-        if getattr(args, name) is not None:
-            raise UsageError(f"--{name}: of no use here; requests say it themselves, in the field {name}")
     key = api_key(args)
     options = generate_options(args)
     if args.temperature is None:

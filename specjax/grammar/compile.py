@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,8 +22,6 @@ from specjax.runtime.prompts import check_text
 
 MOST_KNOWN = 64
 """So many grammars are remembered for a tokenizer; then the oldest are given up."""
-
-COMPILING = "compiling a grammar; this is done once for a model and its text"
 
 
 class Structure(NamedTuple):
@@ -75,11 +73,7 @@ def regex_grammar(
         GrammarError: the expression does not compile, no text of it can be spelled, the tokenizer has no token that
             ends a text, or `after` is not one token.
     """
-    structure = Structure("regex", regex, after, tuple(marks))
-    if (grammar := known_grammar(structure, tokenizer, vocab_size)) is not None:
-        return grammar
-    with announced(COMPILING):
-        return grammar_over(byte_automaton(regex), structure, tokenizer, vocab_size)
+    return _compiled(Structure("regex", regex, after, tuple(marks)), lambda: regex, tokenizer, vocab_size)
 
 
 def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after: str | None = None) -> Grammar:
@@ -89,11 +83,15 @@ def schema_grammar(schema: str, tokenizer: TextTokenizer, vocab_size: int, after
         GrammarError: as `regex_grammar`; or the schema is no JSON, or has something that cannot be held.
     """
     structure = schema_structure(schema, after)
+    return _compiled(structure, lambda: schema_regex(json.loads(structure.text)), tokenizer, vocab_size)
+
+
+def _compiled(structure: Structure, regex: Callable[[], str], tokenizer: TextTokenizer, vocab_size: int) -> Grammar:
+    """The grammar of a structure, made from its expression only if it is not remembered."""
     if (grammar := known_grammar(structure, tokenizer, vocab_size)) is not None:
         return grammar
-    with announced(COMPILING):
-        automaton = byte_automaton(schema_regex(json.loads(structure.text)))
-        return grammar_over(automaton, structure, tokenizer, vocab_size)
+    with announced("compiling a grammar; this is done once for a model and its text"):
+        return grammar_over(byte_automaton(regex()), structure, tokenizer, vocab_size)
 
 
 def schema_structure(schema: str, after: str | None = None) -> Structure:

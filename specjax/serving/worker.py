@@ -228,7 +228,7 @@ class Worker(Generic[AnEngine]):
             self._waiting.discard(tell)
 
     def _check_going(self) -> None:
-        """Called by whoever waits from now on: who did not wait when the thread ended is never told."""
+        """Raise `ApiError` if the thread has ended: it tells only those who were in `_waiting` then."""
         if self.failed:
             raise _engine_failed()
         if self.stopping:
