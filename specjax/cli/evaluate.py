@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli.options import (
-    DEFAULT_PACKED,
     add_command,
     add_decoding_options,
     add_model_options,
@@ -197,7 +196,7 @@ def settings_of(args: argparse.Namespace, options: GenerateOptions, prompts: byt
         "drafters": [named(drafter) for drafter in args.drafter or ()],
         "draft_vocab": args.draft_vocab and named(str(args.draft_vocab)),
         "dtype": args.dtype,
-        "packed": None if args.packed == DEFAULT_PACKED else args.packed,  # files from before this key lack it
+        "packed": args.packed,
         "samples": args.samples,
         "shard": args.shard,
         **decoding,

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from specjax.runtime.options import GenerateOptions
 
 DTYPES = ("float32", "bfloat16", "float16")
-DEFAULT_PACKED = "a16"
-PACKED = (DEFAULT_PACKED, "a8", "off")
+PACKED = ("a16", "a8", "off")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "turbo2", "turbo3", "turbo4")
 SAMPLING = ("top_k", "top_p", "min_p")
 DRAFTING = ("draft_n_min", "draft_p_min", "draft_skip_streak")
@@ -55,9 +54,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
     parser.add_argument(
         "--packed",
         choices=PACKED,
-        default=DEFAULT_PACKED,
+        default="a16",
         help="quantized weights stay as the file packs them, and are multiplied with activations rounded to 16 bits or"
-        f" to 8 (faster, less exact, as llama.cpp does); off decodes them to --dtype (default: {DEFAULT_PACKED})",
+        " to 8 (faster, less exact, as llama.cpp does); off decodes them to --dtype (default: a16)",
     )
     parser.add_argument(
         "--place",

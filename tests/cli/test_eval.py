@@ -113,7 +113,7 @@ def test_a_killed_run_goes_on_where_it_stopped(evaluated: Path, cli: Cli, gguf: 
     refused = cli(*command(gguf, prompts, evaluated), "--top-k", 5)
     assert "top_k was 0, is 5" in refused.error
     refused = cli(*command(gguf, prompts, evaluated), "--packed", "a8")
-    assert 'packed was null, is "a8"' in refused.error
+    assert 'packed was "a16", is "a8"' in refused.error
     prompts.write_text('{"prompt": "other"}\n')
     assert "prompts was" in cli(*command(gguf, prompts, evaluated)).error
     assert results_of(evaluated) == complete
